@@ -81,7 +81,7 @@ async def test_a_server_with_other_keys_hears_nothing_of_ours(tmp_path: Path) ->
     assert impostor.asked == ["/v1/keys"]
 
 
-async def test_one_who_only_shows_the_right_keys_hears_nothing_either(tmp_path: Path) -> None:
+async def test_a_server_that_only_shows_the_right_keys_hears_nothing_either(tmp_path: Path) -> None:
     impostor = Impostor(key=STRANGER, records=(root_record(ROOT),))
     async with client_of(impostor, tmp_path) as client:
         with pytest.raises(WrongServer):
@@ -189,7 +189,7 @@ async def test_a_pass_for_another_key_does_not_count(tmp_path: Path) -> None:
     ],
     ids=["another's page", "no page", "commands to the terminal", "a turned text", "endless"],
 )
-async def test_what_a_person_must_not_be_shown_ends_the_login(
+async def test_text_that_must_not_be_shown_to_a_person_ends_the_login(
     tmp_path: Path, shown: dict[str, str]
 ) -> None:
     def begin(_impostor: Impostor, _question: dict[str, Any]) -> bytes:

@@ -245,7 +245,7 @@ async def test_a_silent_server_is_given_up(
         ),
     ],
 )
-async def test_what_is_no_answer_to_the_question_is_an_outage_in_words(
+async def test_a_wrong_answer_is_an_outage_that_is_explained(
     tmp_path: Path, certificate: Certificate, says: bytes, why: str, advice: str
 ) -> None:
     async with (
@@ -271,7 +271,7 @@ async def test_a_proxy_that_does_not_let_us_through_is_named(
     assert "HTTPS_PROXY" in outage.value.advice
 
 
-def test_the_words_of_an_unproven_server_are_cut() -> None:
+def test_text_from_an_unproven_server_is_cut() -> None:
     from node.core.access.auth_http import HttpAnswer
 
     answer = HttpAnswer(400, "application/json", json.dumps({"what": "x" * 5_000}).encode())

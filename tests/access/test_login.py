@@ -97,7 +97,7 @@ def test_a_refusal_says_why_and_what_to_do(server: AuthServerProcess, tmp_path: 
     assert not (tmp_path / "second" / "access.pass").exists()
 
 
-def test_a_code_is_missing(server: AuthServerProcess, tmp_path: Path) -> None:
+def test_a_missing_code_is_wrong_use(server: AuthServerProcess, tmp_path: Path) -> None:
     missing = failure(potluck("login", server.invite(), "--json", home=tmp_path), 2)
     assert "--code-file" in missing["advice"]
 
@@ -134,7 +134,7 @@ def test_nobody_there_is_an_outage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "invite", ["potluck:garbage", "potluck:", "/no/such/file", "invite-without-scheme"]
 )
-def test_what_is_no_invite_is_said_at_once(tmp_path: Path, invite: str) -> None:
+def test_an_invalid_invite_is_reported_at_once(tmp_path: Path, invite: str) -> None:
     assert failure(potluck("login", invite, "--json", home=tmp_path), 2)["advice"]
 
 

@@ -143,7 +143,7 @@ async def test_an_outage_while_it_waits_is_waited_out(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr + done.stdout
 
 
-async def test_whoever_denies_is_refused_with_a_reason(tmp_path: Path) -> None:
+async def test_a_person_who_denies_the_login_is_refused_with_a_reason(tmp_path: Path) -> None:
     async with server_with(tmp_path, Flow(DEVICE, PENDING, Impostor.refuse)) as invite:
         done = await login(tmp_path / "home", invite, "--json")
     assert done.returncode == 3

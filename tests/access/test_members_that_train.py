@@ -109,7 +109,7 @@ async def test_a_pass_for_another_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_what_the_loop_raises_and_returns_comes_out_as_it_is(tmp_path: Path) -> None:
+async def test_errors_and_results_of_the_loop_come_out_unchanged(tmp_path: Path) -> None:
     def fail(_bridge: Bridge) -> None:
         raise ZeroDivisionError
 

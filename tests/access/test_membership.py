@@ -141,7 +141,7 @@ async def test_members_talk_with_one_another(run: Run) -> None:
     assert 3_590 < membership.expires_in_seconds <= 3_600
 
 
-async def test_nobody_else_gets_a_word_in(run: Run) -> None:
+async def test_a_stranger_is_answered_nothing(run: Run) -> None:
     stranger_home = read_configuration(environment={"POTLUCK_HOME": str(run.folder / "mallory")})
     write_key(stranger_home.key_file, run.world.identity_of("mallory"))
     async with (
@@ -165,7 +165,7 @@ async def test_the_endpoints_of_the_pass_are_joined_at(run: Run) -> None:
 
 
 @pytest.mark.slow
-async def test_one_who_may_only_look_on_keeps_nothing_for_others(run: Run) -> None:
+async def test_a_monitor_keeps_nothing_for_others(run: Run) -> None:
     async with run.nodes("alice") as (alice,):
         run.impostor.endpoints = alice.network.addresses()
         run.impostor.role = Role.MONITOR
@@ -506,7 +506,7 @@ async def test_a_node_that_finds_itself_revoked_is_out(run: Run) -> None:
 
 
 @pytest.mark.soak
-async def test_one_who_was_let_in_again_at_once_goes_on(run: Run) -> None:
+async def test_a_node_that_is_allowed_again_at_once_goes_on(run: Run) -> None:
     async with run.nodes("alice", "bob") as (alice, bob):
         await talks(alice, bob)
         assert alice.membership is not None

@@ -45,7 +45,7 @@ def test_a_short_life_has_short_delays() -> None:
     assert max(renewal.failed(50_000) for _ in range(20)) <= 2.0
 
 
-def test_what_a_busy_server_asks_for_is_respected_within_reason() -> None:
+def test_the_delay_that_a_busy_server_asks_for_is_respected_within_limits() -> None:
     renewal = schedule()
     assert renewal.failed(0, server_said_seconds=30.0) == 30.0
     assert renewal.failed(0, server_said_seconds=1e9) == LONGEST_RETRY_SECONDS

@@ -120,7 +120,7 @@ def test_a_slow_measurement_does_not_replace_a_better_one() -> None:
     assert abs(error_ms(machine, time)) <= 50
 
 
-def test_one_that_contradicts_does() -> None:
+def test_a_measurement_that_contradicts_the_last_one_replaces_it() -> None:
     machine = Machine()
     time = ServerTime(machine.clocks)
     time.measured(machine.server_ms - 500_000, time.moment(), time.moment())

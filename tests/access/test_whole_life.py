@@ -139,7 +139,7 @@ def test_tokens_are_renewed_and_an_outage_is_lived_through(tmp_path: Path) -> No
         assert verdict["sound"], verdict
 
 
-def test_who_is_revoked_is_out_and_is_told_why(tmp_path: Path) -> None:
+def test_a_revoked_volunteer_is_out_and_is_told_why(tmp_path: Path) -> None:
     with (
         running_auth_server(tmp_path / "server") as server,
         swarm(server, tmp_path, "alice", "bob") as commands,

@@ -79,7 +79,7 @@ def test_a_round_that_failed_leaves_its_samples_with_those_that_came_meanwhile()
     assert again.values[0] == pytest.approx((10 * 1.0 + 30 * 5.0) / 40, rel=1e-15)
 
 
-def test_nothing_of_what_was_dropped_is_in_what_comes_next() -> None:
+def test_dropped_gradients_are_not_in_the_next_mean() -> None:
     own = parameters()
     accumulator = Accumulator(own)
     set_gradients(own, *of(1.0))
@@ -90,7 +90,7 @@ def test_nothing_of_what_was_dropped_is_in_what_comes_next() -> None:
     assert accumulator.take().values[0] == 5.0
 
 
-def test_who_has_no_samples_brings_zeros() -> None:
+def test_a_peer_without_samples_brings_zeros() -> None:
     own = parameters()
     accumulator = Accumulator(own)
     set_gradients(own, *of(1.0))
@@ -116,7 +116,7 @@ def test_two_buffers_are_all_that_is_ever_taken() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_named_and_adds_nothing(bad: float) -> None:
+def test_gradients_that_are_not_finite_are_named_and_add_nothing(bad: float) -> None:
     own = parameters()
     accumulator = Accumulator(own)
     set_gradients(own, *of(1.0))
@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_named_and_adds_nothing(bad: float) -> None:
     assert taken.values[:6].tolist() == [1.0] * 6
 
 
-def test_what_the_codec_cannot_carry_is_named() -> None:
+def test_values_that_the_codec_cannot_carry_are_named() -> None:
     own = parameters(torch.float32)
     codecs: Codecs = {"weight": "float16"}
     accumulator = Accumulator(own, codecs)

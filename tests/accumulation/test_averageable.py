@@ -34,7 +34,7 @@ def gradients(dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1001.0, -1001.0])
-def test_whichever_is_wrong_is_named(bad: float) -> None:
+def test_the_wrong_gradient_is_named_wherever_it_is(bad: float) -> None:
     check = Averageable(parameters(), [LARGEST] * len(SIZES))
     assert check.first_wrong(gradients()) is None
     for number, size in enumerate(SIZES):
@@ -47,7 +47,7 @@ def test_whichever_is_wrong_is_named(bad: float) -> None:
     assert check.first_wrong(gradients()) is None
 
 
-def test_what_was_wrong_before_is_not_seen_in_a_parameter_without_a_gradient() -> None:
+def test_an_earlier_error_is_not_found_in_a_parameter_without_a_gradient() -> None:
     check = Averageable(parameters(), [LARGEST] * len(SIZES))
     for number in range(len(SIZES)):
         given = gradients()

@@ -116,7 +116,7 @@ def test_some_of_eight_peers_with_a_fifth_of_the_target_each_do_not_begin() -> N
     assert plan.ready_at == 1.0
 
 
-def test_what_is_under_way_counts_as_a_whole_batch() -> None:
+def test_a_batch_under_way_counts_as_a_whole_one() -> None:
     busy = [worker(number, 200, is_busy=True, free_at=0.5) for number in range(4)]
     plan = planned(*busy, worker(4, 200, free_at=0.1), worker(5, 200, free_at=0.1))
     assert [plan.parts[name] for name in NAMES[:6]] == [200] * 5 + [0]
@@ -174,7 +174,7 @@ def test_where_nobody_computes_there_is_no_plan() -> None:
     assert plan.ready_at == math.inf
 
 
-def test_what_slots_claim_costs_no_time() -> None:
+def test_extreme_claims_in_slots_cost_no_time() -> None:
     numbers = [1e-6, 1e9, 1.0, 3e-5]
     workers = [worker(one, 1, seconds) for one, seconds in enumerate(numbers)]
     plan = plan_batches(workers, 1 << 50, in_order)

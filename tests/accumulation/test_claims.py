@@ -27,7 +27,7 @@ def test_one_liar_spoils_ever_fewer_rounds() -> None:
     assert MOST_DOUBTED_ROUNDS == 95 - 63
 
 
-def test_who_brings_what_it_claimed_is_believed_again() -> None:
+def test_a_peer_that_keeps_its_claim_is_believed_again() -> None:
     credit = Credit()
     for _ in range(5):
         credit.round_ended(0, {LIAR: 50}, {}, NOW)
@@ -48,7 +48,7 @@ def test_a_doubt_ends_where_no_epoch_does() -> None:
     assert not credit.is_given_up(LIAR, 5, now + 2 * DOUBTED_SECONDS)
 
 
-def test_coming_with_far_less_than_was_claimed_is_not_keeping_it() -> None:
+def test_bringing_far_less_than_claimed_breaks_the_claim() -> None:
     credit = Credit()
     credit.round_ended(0, {LIAR: 50}, {LIAR: 24.0}, NOW)
     assert credit.is_doubted(LIAR, 0, NOW)
@@ -64,7 +64,7 @@ def test_a_first_failure_costs_one_round_and_keeps_nobody_from_waiting() -> None
     assert not credit.is_doubted(LIAR, 8, NOW)
 
 
-def test_who_is_in_doubt_and_so_not_waited_for_does_not_fail_again_by_not_coming() -> None:
+def test_a_doubted_peer_that_nobody_waits_for_does_not_fail_again_by_staying_away() -> None:
     credit = Credit()
     credit.round_ended(0, {LIAR: 50}, {}, NOW)
     credit.round_ended(0, {LIAR: 50}, {}, NOW)
@@ -91,7 +91,7 @@ def test_a_state_that_is_not_there_is_passed_over_for_longer_each_time() -> None
     assert credit.refusal(LIAR, now + LONGEST_REFUSED_SECONDS) is None
 
 
-def test_who_is_expected_and_never_comes_is_not_waited_for_whatever_it_claims() -> None:
+def test_a_peer_that_never_comes_is_not_waited_for_whatever_it_claims() -> None:
     credit = Credit()
     credit.round_ended(3, {LIAR: 0}, {}, NOW)
     assert credit.is_doubted(LIAR, 3, NOW)
@@ -107,7 +107,7 @@ def test_a_state_that_cannot_be_had_once_may_be_the_networks_fault() -> None:
     assert credit.refusal(LIAR, 1.0) is not None
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_memory_of_claims_is_bounded() -> None:
     credit = Credit()
     for number in range(MOST_REMEMBERED + 10):
         credit.round_ended(0, {PeerId(f"{number}"): 1}, {}, NOW)

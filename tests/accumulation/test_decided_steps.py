@@ -51,14 +51,16 @@ def decided(outcome: Outcome) -> SeenStep:
     return found
 
 
-def test_what_was_decided_says_who_brought_what_and_what_step_it_makes() -> None:
+def test_a_decision_names_the_contributions_and_the_step() -> None:
     found = decided(committed())
     assert Lineage(found.epoch + 1, found.history) == AFTER
     assert (found.samples, found.own_samples) == (96.0, 12)
     assert found.shares == (Share(KEEPER, 0.0, 7), Share(ANN, 96.0, 0))
 
 
-def test_nothing_is_known_of_the_members_by_who_was_left_out_or_in_doubt_or_over_a_grid() -> None:
+def test_a_round_gives_no_statistics_if_it_was_in_doubt_or_over_a_grid_or_left_this_peer_out() -> (
+    None
+):
     left_out = LeftOut((KEEPER, ANN), DIGEST, (a_round(Verdict.LEFT_OUT),))
     in_doubt = Discarded("nobody answered", True, (a_round(Verdict.IN_DOUBT),))
     for outcome in (left_out, in_doubt, committed(rounds=2)):
@@ -87,7 +89,7 @@ def test_a_step_of_ones_own_ends_the_epoch() -> None:
     assert steps.passed([AFTER]) == ()
 
 
-def test_however_many_rounds_are_not_applied_few_are_remembered() -> None:
+def test_the_memory_of_rounds_that_were_not_applied_is_bounded() -> None:
     steps = DecidedSteps()
     for number in range(3 * MOST_DECIDED):
         steps.note(decided(committed(digest=bytes([number]) * 32)))

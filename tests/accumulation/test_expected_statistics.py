@@ -38,7 +38,7 @@ def stepped(factory: Factory, *shape: int) -> tuple[torch.nn.Parameter, torch.op
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_what_an_optimizer_keeps_is_taken_by_a_fresh_one(name: str) -> None:
+def test_the_statistics_of_an_optimizer_fit_a_new_one(name: str) -> None:
     there, kept = stepped(FACTORIES[name], 4, 5)
     state = capture([("w", there)], (), kept, run="test", epoch=1, history=b"h" * 16)
     here = torch.nn.Parameter(torch.zeros(4, 5))
@@ -74,7 +74,7 @@ def test_what_an_optimizer_keeps_is_taken_by_a_fresh_one(name: str) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name_and_nothing_is_touched(
+def test_statistics_that_do_not_fit_are_refused_by_name_and_nothing_is_touched(
     change: Callable[[dict[str, Any]], object], words: str
 ) -> None:
     there, kept = stepped(torch.optim.AdamW, 4, 5)
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_touched(
     assert not fresh.state
 
 
-def test_of_an_optimizer_that_cannot_make_a_step_by_itself_nothing_is_refused() -> None:
+def test_nothing_is_refused_for_an_optimizer_that_cannot_step_by_itself() -> None:
     parameter = torch.nn.Parameter(torch.zeros(4, 5))
     optimizer = torch.optim.LBFGS([parameter])
     (group,) = optimizer.param_groups

@@ -35,7 +35,7 @@ def voters(*lineages: Lineage, following: Sequence[int] = ()) -> list[Voter]:
 
 
 @pytest.mark.parametrize(("others", "enough"), [(1, 1), (2, 2), (5, 2), (8, 2), (9, 3), (16, 4)])
-def test_so_many_have_to_be_ahead(others: int, enough: int) -> None:
+def test_how_many_peers_have_to_be_ahead(others: int, enough: int) -> None:
     assert needed(others) == enough
 
 
@@ -114,7 +114,7 @@ def test_where_there_are_only_followers_the_latest_goes_on() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), min_size=2, max_size=9)
 )
-def test_all_who_see_the_same_slots_agree_on_the_winner(
+def test_peers_that_see_the_same_slots_agree_on_the_winner(
     where: list[tuple[int, int, bool]],
 ) -> None:
     lineages = [at(epoch, name) for epoch, name, _ in where]
@@ -130,7 +130,7 @@ def test_all_who_see_the_same_slots_agree_on_the_winner(
     assert stays, "somebody has the state that the others take"
 
 
-def test_who_is_ahead_of_a_run_that_goes_on_without_it_goes_back() -> None:
+def test_a_peer_ahead_of_a_run_that_goes_on_without_it_goes_back() -> None:
     found = left_alone(at(9, 3), voters(at(7), at(7), at(6)))
     assert found is not None
     assert (found.epoch, found.history, found.peers) == (7, history(), peers(0, 1))

@@ -139,7 +139,7 @@ def test_the_own_batch_makes_a_step_due_that_the_estimate_did_not_know_of() -> N
     assert lifecycle.take(looked(lifecycle, others=40)) != ()
 
 
-def test_what_is_not_finite_is_held_back_and_does_not_count() -> None:
+def test_a_batch_that_is_not_finite_is_held_back_and_does_not_count() -> None:
     lifecycle = accumulating()
     (held,) = lifecycle.take(Contributed(32, finite=False))
     assert held == HoldBack("Its loss or a gradient is not finite.", 32)
@@ -187,7 +187,7 @@ def test_a_part_that_was_torn_off_makes_no_step_of_its_own(
     assert isinstance(first, Step if steps else KeepGradients)
 
 
-def test_who_was_left_out_of_the_group_is_not_missing() -> None:
+def test_a_peer_that_was_left_out_of_the_group_does_not_prevent_the_step() -> None:
     lifecycle = averaging()
     lifecycle.take(looked(lifecycle, holders=HOLDERS))
     committed = Averaged(Ending.COMMITTED, 100.0, DIGEST, (ME,), left_out=peers(1, 2))
@@ -214,7 +214,7 @@ def test_after_a_round_in_doubt_one_of_its_members_is_enough_to_be_followed() ->
     assert (fetch.at_least_epoch, fetch.peers) == (1, peers(1))
 
 
-def test_who_does_not_apply_a_result_follows_the_member_that_does() -> None:
+def test_a_member_that_does_not_apply_a_result_follows_one_that_does() -> None:
     """That member may know better which peers are alive; a single vote would not be enough."""
     lifecycle = averaging()
     lifecycle.take(looked(lifecycle, holders=HOLDERS))
@@ -226,7 +226,7 @@ def test_who_does_not_apply_a_result_follows_the_member_that_does() -> None:
     assert (fetch.at_least_epoch, fetch.peers) == (1, peers(2))
 
 
-def test_who_was_left_out_makes_no_other_step_where_the_state_cannot_be_had() -> None:
+def test_a_peer_that_was_left_out_makes_no_other_step_if_it_cannot_fetch_the_state() -> None:
     lifecycle = averaging()
     lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1)))
     lifecycle.take(StateFetchFailed("it is busy"))
@@ -236,7 +236,7 @@ def test_who_was_left_out_makes_no_other_step_where_the_state_cannot_be_had() ->
     assert lifecycle.life.phase is Phase.ACCUMULATING
 
 
-def test_who_takes_a_state_follows_until_its_next_step() -> None:
+def test_a_peer_that_takes_a_state_follows_until_its_next_step() -> None:
     lifecycle = accumulating(samples=0)
     ahead = Elsewhere(FindingKind.BEHIND, 7, None, peers(1, 2), "two are ahead")
     lifecycle.take(looked(lifecycle, behind=ahead))
@@ -248,7 +248,7 @@ def test_who_takes_a_state_follows_until_its_next_step() -> None:
     assert not lifecycle.life.follows
 
 
-def test_who_is_left_out_drops_its_samples_and_takes_the_others_state() -> None:
+def test_a_peer_that_is_left_out_drops_its_samples_and_takes_the_others_state() -> None:
     lifecycle = averaging()
     drop, fetch = lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1, 2)))
     assert isinstance(drop, DropGradients)
@@ -258,7 +258,7 @@ def test_who_is_left_out_drops_its_samples_and_takes_the_others_state() -> None:
     assert lifecycle.life.published_samples == 0
 
 
-def test_who_is_left_out_of_a_round_that_makes_no_step_keeps_its_samples() -> None:
+def test_a_peer_that_is_left_out_of_a_round_without_a_step_keeps_its_samples() -> None:
     lifecycle = averaging()
     effects = lifecycle.take(Averaged(Ending.LEFT_OUT, 20.0, DIGEST, peers(1)))
     assert isinstance(effects[0], KeepGradients)
@@ -271,7 +271,7 @@ def test_alone_makes_a_step_only_where_nobody_else_takes_part() -> None:
     assert lifecycle.take(Averaged(Ending.ALONE, digest=DIGEST))[0] == StepAlone(0, AFTER)
 
 
-def test_who_was_company_may_have_gone_while_the_round_was_tried() -> None:
+def test_the_others_may_have_left_while_the_round_was_tried() -> None:
     lifecycle = averaging(company=1)
     lifecycle.take(looked(lifecycle, company=0))
     assert isinstance(lifecycle.take(Averaged(Ending.ALONE, digest=DIGEST))[0], StepAlone)
@@ -337,7 +337,7 @@ def test_delayed_a_failed_round_joins_what_was_computed_beside_it() -> None:
     assert lifecycle.life.samples == 92
 
 
-def test_delayed_who_is_left_out_empties_the_pipeline() -> None:
+def test_delayed_a_peer_that_is_left_out_empties_the_pipeline() -> None:
     lifecycle = averaging(DELAYED)
     lifecycle.take(Contributed(32))
     drop, _ = lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1)))
@@ -433,7 +433,7 @@ def test_parameters_that_were_not_averaged_stay_as_they_were(ending: Ending) -> 
     assert lifecycle.life.phase is Phase.ACCUMULATING
 
 
-def test_who_is_left_out_of_averaging_the_parameters_takes_the_others() -> None:
+def test_a_peer_that_is_left_out_of_averaging_the_parameters_takes_the_others() -> None:
     lifecycle = stepping(Mode(target_samples=100, parameters_every=1))
     lifecycle.take(Stepped())
     (fetch,) = lifecycle.take(ParametersRoundEnded(Ending.LEFT_OUT, DIGEST, peers(1, 2)))
@@ -448,7 +448,7 @@ def test_a_state_from_the_own_disk_is_compared_with_the_others_first() -> None:
     assert (lifecycle.life.phase, lifecycle.life.epoch) == (Phase.JOINING, 40)
 
 
-def test_what_cannot_happen_is_a_misuse_and_changes_nothing() -> None:
+def test_an_impossible_event_is_a_misuse_and_changes_nothing() -> None:
     lifecycle = accumulating()
     before = lifecycle.life
     for event in (Averaged(Ending.ALONE), Stepped(), Fetched(1, history()), StateFetchFailed("")):

@@ -125,9 +125,7 @@ def steps_seen(bridge: Bridge) -> list[SeenStep]:
 
 
 @pytest.mark.slow
-def test_who_was_in_a_round_and_has_not_applied_it_tells_of_its_step_when_it_has_caught_up() -> (
-    None
-):
+def test_a_member_that_has_not_applied_a_round_reports_its_step_after_catching_up() -> None:
     enough = threading.Event()
 
     def train(bridge: Bridge, number: int) -> dict[bytes, tuple[Share, ...]]:

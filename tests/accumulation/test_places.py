@@ -78,14 +78,14 @@ def test_samples_without_a_place_make_no_round_due_and_nobody_expects_them() -> 
     assert one.holders == placed(found)
 
 
-def test_whoever_has_made_the_steps_keeps_its_place_whoever_comes() -> None:
+def test_peers_that_made_the_steps_keep_their_places_whoever_comes() -> None:
     made = dict.fromkeys(peers(0, 1, 2, 3), slot(20))
     have_the_state = dict.fromkeys(peers(4, 5), slot(0, follows=True))
     fresh = dict.fromkeys(peers(*range(6, 20)), slot(0, epoch=0))
     assert placed(views(made | have_the_state | fresh)) == made.keys()
 
 
-def test_a_place_that_is_free_goes_to_whoever_has_the_state() -> None:
+def test_a_free_place_goes_to_a_peer_that_has_the_state() -> None:
     made = dict.fromkeys(peers(0, 1, 2), slot(20))
     have_the_state = dict.fromkeys(peers(4), slot(0, follows=True))
     fresh = dict.fromkeys(peers(*range(6, 20)), slot(0, epoch=0))

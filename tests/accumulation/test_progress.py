@@ -98,7 +98,7 @@ def test_a_batch_that_the_estimate_does_not_know_yet_brings_the_step_nearer() ->
     assert found.due_in_seconds_with(60) == 0.0
 
 
-def test_who_brings_samples_or_helps_is_awaited_by_name() -> None:
+def test_peers_that_bring_samples_or_help_are_awaited_by_name() -> None:
     slots = (slot(40), slot(0, 5.0), slot(0, role="auxiliary"), slot(30, averaging=True))
     found = estimated(seen(*slots), slot(60))
     assert found.expected == 5
@@ -167,14 +167,16 @@ def test_other_epochs_and_histories_do_not_count() -> None:
     assert estimated(others, slot(10)).samples == 10
 
 
-def test_who_was_in_the_last_round_is_company_with_no_samples_whatever_its_slot_says() -> None:
+def test_a_member_of_the_last_round_counts_as_company_without_samples_whatever_its_slot_says() -> (
+    None
+):
     others = seen(slot(90, 7.0, epoch=4))
     found = estimated(others, slot(10, 1.0), members=frozenset(peers(0)))
     assert (found.samples, found.rate, found.company, found.expected) == (10, 8.0, 1, 2)
     assert found.ignored == ()
 
 
-def test_what_members_of_a_delayed_round_compute_beside_it_is_in_the_next_plan() -> None:
+def test_samples_that_members_compute_beside_a_delayed_round_are_in_the_next_plan() -> None:
     """Each takes as many samples as it brought to the round. Once, the first peer to leave the
     round began another batch, because it did not know of the others' batches."""
     said = msgspec.structs.replace(
@@ -195,7 +197,7 @@ def test_what_members_of_a_delayed_round_compute_beside_it_is_in_the_next_plan()
     assert wants_batch(0.5), "nobody else computes"
 
 
-def test_what_is_computed_beside_a_delayed_round_is_planned_as_all_else() -> None:
+def test_batches_beside_a_delayed_round_are_planned_like_all_others() -> None:
     """Eight batches; a peer that is twice as fast has twice as many of them."""
     said = msgspec.structs.replace(slot(8, averaging=True), batch=4, batch_seconds=0.2)
     slow = msgspec.structs.replace(said, batch_seconds=0.4)
@@ -227,7 +229,7 @@ def test_a_member_of_the_last_round_is_expected_though_an_earlier_epoch_was_read
     assert expected(read_at=1.1, ended_at=1.0) == 1, "it says after the round that it is back there"
 
 
-def test_nobody_steps_alone_beside_one_who_is_further() -> None:
+def test_nobody_steps_alone_beside_a_peer_that_is_further() -> None:
     further, back = slot(0, epoch=12), slot(64, epoch=2)
     found = estimated(seen(further, back), slot(100))
     assert found.behind is None, "one of two is not enough to be followed"
@@ -235,7 +237,7 @@ def test_nobody_steps_alone_beside_one_who_is_further() -> None:
     assert estimated(seen(back), slot(100)).company == 0, "who is further does not wait"
 
 
-def test_whose_steps_the_state_is_made_of_says_whether_a_step_is_made() -> None:
+def test_the_peers_that_made_the_last_steps_decide_whether_a_step_is_made() -> None:
     mine = PeerId("me")
 
     def holders(own: ProgressSlot, *others: ProgressSlot, members: Sequence[int] = ()) -> set[str]:
@@ -252,7 +254,7 @@ def test_whose_steps_the_state_is_made_of_says_whether_a_step_is_made() -> None:
     assert holders(beginner, beginner, beginner) == {"me", "peer-0", "peer-1"}
 
 
-def test_nobody_adds_alone_to_what_it_will_soon_give_up() -> None:
+def test_a_peer_makes_no_step_alone_on_a_state_that_it_will_soon_give_up() -> None:
     assert estimated(seen(slot(at=1), slot(at=1)), slot(100, at=2)).company == 2
     assert estimated(seen(slot(epoch=4), slot(epoch=4)), slot(100)).company == 2
 
@@ -269,7 +271,7 @@ def test_auxiliary_peers_come_and_bring_no_samples() -> None:
     assert (found.samples, found.rate, found.expected, found.company) == (60, 0.0, 2, 1)
 
 
-def test_who_computes_its_first_batch_is_waited_for() -> None:
+def test_a_peer_that_computes_its_first_batch_is_waited_for() -> None:
     found = estimated(seen(slot(0), slot(0, 2.0)), slot(100))
     assert (found.expected, found.company) == (3, 2)
 
@@ -368,7 +370,7 @@ def test_once_most_have_begun_nobody_stays_behind() -> None:
     assert not estimated(seen(*two), slot(5)).is_due
 
 
-def test_who_did_not_bring_what_it_claimed_is_doubted_and_later_given_up() -> None:
+def test_a_peer_that_does_not_bring_what_it_claimed_is_doubted_and_later_given_up() -> None:
     credit = Credit()
     claimed = {PeerId("peer-0"): 80}
     credit.round_ended(5, claimed, {}, 0.0)
@@ -380,7 +382,7 @@ def test_who_did_not_bring_what_it_claimed_is_doubted_and_later_given_up() -> No
     assert estimated(seen(slot(80, epoch=9)), slot(30, epoch=9), credit=credit).samples == 110
 
 
-def test_whose_state_could_not_be_had_says_nothing_for_a_while() -> None:
+def test_a_peer_whose_state_could_not_be_fetched_is_ignored_for_a_while() -> None:
     credit = Credit()
     credit.state_refused(PeerId("peer-0"), "nothing is served there", now=0.0)
     others = seen(slot(0, epoch=900))

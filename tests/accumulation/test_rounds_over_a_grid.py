@@ -54,7 +54,7 @@ async def test_a_whole_grid_gives_all_the_same_bits_and_the_same_history(
 
 
 @simulated
-async def test_whoever_knows_that_its_part_of_the_grid_failed_has_a_history_of_its_own(
+async def test_a_peer_that_knows_that_its_part_of_the_grid_failed_has_its_own_history(
     world: SimulatedWorld,
 ) -> None:
     ended = await over_the_grid(await averagers(world, GRID.cells), killed_after=0.3)

@@ -36,7 +36,7 @@ async def grown(world: SimulatedWorld, size: int, first: Trainer | None = None) 
 
 @pytest.mark.slow
 @simulated
-async def test_who_leaves_costs_nothing(world: SimulatedWorld) -> None:
+async def test_a_peer_that_leaves_causes_no_stall(world: SimulatedWorld) -> None:
     peers = await grown(world, 2)
     began = trio.current_time()
     await peers[0].leave()
@@ -47,7 +47,7 @@ async def test_who_leaves_costs_nothing(world: SimulatedWorld) -> None:
 
 @pytest.mark.slow
 @simulated
-async def test_the_one_that_is_left_goes_on_once_those_who_died_are_forgotten(
+async def test_the_last_peer_goes_on_once_the_dead_ones_are_forgotten(
     world: SimulatedWorld,
 ) -> None:
     peers = await grown(world, 3)
@@ -60,7 +60,7 @@ async def test_the_one_that_is_left_goes_on_once_those_who_died_are_forgotten(
 
 @pytest.mark.slow
 @simulated
-async def test_three_fresh_ones_and_the_keeper_go_on_and_all_of_them_are_in_the_steps(
+async def test_three_newcomers_and_the_keeper_go_on_and_are_all_in_the_steps(
     world: SimulatedWorld,
 ) -> None:
     """They begin in rounds without the peers that died, so each doubts living peers."""
@@ -81,7 +81,9 @@ async def test_three_fresh_ones_and_the_keeper_go_on_and_all_of_them_are_in_the_
 
 
 @pytest.mark.slow
-def test_a_third_is_let_in_where_the_others_compute_for_less_than_it_needs_to_follow() -> None:
+def test_a_third_peer_gets_in_although_the_others_steps_are_shorter_than_it_needs_to_follow() -> (
+    None
+):
     """It must learn of the last step and take it over while the others compute for the next one.
     Now and then a list stays open a moment longer for it."""
     let_in: list[float] = []
@@ -103,7 +105,7 @@ def test_a_third_is_let_in_where_the_others_compute_for_less_than_it_needs_to_fo
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.soak)])
-def test_after_a_restart_of_everybody_volunteers_are_in_the_steps_of_one_that_goes_on_alone(
+def test_after_a_common_restart_volunteers_get_into_the_steps_of_a_keeper_that_goes_on_alone(
     count: int,
 ) -> None:
     """All start at once: a keeper that trains, with its checkpoint, and volunteers at epoch 0. A

@@ -90,7 +90,7 @@ class Training:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_who_takes_a_state_goes_on_as_its_donor_does(optimizer: Optimizers) -> None:
+def test_a_peer_that_takes_a_state_goes_on_as_its_donor_does(optimizer: Optimizers) -> None:
     donor, newcomer = Training(optimizer), Training(optimizer, seed=1)
     donor.train(3, seed=2)
     state = donor.capture()
@@ -133,7 +133,7 @@ def test_every_kind_of_value_travels_exactly(dtype: torch.dtype) -> None:
         assert torch.equal(state.extra["t"], tensor)
 
 
-def test_tensors_that_do_not_lie_in_one_piece_travel_as_what_they_show() -> None:
+def test_tensors_that_are_not_contiguous_travel_with_the_same_values() -> None:
     tensor = torch.arange(12.0).view(3, 4).t()
     live = look([("w", tensor)], run="r", epoch=0)
     assert torch.equal(live.copy().tensor("model/w"), tensor)
@@ -210,7 +210,9 @@ class Odd:
         ({"long": "x" * (1 << 20)}, r"takes 1,048,\d+ bytes"),
     ],
 )
-def test_what_cannot_travel_is_refused_by_its_path(extra: dict[str, Any], told: str) -> None:
+def test_a_value_that_cannot_travel_is_refused_by_its_path(
+    extra: dict[str, Any], told: str
+) -> None:
     with pytest.raises(StateRefused, match=told):
         look([("w", torch.zeros(1))], extra=extra, run="r", epoch=0)
 
@@ -289,7 +291,7 @@ def with_metadata(state: TrainingState, place: tuple[Any, ...], value: Any) -> T
         (("extra",), None),
     ],
 )
-def test_metadata_that_somebody_made_up_is_refused_before_anything_is_touched(
+def test_invented_metadata_is_refused_before_anything_is_touched(
     place: tuple[Any, ...], value: Any
 ) -> None:
     """Any peer could send such a state, under a digest of its own."""
@@ -386,7 +388,7 @@ W = TensorSpec("model/w", "float32", (3,))
         (b"", "not a Manifest"),
     ],
 )
-def test_a_manifest_that_cannot_be_is_malformed(body: bytes, told: str) -> None:
+def test_an_impossible_manifest_is_malformed(body: bytes, told: str) -> None:
     with pytest.raises((MalformedMessage, LimitExceeded), match=told):
         read_manifest(body)
 

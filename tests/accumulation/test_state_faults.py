@@ -78,7 +78,7 @@ def test_a_source_that_corrupts_what_it_sends_is_named_and_done_without(
         assert with_newcomer(scenario) < 1.2 * (SECONDS_ALONE / 6 + SECONDS_ALONE / 4)
 
 
-def test_one_killed_and_one_corrupting_half_way_leave_the_third_to_finish() -> None:
+def test_after_one_source_is_killed_and_one_corrupts_the_third_one_finishes() -> None:
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> float:
         donors = await start_donors(world, 3)
         introduce(world, newcomer, donors)
@@ -233,7 +233,7 @@ class HoldingServer(OldStateServer):
 
 
 @pytest.mark.parametrize("wait_ms", [60_000, 0], ids=["busy", "trickling"])
-def test_nobody_holds_a_newcomer_while_the_others_go_on(wait_ms: int) -> None:
+def test_a_source_that_gives_nothing_does_not_hold_a_newcomer_up(wait_ms: int) -> None:
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
         donors = await start_donors(world, 2)
         holder = HoldingServer(world.add_node("holder"), donors[0].model)
@@ -279,7 +279,7 @@ def test_a_state_that_claims_more_than_this_model_can_need_takes_no_memory() -> 
     with_newcomer(scenario)
 
 
-def test_a_newcomer_that_asks_for_pieces_that_there_are_not_is_refused() -> None:
+def test_a_request_for_pieces_that_do_not_exist_is_refused() -> None:
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
         (donor,) = await start_donors(world, 1)
         introduce(world, newcomer, [donor])

@@ -213,7 +213,7 @@ def test_lone_steps_and_averaged_parameters_are_followed_like_steps() -> None:
 
 
 @pytest.mark.slow
-def test_who_can_never_keep_up_is_told_what_would_be_enough() -> None:
+def test_a_newcomer_that_can_never_keep_up_is_told_the_rate_that_would_be_enough() -> None:
     """A result alone takes longer than the run needs for a step."""
 
     async def scenario(
@@ -295,7 +295,7 @@ def _change_first_value(member: RunMember) -> None:
     member.results.following = following  # type: ignore[method-assign]
 
 
-def test_results_are_asked_of_whoever_has_sent_the_last_ones_fastest() -> None:
+def test_results_are_requested_from_the_fastest_recent_sender() -> None:
     """One slow uplink must not keep a newcomer a step behind for ever."""
 
     async def scenario(
@@ -382,7 +382,7 @@ def test_the_result_of_a_step_that_has_been_announced_and_is_being_made_is_waite
     with_newcomer(scenario, bytes_per_second=10 * LINK)
 
 
-def test_who_asks_for_a_result_that_is_not_there_gets_no_place() -> None:
+def test_a_request_for_a_missing_result_gets_no_place() -> None:
     """In this way five at once once got five places, before any of them asked for the state."""
 
     async def scenario(
@@ -407,7 +407,7 @@ def test_who_asks_for_a_result_that_is_not_there_gets_no_place() -> None:
     with_newcomer(scenario, bytes_per_second=LINK)
 
 
-def test_a_way_that_leads_to_where_nobody_is_is_not_taken() -> None:
+def test_results_of_a_history_that_no_other_peer_has_are_not_fetched() -> None:
     """The donor makes its next step alone, but its slot says that it is where the others are. No
     byte of a result that cannot be the run's is taken."""
 
@@ -494,7 +494,7 @@ def random_step(member: RunMember) -> None:
     member.step(member.made(values, "step"), values)
 
 
-def test_what_a_reducer_has_encoded_strangely_is_offered_to_nobody() -> None:
+def test_a_result_that_a_reducer_encoded_unusually_is_offered_to_nobody() -> None:
     """Its digest is of other bytes than those that members get by encoding it again."""
     member = RunMember(clock=lambda: 0.0)
     member.results.follow(STATE_BYTES)
@@ -514,7 +514,7 @@ def test_results_over_a_grid_are_not_kept() -> None:
     assert len(member.results) == 0
 
 
-def test_what_is_needed_is_a_little_more_than_a_result_for_each_step_or_a_state() -> None:
+def test_the_needed_rate_is_a_little_more_than_a_result_for_each_step_or_a_state() -> None:
     assert Demand(300, 18, 10.0).needed_bytes_per_second == pytest.approx(2.0)
     assert Demand(300, 0, 10.0).needed_bytes_per_second == pytest.approx(30.0)
 

@@ -273,7 +273,7 @@ def test_newcomers_at_once_are_in_within_ten_seconds(
     ],
     ids=str,
 )
-def test_newcomers_that_do_not_make_it_are_all_told_so_in_time(
+def test_newcomers_that_cannot_get_in_are_all_told_so_in_time(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The donor's owner allows two thirds of what the results alone need. Newcomers that wait for
@@ -289,7 +289,7 @@ def test_newcomers_that_do_not_make_it_are_all_told_so_in_time(
         assert error.needed_bytes_per_second == pytest.approx(needed, rel=0.3)
 
 
-def test_newcomers_that_can_never_make_it_are_told_within_twenty_seconds_what_would_do() -> None:
+def test_newcomers_that_can_never_get_in_are_told_the_needed_rate_within_twenty_seconds() -> None:
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, newcomers: list[tuple[SimulatedNetwork, Rpc]]
     ) -> None:
@@ -330,7 +330,7 @@ def test_a_peer_that_has_every_result_and_is_never_in_a_step_is_told_so() -> Non
     assert keeping_up.too_slow(40.0, 3000, 1000) is None
 
 
-def test_a_peer_that_loses_the_run_again_and_again_is_told_what_would_be_safe() -> None:
+def test_a_peer_that_loses_the_run_again_and_again_is_told_a_safe_rate() -> None:
     """Nearly enough bytes arrive, and the figures alone would not show it."""
     keeping_up = KeepingUp()
     for step in range(6):
@@ -360,7 +360,7 @@ def source(name: str, epoch: int, *, follows: bool = False) -> StateSource:
         ((8, "other"), 0.0, True),  # another side of a fork
     ],
 )
-def test_a_state_may_be_needed_by_who_is_behind_or_elsewhere(
+def test_a_peer_that_is_behind_or_on_another_fork_may_need_a_state(
     other: tuple[int, str], seconds: float, *, needed: bool
 ) -> None:
     place = Lineage(other[0], other[1].encode())
@@ -368,7 +368,7 @@ def test_a_state_may_be_needed_by_who_is_behind_or_elsewhere(
     assert is_needed([mine, place], mine, seconds) == needed
 
 
-def test_many_newcomers_who_are_a_step_behind_are_not_taken_for_the_run() -> None:
+def test_many_newcomers_that_are_a_step_behind_are_not_taken_for_the_run() -> None:
     late = [source(f"late-{number}", 7, follows=True) for number in range(5)]
     run = [source("first", 8), source("second", 8), source("new", 8, follows=True)]
     me = PeerId("me")
@@ -385,7 +385,7 @@ def test_many_newcomers_who_are_a_step_behind_are_not_taken_for_the_run() -> Non
     assert alone.epoch == 7
 
 
-def test_a_newcomer_hands_on_the_results_that_it_has_followed_by() -> None:
+def test_a_newcomer_serves_the_results_by_which_it_has_caught_up() -> None:
     donor, newcomer = RunMember(clock=lambda: 0.0), RunMember(clock=lambda: 0.0)
     start = donor.at
     donor.results.follow(STATE_BYTES)

@@ -136,7 +136,7 @@ def test_rounds_over_a_fast_link_take_nothing_from_newcomers() -> None:
     assert rate > 0.5 * MOST_SLOWDOWN / 1e-10
 
 
-def test_what_costs_nothing_is_soon_sent_a_hundred_times_as_fast() -> None:
+def test_serving_that_costs_nothing_is_soon_a_hundred_times_as_fast() -> None:
     sent = Trainer(cost=0.0).serve(12)
     assert max(sent) > 100 * MOST_SLOWDOWN / SUPPOSED_COST
 
@@ -149,7 +149,7 @@ def test_batches_that_vary_neither_stop_the_serving_nor_let_it_run_away() -> Non
     assert min(one for one in sent if one) >= SLOWEST_BYTES_PER_SECOND
 
 
-def test_one_stretch_in_some_is_left_alone_and_what_it_is_compared_with_is_always_new() -> None:
+def test_some_stretches_are_without_serving_and_the_comparison_is_always_recent() -> None:
     """The machine has other work now, which is not a cost of serving."""
     trainer = Trainer(cost=1e-9)
     trainer.spend()
@@ -217,7 +217,7 @@ async def test_turns_go_to_the_first_in_the_line_and_to_results_before_pieces(
     assert trio.current_time() - began == pytest.approx(16.0, abs=0.2)
 
 
-async def test_who_waits_long_for_a_turn_is_told_that_we_are_there(
+async def test_a_newcomer_that_waits_long_for_a_turn_is_told_that_the_donor_is_alive(
     autojump_clock: MockClock,
 ) -> None:
     pace, told = UploadPace(1000.0), []
@@ -232,7 +232,7 @@ async def test_who_waits_long_for_a_turn_is_told_that_we_are_there(
     assert len(told) >= 10
 
 
-async def test_one_that_takes_what_comes_gets_all_and_a_slow_one_keeps_nobody_waiting(
+async def test_a_fast_newcomer_gets_everything_and_a_slow_one_keeps_nobody_waiting(
     autojump_clock: MockClock,
 ) -> None:
     """Without any limit except this machine's own."""

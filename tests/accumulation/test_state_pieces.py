@@ -160,7 +160,7 @@ def test_nobody_is_asked_twice_for_a_piece_and_a_slower_one_takes_over_nothing()
     assert board.take(slow, 0.0) is None or board.take(slow, 0.0) is None
 
 
-def test_what_a_lost_source_owed_is_asked_for_again() -> None:
+def test_pieces_that_a_lost_source_owed_are_asked_for_again() -> None:
     board = PieceBoard(2)
     first, second = PeerId("first"), PeerId("second")
     assert {board.take(first, 0.0), board.take(first, 0.0)} == {0, 1}
@@ -171,7 +171,7 @@ def test_what_a_lost_source_owed_is_asked_for_again() -> None:
 # Who may download
 
 
-def test_so_many_download_and_the_others_are_told_when_to_come() -> None:
+def test_the_number_of_downloads_is_limited_and_the_others_are_told_when_to_come() -> None:
     desk = DownloadDesk(2)
     assert desk.ask(PeerId("1"), 0.0) == 0.0
     assert desk.ask(PeerId("2"), 0.0) == 0.0
@@ -223,7 +223,7 @@ def test_a_place_that_is_not_taken_is_given_to_another() -> None:
 
 
 @given(st.floats(100.0, 1e9))
-def test_what_is_sent_in_one_turn_fits_the_rate(rate: float) -> None:
+def test_the_amount_of_one_turn_fits_the_rate(rate: float) -> None:
     turn = UploadPace(rate).turn_bytes
     assert turn <= max(rate / 20, 4096)
     assert turn <= 1 << 20
@@ -275,7 +275,7 @@ async def test_pieces_that_did_not_change_from_one_state_to_the_next_stay() -> N
     assert kept.here == {0, 1}  # the parameter that is frozen
 
 
-async def test_a_disk_that_cannot_be_written_costs_the_keeping_and_not_the_download(
+async def test_a_disk_that_cannot_be_written_does_not_stop_the_download(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -332,7 +332,7 @@ def test_a_step_waits_for_readers_and_later_readers_for_the_step() -> None:
     assert order == ["read", "changed", "read later"]
 
 
-def test_nothing_is_torn_however_readers_and_writers_meet() -> None:
+def test_no_reader_sees_a_half_written_state() -> None:
     lock, pair, torn = StateLock(), [0, 0], []
     over = threading.Event()
 

@@ -40,7 +40,7 @@ def live(size: int) -> LiveState:
     return look([("w", torch.zeros(size, dtype=torch.uint8))], run=RUN, epoch=0)
 
 
-def test_what_is_kept_is_bounded_in_number_and_bytes_and_the_oldest_goes_first() -> None:
+def test_the_kept_states_are_bounded_in_number_and_bytes_and_the_oldest_goes_first() -> None:
     for size, most in ((1 << 10, MOST_STATES), (LARGEST_BYTES, MOST_BYTES // LARGEST_BYTES)):
         recent = RecentStates(lambda: 0.0)
         recent.wanted()
@@ -51,7 +51,7 @@ def test_what_is_kept_is_bounded_in_number_and_bytes_and_the_oldest_goes_first()
         assert [one.epoch for one in recent.states()] == [one.epoch for one in states[-most:]]
 
 
-def test_what_is_being_used_is_not_the_next_to_go() -> None:
+def test_a_state_in_use_is_not_the_next_to_go() -> None:
     recent = RecentStates(lambda: 0.0)
     states = [state_of(1 << 10, epoch) for epoch in range(MOST_STATES + 1)]
     for state in states[:-1]:
@@ -62,7 +62,7 @@ def test_what_is_being_used_is_not_the_next_to_go() -> None:
     assert recent.get(states[1].digest) is None
 
 
-def test_when_nobody_has_asked_for_long_nothing_is_wanted_and_nothing_stays() -> None:
+def test_when_nobody_has_asked_for_long_no_state_is_kept() -> None:
     now = [0.0]
     recent = RecentStates(lambda: now[0])
     assert not recent.is_wanted
@@ -99,7 +99,7 @@ def test_a_donor_copies_nothing_while_nobody_asks() -> None:
     with_newcomer(scenario)
 
 
-def test_a_state_is_named_while_somebody_may_want_it_and_not_else() -> None:
+def test_a_state_is_named_only_while_somebody_may_want_it() -> None:
     """A digest costs as much as reading the whole state."""
 
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
@@ -125,9 +125,7 @@ def test_a_state_is_named_while_somebody_may_want_it_and_not_else() -> None:
     with_newcomer(scenario)
 
 
-def test_however_often_a_donor_is_asked_for_what_never_was_it_keeps_no_more_than_its_bound() -> (
-    None
-):
+def test_requests_for_states_that_never_existed_do_not_exceed_the_donors_bound() -> None:
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
         (donor,) = await start_donors(world, 1)
         introduce(world, newcomer, [donor])

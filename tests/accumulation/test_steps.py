@@ -102,7 +102,7 @@ def test_a_parameter_that_nobody_used_is_left_alone_as_in_one_process() -> None:
     assert second.tolist() == [1.0] * 2  # no gradient: not even weight decay
 
 
-def test_what_overflowed_is_not_in_the_mean_that_is_stepped_with() -> None:
+def test_overflowed_samples_are_not_in_the_mean_of_a_step() -> None:
     first, _, own = two()
     inner = InnerStep(own, SGD, None, None)
     stepped = inner.apply(averaged(0.3, 0.3, 0.75, 0.75, 0.25))
@@ -110,7 +110,7 @@ def test_what_overflowed_is_not_in_the_mean_that_is_stepped_with() -> None:
     torch.testing.assert_close(first.detach(), torch.full((3,), 1.0 - 0.4))
 
 
-def test_where_most_of_the_batch_overflowed_the_epoch_ends_without_a_step() -> None:
+def test_if_most_of_the_batch_overflowed_the_epoch_ends_without_a_step() -> None:
     first, _, own = two()
     inner = InnerStep(
         own,
@@ -140,7 +140,7 @@ def test_the_scale_halves_when_the_batch_overflows_and_grows_when_it_long_did_no
     [{}, {"scale": "x", "epochs_without": 0}, {"scale": math.nan, "epochs_without": 0},
      {"scale": 0.0, "epochs_without": 0}, {"scale": 4.0, "epochs_without": -1}],
 )  # fmt: skip
-def test_a_scale_that_cannot_be_is_refused(extra: dict[str, object]) -> None:
+def test_an_impossible_scale_is_refused(extra: dict[str, object]) -> None:
     with pytest.raises(StateRefused, match="no loss scale"):
         LossScale.from_extra(extra)
 
@@ -193,7 +193,7 @@ def test_the_losses_of_all_batches_are_averaged_by_samples(
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_what_overflows_at_the_smallest_scale_is_held_back_by_name(local: bool) -> None:
+def test_a_batch_that_overflows_at_the_smallest_scale_is_held_back_by_name(local: bool) -> None:
     """NaN counts as an overflow while a smaller scale could help."""
     first, second, own = two()
     steps: Steps = local_steps(own) if local else gradient_steps(own)

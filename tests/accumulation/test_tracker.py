@@ -75,7 +75,7 @@ async def test_sixteen_peers_write_and_read_seldom(world: SimulatedWorld) -> Non
 
 
 @simulated
-async def test_who_begins_a_round_is_seen_to(world: SimulatedWorld) -> None:
+async def test_the_others_see_that_a_peer_begins_a_round(world: SimulatedWorld) -> None:
     peers = await trackers(world, 3)
     for one in peers:
         one.counts(310)
@@ -138,7 +138,7 @@ async def test_batches_beside_a_delayed_round_are_measured(world: SimulatedWorld
 
 
 @simulated
-async def test_who_is_asked_into_a_round_looks_at_once_and_not_again_however_often_it_is_asked(
+async def test_a_peer_that_is_invited_to_a_round_looks_once_however_often_it_is_invited(
     world: SimulatedWorld,
 ) -> None:
     peers = await trackers(world, 2)
@@ -157,7 +157,7 @@ async def test_who_is_asked_into_a_round_looks_at_once_and_not_again_however_oft
 
 
 @simulated
-async def test_who_leaves_is_gone_soon_and_who_dies_when_its_slot_ends(
+async def test_a_peer_that_leaves_is_gone_soon_and_a_dead_one_when_its_slot_expires(
     world: SimulatedWorld,
 ) -> None:
     peers = await trackers(world, 5)
@@ -202,7 +202,7 @@ async def test_nobody_counts_on_a_peer_that_is_away_and_all_do_when_it_is_back(
 
 
 @simulated
-async def test_a_volunteer_whose_network_swallows_everything_takes_nobody_for_gone(
+async def test_a_volunteer_whose_network_swallows_everything_believes_nobody_gone(
     world: SimulatedWorld,
 ) -> None:
     """F5: otherwise it would make a step alone, which no other peer has."""
@@ -227,7 +227,7 @@ async def test_a_volunteer_whose_network_swallows_everything_takes_nobody_for_go
 
 
 @simulated
-async def test_who_may_begin_the_run_does_not_wait_for_ever_for_those_of_an_earlier_life(
+async def test_a_peer_that_may_begin_the_run_does_not_wait_for_ever_for_peers_of_an_earlier_session(
     world: SimulatedWorld,
 ) -> None:
     """The organiser's peer restarts when all others have left. It once waited until one came."""
@@ -350,7 +350,7 @@ async def test_a_lone_peer_waits_for_one_that_follows_for_a_moment_and_not_soon_
 
 
 @pytest.mark.parametrize("seconds", [0.1, PATIENCE_SECONDS])
-def test_who_waited_in_vain_waits_again_after_eight_times_as_long(seconds: float) -> None:
+def test_a_peer_that_waited_in_vain_waits_again_after_eight_times_as_long(seconds: float) -> None:
     """If another peer leads, the list may be closed before this one has waited at all."""
     run_simulation(lambda world: waits_again_after(world, seconds), settings=SETTINGS)
 
@@ -409,7 +409,7 @@ async def test_one_liar_about_its_epoch_drags_nobody_along(world: SimulatedWorld
 
 
 @simulated
-async def test_who_claims_samples_and_does_not_come_is_not_counted_again(
+async def test_a_peer_that_claims_samples_and_does_not_come_is_not_counted_again(
     world: SimulatedWorld,
 ) -> None:
     peers = await trackers(world, 3)

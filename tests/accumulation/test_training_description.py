@@ -137,7 +137,7 @@ def described(
         (partial(described, approximate=True), "approximate is false here and true there"),
     ],
 )
-def test_what_differs_is_in_the_signature_and_is_said(
+def test_a_difference_changes_the_signature_and_is_reported(
     theirs: Callable[[], TrainingDescription], words: str
 ) -> None:
     mine, other = described(), theirs()
@@ -155,7 +155,9 @@ def test_what_differs_is_in_the_signature_and_is_said(
     ],
     ids=["nothing", "delayed", "precision", "how torch computes"],
 )
-def test_what_may_differ_is_not_in_it(theirs: Callable[[], TrainingDescription]) -> None:
+def test_allowed_differences_do_not_change_the_signature(
+    theirs: Callable[[], TrainingDescription],
+) -> None:
     assert described().digest == theirs().digest
     assert how_it_differs(described(), theirs()) == []
 
@@ -166,7 +168,7 @@ def test_it_travels_and_comes_back_the_same() -> None:
     assert decode(TrainingDescription, encode(mine)).digest == mine.digest
 
 
-def test_few_differences_are_told_and_then_how_many_more_there_are() -> None:
+def test_a_few_differences_are_listed_and_the_rest_counted() -> None:
     other = described(
         inputs=5,
         factory=partial(torch.optim.SGD, lr=1.0),
@@ -181,7 +183,7 @@ def test_few_differences_are_told_and_then_how_many_more_there_are() -> None:
     assert found[-1] == "and 2 more"
 
 
-def test_settings_of_any_kind_are_text() -> None:
+def test_settings_of_any_type_become_text() -> None:
     values = [True, None, 0.1, (0.9, [1, 2]), "adam", torch.zeros(1)]
     assert [as_setting(one) for one in values] == [
         "True",

@@ -81,7 +81,7 @@ def of_kind(bridge: Bridge, kind: type) -> list[object]:
 
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("value", [1.0, math.inf])
-def test_a_scaler_of_torchs_own_is_refused_by_name(delayed: bool, value: float) -> None:
+def test_a_torch_gradscaler_is_refused_by_name(delayed: bool, value: float) -> None:
     """It once failed with torch's own AssertionError, or skipped a batch without an error."""
 
     def train(bridge: Bridge, _number: int) -> None:
@@ -175,7 +175,7 @@ def test_a_peer_alone_trains_and_says_by_name_what_it_holds_back() -> None:
     trio.run(main)
 
 
-def test_the_end_wakes_a_thread_that_waits_and_tells_one_that_does_not() -> None:
+def test_the_end_wakes_a_waiting_thread_and_informs_a_computing_one() -> None:
     waits, computes = threading.Event(), threading.Event()
     ended: dict[int, float] = {}
 
@@ -217,7 +217,7 @@ def test_the_end_wakes_a_thread_that_waits_and_tells_one_that_does_not() -> None
     trio.run(main)
 
 
-def test_what_the_end_overtakes_is_answered_and_harms_nobody() -> None:
+def test_a_request_that_the_end_overtakes_is_answered_and_harms_nobody() -> None:
     """It was requested before the end, and trio's thread handles it only after the end."""
     calls: list[GuestCall[None]] = []
     done = trio.Event()
@@ -294,7 +294,7 @@ def test_a_helper_without_data_makes_the_same_steps() -> None:
 
 
 @pytest.mark.slow
-def test_who_claims_more_samples_than_anybody_computes_counts_with_four_batches() -> None:
+def test_a_peer_that_claims_impossibly_many_samples_counts_with_four_batches() -> None:
     claimed, most = 10**5, 4 * SMALL.target_batch
 
     def train(bridge: Bridge, number: int) -> Tensor:
@@ -368,7 +368,9 @@ def test_a_newcomer_takes_the_state_of_the_run_and_then_helps() -> None:
 
 
 @pytest.mark.slow
-def test_who_was_away_catches_up_and_says_before_it_leaves_what_it_could_bring() -> None:
+def test_a_peer_that_was_away_catches_up_and_reports_its_possible_samples_before_it_leaves() -> (
+    None
+):
     is_away, others_stepped, is_seen = threading.Event(), threading.Event(), threading.Event()
 
     def train(bridge: Bridge, number: int) -> int:
@@ -407,7 +409,7 @@ def test_who_was_away_catches_up_and_says_before_it_leaves_what_it_could_bring()
     trio.run(main)
 
 
-def test_a_state_that_one_of_several_made_up_ends_nobodys_training() -> None:
+def test_an_invented_state_of_one_peer_ends_nobodys_training() -> None:
     """It claims a later epoch, and its state has another schedule than those of all others."""
     ahead, done = threading.Event(), [threading.Event(), threading.Event()]
     made_up = 7
@@ -508,7 +510,7 @@ def test_all_peers_agree_on_the_loss_scale() -> None:
 
 
 @pytest.mark.slow
-def test_what_has_drifted_apart_is_averaged() -> None:
+def test_parameters_that_have_drifted_apart_are_averaged() -> None:
     def train(bridge: Bridge, number: int) -> tuple[Tensor, bytes]:
         model = model_of()
         optimizer = optimizer_of(model, bridge, average_parameters_every=2)
@@ -591,7 +593,7 @@ def test_a_peer_that_begins_no_run_says_so_and_goes_on_when_one_begins(
 
 
 @pytest.mark.slow
-def test_a_peer_no_batch_of_which_fits_comes_to_the_steps_and_is_told_so() -> None:
+def test_a_peer_whose_batches_do_not_fit_into_a_step_is_told_so_and_is_in_the_steps() -> None:
     """The others finish a step long before it would finish a batch."""
     heard: list[NoBatchFits] = []
 

@@ -12,7 +12,7 @@ import pytest
 from node.core.caps.cores import cores_in, kept_to_cores, least_wanted, wanted
 
 
-def test_those_are_taken_that_the_fewest_are_kept_to() -> None:
+def test_the_cores_with_the_fewest_processes_are_chosen() -> None:
     kept = [frozenset({0}), frozenset({0, 1}), frozenset({2})]
     assert least_wanted({0, 1, 2, 3}, kept, 1) == {3}
     assert least_wanted({0, 1, 2, 3}, [*kept, frozenset({2})], 2) == {1, 3}
@@ -34,7 +34,7 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux can")
-def test_who_finds_another_on_its_core_moves() -> None:
+def test_a_process_that_finds_another_on_its_core_moves() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core is all there is")
     with kept_to_cores(1) as kept:
@@ -67,7 +67,7 @@ def test_equal_ones_are_taken_by_chance() -> None:
 
 
 @pytest.mark.parametrize(("text", "cores"), [("0-3,7\n", {0, 1, 2, 3, 7}), ("5", {5})])
-def test_what_the_kernel_says_is_read(text: str, cores: set[int]) -> None:
+def test_the_kernels_list_of_cores_is_read(text: str, cores: set[int]) -> None:
     assert cores_in(text) == cores
 
 
@@ -99,7 +99,7 @@ def test_every_thread_is_kept_and_let_go_again() -> None:
 
 
 @pytest.mark.parametrize("threads", [None, 100_000])
-def test_nobody_is_kept_who_may_have_all(threads: int | None) -> None:
+def test_a_process_that_may_use_all_cores_is_not_pinned(threads: int | None) -> None:
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("nobody can be kept here")
     before = os.sched_getaffinity(0)

@@ -119,7 +119,7 @@ def test_no_clock_loses_a_byte_within_a_day(steps: list[tuple[int, str]]) -> Non
         (datetime(2026, 12, 31, 23, 59), "2026-12", datetime(2027, 1, 1)),
     ],
 )
-def test_months_are_the_walls(wall: datetime, month: str, after: datetime) -> None:
+def test_months_begin_by_local_time(wall: datetime, month: str, after: datetime) -> None:
     assert month_of(wall) == month
     assert month_after(wall) == after
 
@@ -155,7 +155,9 @@ def test_it_is_written_soon_after_much_and_later_after_little(tmp_path: Path) ->
         b"x" * 5000,
     ],
 )
-def test_what_is_no_ledger_is_said_and_counted_from_zero(content: bytes, tmp_path: Path) -> None:
+def test_an_unreadable_ledger_is_reported_and_counting_begins_at_zero(
+    content: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "traffic.json"
     path.write_bytes(content)
     path.chmod(0o600)

@@ -76,7 +76,7 @@ def test_entries_add_up_and_days_have_names() -> None:
         (", ".join(["22:00-07:00"] * 65), "at most 64"),
     ],
 )
-def test_what_is_no_schedule_is_refused_with_what_would_be(text: str, says: str) -> None:
+def test_an_invalid_schedule_is_refused_with_a_valid_example(text: str, says: str) -> None:
     with pytest.raises(WrongUse) as caught:
         parse_timetable(text)
     assert says in str(caught.value)

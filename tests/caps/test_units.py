@@ -31,7 +31,7 @@ RATE, SIZE, QUOTA = Measure.RATE, Measure.SIZE, Measure.QUOTA
         ("200gb/mo", QUOTA, 200e9),
     ],
 )
-def test_an_amount_is_what_its_unit_says(text: str, measure: Measure, expected: float) -> None:
+def test_units_are_read_exactly(text: str, measure: Measure, expected: float) -> None:
     assert amount(text, measure) == expected
 
 
@@ -55,7 +55,7 @@ def test_an_amount_is_what_its_unit_says(text: str, measure: Measure, expected: 
         ("200 GB/s", QUOTA, "200GB/month"),
     ],
 )
-def test_what_can_be_read_otherwise_is_refused_with_the_right_form(
+def test_an_ambiguous_amount_is_refused_with_the_right_form(
     text: str, measure: Measure, advice: str
 ) -> None:
     with pytest.raises(WrongUse) as caught:
@@ -66,7 +66,7 @@ def test_what_can_be_read_otherwise_is_refused_with_the_right_form(
 @pytest.mark.parametrize(
     "text", ["-2MB/s", "nanMB/s", "1e9MB/s", "2MB/s/s", "MB/s", "٢MB/s", "9" * 400]
 )
-def test_what_is_no_amount_at_all_is_refused(text: str) -> None:
+def test_text_that_is_not_an_amount_is_refused(text: str) -> None:
     with pytest.raises(WrongUse):
         amount(text, RATE)
 
@@ -85,7 +85,7 @@ def test_too_little_to_take_part_with_is_refused_with_the_least(
 @given(
     st.floats(0.1, 1e6).map(lambda number: round(number, 3)), st.sampled_from(["MB/s", "Mbit/s"])
 )
-def test_what_is_shown_reads_as_what_was_written(number: float, unit: str) -> None:
+def test_a_shown_amount_reads_as_the_written_one(number: float, unit: str) -> None:
     text = f"{number}  {unit}"
     if number * (1 if unit == "MB/s" else 1 / 8) >= 0.032:
         assert amount(as_written(text, RATE), RATE) == amount(text, RATE)

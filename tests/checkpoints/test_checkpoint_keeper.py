@@ -78,7 +78,9 @@ async def test_checkpoints_are_written_every_so_often_and_the_last_step_at_the_e
     assert not again.events, "there was no step"
 
 
-async def test_what_a_kill_left_half_written_is_gone_when_the_keeper_begins(tmp_path: Path) -> None:
+async def test_files_that_a_kill_left_half_written_are_removed_when_the_keeper_begins(
+    tmp_path: Path,
+) -> None:
     (tmp_path / ".writing-0123").mkdir()
     async with training(CheckpointSettings(tmp_path)):
         assert os.listdir(tmp_path) == []
@@ -100,7 +102,7 @@ async def test_the_last_step_is_written_also_where_the_keeper_is_cancelled_from_
     assert one.saved() == [1, 2]
 
 
-async def test_what_stays_for_ever_is_written_when_it_comes(
+async def test_a_checkpoint_that_is_kept_for_ever_is_written_at_its_step(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     policy = KeepPolicy(keep_last=1, keep_every=10)
@@ -126,7 +128,7 @@ async def test_the_step_that_completes_the_run_is_written_at_once(
         assert one.saved() == [3]
 
 
-async def test_what_could_not_be_written_is_told_and_tried_again_when_due(
+async def test_a_failed_checkpoint_is_reported_and_tried_again_when_due(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     folder = tmp_path / "folder"
@@ -186,6 +188,6 @@ async def test_a_removed_folder_does_not_come_back_with_a_checkpoint_alone(tmp_p
     assert not (tmp_path / "poem").exists()
 
 
-async def test_what_cannot_be_kept_so_is_refused(tmp_path: Path) -> None:
+async def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match=r"every -1\.0 seconds"):
         CheckpointSettings(tmp_path, every_seconds=-1.0)

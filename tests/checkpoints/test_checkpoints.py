@@ -46,7 +46,7 @@ def test_a_checkpoint_gives_back_the_same_state(tmp_path: Path) -> None:
     assert found.model == {"name": "gpt"}
 
 
-def test_its_tensors_are_read_by_the_library_of_that_name(tmp_path: Path) -> None:
+def test_its_tensors_are_read_by_the_safetensors_library(tmp_path: Path) -> None:
     state = state_of()
     path = Checkpoints(tmp_path).save(state)
     with safe_open(path / STATE_FILE, framework="pt") as file:
@@ -55,7 +55,7 @@ def test_its_tensors_are_read_by_the_library_of_that_name(tmp_path: Path) -> Non
             assert torch.equal(file.get_tensor(spec.name), state.tensor(spec.name))
 
 
-def test_what_that_library_writes_is_read_here(tmp_path: Path) -> None:
+def test_files_that_the_safetensors_library_writes_are_read_here(tmp_path: Path) -> None:
     tensors = {
         "b": torch.ones(3, dtype=torch.float16),
         "a": torch.arange(5),
@@ -106,7 +106,7 @@ def test_a_policy_that_keeps_nothing_is_refused() -> None:
         KeepPolicy(keep_last=0)
 
 
-def test_a_broken_one_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state_of(1))
     broken = checkpoints.save(state_of(2))
@@ -225,7 +225,9 @@ def test_no_bytes_make_the_reader_fail_otherwise(junk: bytes, length: int) -> No
         assert length == len(junk)
 
 
-def test_what_a_crash_left_half_written_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
+def test_files_that_a_crash_left_half_written_are_not_checkpoints_and_are_removed(
+    tmp_path: Path,
+) -> None:
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(state_of(1))
     shutil.copytree(path, tmp_path / ".writing-0123")

@@ -48,7 +48,7 @@ def test_torch_loads_its_own_format_without_executing_anything(folder: Path) -> 
     assert set(loaded) == names_of_model()
 
 
-def test_what_is_there_is_not_written_over_unless_asked(
+def test_an_existing_file_is_not_overwritten_unless_asked(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine").write_text("precious")
@@ -59,7 +59,7 @@ def test_what_is_there_is_not_written_over_unless_asked(
     assert load_file("mine")
 
 
-def test_a_model_that_nobody_described_is_not_exported_for_transformers(
+def test_an_unknown_model_is_not_exported_for_transformers(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(folder), "--format", "hf"]) == 2

@@ -132,7 +132,7 @@ def test_an_act_that_fails_changes_nothing_and_one_that_is_repeated_says_so(home
     assert len(answer(home, "audit")["rows"]) == rows
 
 
-def test_whoever_acts_and_why_is_in_the_log(home: Path) -> None:
+def test_the_log_has_the_moderator_and_the_reason_of_each_act(home: Path) -> None:
     done(home, "allow", "github:alice", "--reason", "asked in the forum")
     newest = answer(home, "audit", "--limit", "1")["rows"][0]
     assert newest["act"] == "allowed"
@@ -141,7 +141,9 @@ def test_whoever_acts_and_why_is_in_the_log(home: Path) -> None:
     assert newest["actor"].startswith("local:")
 
 
-def test_what_was_done_on_a_stopped_server_is_there_when_it_runs_and_back(home: Path) -> None:
+def test_acts_on_a_stopped_server_are_there_when_it_runs_and_the_other_way_round(
+    home: Path,
+) -> None:
     done(home, "allow", "github:alice")
     with serving(home):
         assert answer(home, "list")["total"] == 1

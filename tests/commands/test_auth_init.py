@@ -27,7 +27,7 @@ def failure(done: Completed) -> str:
     return done.stderr
 
 
-def test_nothing_has_to_be_said(tmp_path: Path) -> None:
+def test_no_flag_is_required(tmp_path: Path) -> None:
     done = potluck("auth", "init", home=tmp_path)
     assert done.returncode == 0
     assert done.stderr == ""
@@ -39,7 +39,7 @@ def test_nothing_has_to_be_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_done_twice_it_changes_nothing(tmp_path: Path) -> None:
+def test_a_second_call_changes_nothing(tmp_path: Path) -> None:
     first = init(tmp_path)
     text = (tmp_path / "auth.toml").read_bytes()
     second = init(tmp_path)
@@ -50,7 +50,7 @@ def test_done_twice_it_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_made_again(tmp_path: Path) -> None:
+def test_missing_files_are_made_again(tmp_path: Path) -> None:
     first = init(tmp_path, "--run", "ours")
     (tmp_path / "auth.toml").unlink()
     again = init(tmp_path, "--run", "ours")
@@ -94,7 +94,7 @@ def test_a_flag_that_cannot_be_right_makes_nothing(flag: str, value: str, tmp_pa
 
 
 @pytest.mark.slow
-def test_what_it_makes_is_closed_to_others(tmp_path: Path) -> None:
+def test_its_files_are_closed_to_other_users(tmp_path: Path) -> None:
     init(tmp_path)
     for path in tmp_path.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -128,7 +128,7 @@ def _is_setting(line: str) -> bool:
 
 
 @pytest.mark.parametrize("run", ['a"b', "a\\b", "#x", "é\x7f"])
-def test_what_was_said_comes_back_whatever_is_in_it(run: str) -> None:
+def test_every_value_of_a_flag_survives_being_written_and_read(run: str) -> None:
     text = settings_text({"run": run, "public_url": "https://a.example"})
     import tomllib
 

@@ -26,7 +26,7 @@ def test_a_life_has_a_unit(text: str, ms: int) -> None:
 @pytest.mark.parametrize(
     "text", ["7", "5m", "0d", "-1d", "1.5h", "", "d", "9" * 400 + "d", "11000d"]
 )
-def test_what_could_mean_two_things_or_nothing_is_refused(text: str) -> None:
+def test_an_ambiguous_or_meaningless_life_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         life(text)
 
@@ -54,7 +54,7 @@ def test_moments_are_shown_in_utc_to_the_second() -> None:
     assert utc(10**20) == "at an impossible time"
 
 
-def test_how_long_ago_and_how_far_ahead() -> None:
+def test_distances_in_time_are_shown_in_words() -> None:
     assert ago(0, 3_600_000) == "1 h ago"
     assert ago(None, 0) == "never"
     assert ago(5_000, 0) == "0 s ago", "a clock that went back shows no negative time"

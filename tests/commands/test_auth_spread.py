@@ -54,7 +54,7 @@ def test_a_node_that_is_revoked_is_out_within_a_minute_though_no_server_runs(
         assert again["entries"] == 1
 
 
-def test_who_could_not_be_told_is_said_and_can_be_told_later(tmp_path: Path) -> None:
+def test_nodes_that_could_not_be_told_are_named_and_can_be_told_later(tmp_path: Path) -> None:
     home = stopped_server(tmp_path / "s", bob=tmp_path / "b", here=tmp_path / "s")
     completed = auth(home, "revoke", "code:bob", "--reason", "sends garbage")
     assert completed.returncode == 4

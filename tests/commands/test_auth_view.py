@@ -78,7 +78,7 @@ def ended(**changed: Any) -> dict[str, Any]:
         ("revoke", ended(spread={"way": "nobody", "why": HOSTILE})),
     ],
 )
-def test_what_others_wrote_is_shown_harmless_and_short(
+def test_text_of_others_is_shown_harmless_and_short(
     act: str, answer: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     show(act, answer, Output())
@@ -156,7 +156,7 @@ def test_allowing_says_what_changed(change: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(("change", "is_said"), [("was denied", True), ("roles", False)])
-def test_who_came_with_a_code_comes_back_with_it(
+def test_a_person_who_came_with_a_code_comes_back_with_it(
     change: str, is_said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alice = account(name="code:alice")

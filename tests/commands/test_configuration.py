@@ -42,7 +42,7 @@ def test_without_anything_every_setting_has_its_default(tmp_path: Path) -> None:
     assert configuration.config_file is None
 
 
-def test_the_nearer_voice_wins_and_is_remembered(tmp_path: Path) -> None:
+def test_the_source_with_the_highest_precedence_wins_and_is_remembered(tmp_path: Path) -> None:
     file = "[network]\ndial_seconds = 1"
     from_file = configured(tmp_path, file=file)
     from_variable = configured(tmp_path, environment={VARIABLE: "2"}, file=file)
@@ -132,7 +132,7 @@ def test_an_amount_without_its_unit_is_told_what_it_may_mean(
     assert f"Did you mean {meant}" in str(caught.value)
 
 
-def test_who_typed_a_flag_is_told_of_that() -> None:
+def test_an_error_in_a_flag_names_the_flag() -> None:
     parser = CommandParser(prog="potluck")
     add_setting_flag(parser, "limits.max_memory")
     with pytest.raises(WrongUse) as caught:

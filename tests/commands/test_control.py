@@ -111,7 +111,7 @@ async def test_a_failure_arrives_with_its_reason_and_exit_code(server: ControlSe
     assert failure.exit_code == 3
 
 
-async def test_a_no_is_no_failure_of_the_server_for_its_log(
+async def test_a_refusal_is_not_logged_as_a_failure_of_the_server(
     server: ControlServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     for command in ("refuse", "refuse_an_act"):
@@ -219,7 +219,7 @@ def nothing_stands_at(path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [90, 200])
-async def test_who_has_no_time_to_leave_removes_the_socket_all_the_same(
+async def test_a_node_that_is_cancelled_at_once_removes_its_socket_all_the_same(
     length: int, tmp_path: Path
 ) -> None:
     path = tmp_path / ("d" * max(1, length - len(str(tmp_path)) - 3)) / "s"
@@ -230,7 +230,7 @@ async def test_who_has_no_time_to_leave_removes_the_socket_all_the_same(
         nursery.cancel_scope.cancel()
 
 
-async def test_what_a_killed_server_with_a_long_path_left_is_removed_by_the_next_one(
+async def test_the_socket_that_a_killed_server_with_a_long_path_left_is_removed_by_the_next_one(
     tmp_path: Path,
 ) -> None:
     """Also by one of another home: 31 of them had gathered in a morning of tests."""
@@ -256,7 +256,7 @@ async def test_what_a_killed_server_with_a_long_path_left_is_removed_by_the_next
         remove_socket(beginning)
 
 
-def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
+def test_a_home_without_a_running_node_is_unreachable(tmp_path: Path) -> None:
     for path in (tmp_path / "none" / "control.sock", tmp_path / "control.sock"):
         with pytest.raises(NoRunningNode) as caught, ask(path, "echo"):
             pass

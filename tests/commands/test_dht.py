@@ -45,7 +45,7 @@ def answer(completed: Completed) -> dict[str, Any]:
     return one
 
 
-def test_what_is_put_can_be_got(node: dict[str, Any], home: Path) -> None:
+def test_a_value_that_was_put_is_found(node: dict[str, Any], home: Path) -> None:
     stored = answer(potluck("dht", "put", "note/a", "grüß dich", "--json", home=home))
     assert (stored["key"], stored["publisher"]) == ("note/a", node["peer_id"])
     assert stored["replicas"] == 1
@@ -63,7 +63,7 @@ def test_a_person_reads_the_value_and_who_said_it(node: dict[str, Any], home: Pa
     assert node["peer_id"] in publisher
 
 
-def test_what_a_peer_wrote_cannot_command_the_terminal(home: Path) -> None:
+def test_text_of_a_peer_cannot_control_the_terminal(home: Path) -> None:
     potluck("dht", "put", "note/c", "\x1b[2Jgone", home=home)
     shown = potluck("dht", "get", "note/c", home=home).stdout
     assert "\x1b" not in shown
@@ -81,7 +81,7 @@ def test_a_node_that_knows_no_other_does_not_say_that_nothing_is_stored(home: Pa
     assert "Nothing is stored" not in told
 
 
-def test_nothing_is_not_a_failure(node: dict[str, Any], tmp_path: Path) -> None:
+def test_an_empty_answer_is_not_a_failure(node: dict[str, Any], tmp_path: Path) -> None:
     command = ("dht", "get", "note/none", "--bootstrap", node["addresses"][0])
     told = potluck(*command, home=tmp_path)
     assert (told.returncode, told.stdout) == (0, "Nothing is stored under note/none.\n")
@@ -149,7 +149,7 @@ def test_the_status_shows_the_directory(home: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["hello", "/x", "note/", "note/" + "x" * 300])
-def test_what_is_no_key_is_wrong_use(key: str, tmp_path: Path) -> None:
+def test_an_invalid_key_is_wrong_use(key: str, tmp_path: Path) -> None:
     done = potluck("dht", "get", key, home=tmp_path)
     assert done.returncode == 2
     assert "note/hello" in done.stderr
@@ -173,7 +173,7 @@ def test_a_life_that_is_too_long_is_refused(home: Path) -> None:
     assert "86,400" in done.stderr
 
 
-def test_without_a_running_node_it_says_what_else_there_is(tmp_path: Path) -> None:
+def test_without_a_running_node_it_says_what_else_to_do(tmp_path: Path) -> None:
     done = potluck("dht", "get", "note/a", home=tmp_path)
     assert done.returncode == 4
     assert "--bootstrap" in done.stderr
@@ -187,7 +187,7 @@ def test_a_dead_address_is_named_at_once_with_what_happened_there(tmp_path: Path
     assert "connection refused" in failure["error"]["why"]
 
 
-def test_an_address_that_is_none_is_wrong_use(tmp_path: Path) -> None:
+def test_an_invalid_address_is_wrong_use(tmp_path: Path) -> None:
     done = potluck("dht", "get", "note/a", "--bootstrap", "192.0.2.7:4001", home=tmp_path)
     assert done.returncode == 2
     assert "/ip4/192.0.2.7/tcp/4001/p2p/" in done.stderr

@@ -35,7 +35,7 @@ def test_a_text_is_taken_as_it_is_and_anything_else_as_json() -> None:
 
 @pytest.mark.usefixtures("_families")
 @pytest.mark.parametrize("typed", ["five", "", '"5"', "\ud800", "5.5", "[" * 5000])
-def test_what_does_not_fit_the_family_is_wrong_use(typed: str) -> None:
+def test_a_value_that_does_not_fit_the_family_is_wrong_use(typed: str) -> None:
     with pytest.raises(WrongUse, match="family count"):
         value_in("count/a", typed)
 
@@ -58,7 +58,7 @@ async def _asked_alone(world: SimulatedWorld, action: str, question: dict[str, o
         ("put", {"key": "note/a", "value": "x", "ttl": "long"}),
     ],
 )
-def test_a_question_that_is_none_is_wrong_use(action: str, question: dict[str, object]) -> None:
+def test_an_invalid_question_is_wrong_use(action: str, question: dict[str, object]) -> None:
     async def scenario(world: SimulatedWorld) -> None:
         with pytest.raises(WrongUse, match="not a request"):
             await _asked_alone(world, action, question)

@@ -39,12 +39,12 @@ def test_the_key_is_always_beside_the_names() -> None:
         ("x" * 400, "x" * LONGEST_NAME),
     ],
 )
-def test_what_a_stranger_says_is_harmless(said: str, shown: str) -> None:
+def test_a_strangers_name_is_harmless(said: str, shown: str) -> None:
     assert cleaned(said) == shown
 
 
 @given(some.text())
-def test_whatever_it_is_it_takes_its_place_and_no_more(said: str) -> None:
+def test_no_name_is_wider_than_its_place(said: str) -> None:
     assert cleaned(cleaned(said)) == cleaned(said)
     shown = label(PEER, said=said)
     assert shown.isprintable()

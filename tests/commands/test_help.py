@@ -68,7 +68,7 @@ def test_every_command_has_the_flags_of_all(name: str) -> None:
 
 
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
-def test_who_chooses_what_there_is_not_is_told_what_there_is(parser: CommandParser) -> None:
+def test_an_unknown_choice_is_answered_with_the_valid_ones(parser: CommandParser) -> None:
     for action in parser._actions:
         if action.choices is None or isinstance(action, argparse._SubParsersAction):
             continue
@@ -80,12 +80,12 @@ def test_who_chooses_what_there_is_not_is_told_what_there_is(parser: CommandPars
         assert all(str(one) in told.value.why for one in action.choices)
 
 
-def test_the_page_is_what_the_parsers_say() -> None:
+def test_the_page_is_made_from_the_parsers() -> None:
     page = (CHECKOUT / PAGE).read_text(encoding="utf-8")
     assert page == reference(), "write it anew: python -m node.app.commands.reference"
 
 
-def test_the_laboratorys_page_is_what_its_parsers_say() -> None:
+def test_the_laboratorys_page_is_made_from_its_parsers() -> None:
     page = (CHECKOUT / laboratory.PAGE).read_text(encoding="utf-8")
     assert page == laboratory.reference(), "write it anew: see scripts/lab/reference.py"
 

@@ -113,7 +113,9 @@ def interrupt(way: str, left_behind: Path, number: signal.Signals) -> tuple[int,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_whatever_runs_it_is_out_in_two_seconds_with_a_clean_disk(way: str, tmp_path: Path) -> None:
+def test_whatever_is_running_a_signal_ends_it_in_two_seconds_with_a_clean_disk(
+    way: str, tmp_path: Path
+) -> None:
     left_behind = tmp_path / "file"
     code, seconds, errors = interrupt(way, left_behind, signal.SIGINT)
     assert code == 130

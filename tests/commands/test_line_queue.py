@@ -18,7 +18,7 @@ LINES = 20
 logger = logging.getLogger(__name__)
 
 
-async def test_what_is_queued_when_everything_is_cancelled_is_printed() -> None:
+async def test_queued_lines_are_printed_when_everything_is_cancelled() -> None:
     printed: list[tuple[int, str]] = []
     lines = LineQueue(Output(), lambda *line: printed.append(line))
     async with trio.open_nursery() as nursery:
@@ -30,7 +30,7 @@ async def test_what_is_queued_when_everything_is_cancelled_is_printed() -> None:
     assert printed == [(STDOUT, str(number)) for number in range(LINES)]
 
 
-async def test_what_is_logged_last_is_printed_too() -> None:
+async def test_the_last_logged_line_is_printed() -> None:
     printed: list[tuple[int, str]] = []
     lines = LineQueue(Output(), lambda *line: printed.append(line))
     async with trio.open_nursery() as nursery:
@@ -74,7 +74,7 @@ async def test_a_reader_who_has_gone_is_told_of_and_not_waited_for() -> None:
             await lines.finish(2 * PATIENCE_SECONDS)
 
 
-def test_a_reader_who_is_slow_misses_nothing_also_where_nobody_may_wait_for_it() -> None:
+def test_a_slow_reader_misses_nothing_even_if_nobody_may_wait_for_it() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     said = bytes(1 << 20)  # more than a pipe holds

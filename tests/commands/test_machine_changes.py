@@ -77,7 +77,9 @@ async def test_links_that_live_stay_as_they_are(world: SimulatedWorld) -> None:
 
 
 @simulated
-async def test_who_has_nowhere_to_join_at_asks_those_that_it_lost(world: SimulatedWorld) -> None:
+async def test_a_node_without_join_addresses_asks_the_peers_that_it_lost(
+    world: SimulatedWorld,
+) -> None:
     first = member(world, "first")
     await joined(first)
     second = member(world, "second", [first])

@@ -131,7 +131,7 @@ async def test_cancelling_at_any_moment_of_a_start_leaves_nothing(
     assert files_of_a_running_node(tmp_path) == []
 
 
-async def test_what_a_killed_node_left_half_written_is_removed_by_the_next_one(
+async def test_files_that_a_killed_node_left_half_written_are_removed_by_the_next_one(
     world: SimulatedWorld, configuration: Configuration, tmp_path: Path
 ) -> None:
     nobody = (1 << 31) - 1  # no process has this id

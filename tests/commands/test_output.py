@@ -38,7 +38,7 @@ def test_a_json_line_is_one_line_of_ascii(text: str) -> None:
     assert line.isprintable()
 
 
-def test_what_is_no_number_is_null_in_json() -> None:
+def test_nan_and_infinity_are_null_in_json() -> None:
     value = {"loss": math.nan, "losses": [1.5, math.inf], "of": ({"ann": -math.inf},), "step": 3}
     assert json.loads(Output(json=True).line(value, ""), parse_constant=pytest.fail) == {
         "loss": None,
@@ -140,7 +140,7 @@ def test_every_error_of_ours_has_a_documented_exit_code() -> None:
     assert {kind.exit_code for kind in all_kinds(PotluckError)} <= set(MEANINGS)
 
 
-def test_long_words_for_a_person_are_broken_between_words_and_what_can_be_copied_is_not() -> None:
+def test_long_lines_for_a_person_are_broken_between_words_except_commands_and_addresses() -> None:
     assert folded("  next: go home now\nshort", 15, " " * 4) == "  next: go home\n    now\nshort"
     assert folded("run: " + "x" * 30, 12) == "run:\n" + "x" * 30
     assert folded("as it was written", None) == "as it was written"

@@ -114,7 +114,7 @@ def test_a_thousand_different_peers_fill_no_more_than_a_screen(tmp_path: Path) -
     assert "and 960 more rows" in text
 
 
-def test_who_can_be_dialled_need_not_be_said(tmp_path: Path) -> None:
+def test_dial_out_only_may_be_left_out(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text(TOP + ALICE.replace("dial_out_only = false\n", ""), encoding="utf-8")
     assert not read_plan_file(str(file)).peers[0].dial_out_only
@@ -184,7 +184,7 @@ def test_every_mistake_is_told(text: str, told: str, tmp_path: Path) -> None:
     assert len(str(raised.value)) < 1000
 
 
-def test_the_word_that_was_meant_is_named(tmp_path: Path) -> None:
+def test_a_misspelt_word_is_answered_with_the_nearest(tmp_path: Path) -> None:
     error = refusal_of(TOP + ALICE.replace("up_mbps", "upmbps"), tmp_path)
     assert error.advice == "Did you mean `up_mbps`?"
     error = refusal_of(TOP + ALICE + BOB + LINK.replace('"bob"', '"bobb"'), tmp_path)
@@ -206,9 +206,7 @@ def test_a_file_that_cannot_be_read_is_told(path: str) -> None:
         ("samples_per_s = 10", "samples_per_s = -3", "`samples_per_s`"),
     ],
 )
-def test_what_cannot_be_planned_ends_with_code_2(
-    old: str, new: str, told: str, tmp_path: Path
-) -> None:
+def test_an_impossible_plan_ends_with_code_2(old: str, new: str, told: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text((TOP + ALICE + BOB).replace(old, new), encoding="utf-8")
     result = potluck("plan", "--json", str(file), home=tmp_path / "home")

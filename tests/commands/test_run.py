@@ -104,7 +104,7 @@ def test_an_invite_names_the_run_its_peers_and_its_organiser(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_cannot_be_invited_to_is_said(tmp_path: Path) -> None:
+def test_a_run_that_nobody_can_be_invited_to_is_refused_with_the_reason(tmp_path: Path) -> None:
     home, folder = tmp_path / "home", tmp_path / "poem"
     assert "no run in" in refused(home, "invite", str(folder))
     answer(home, "init", str(folder))
@@ -116,7 +116,7 @@ def test_what_cannot_be_invited_to_is_said(tmp_path: Path) -> None:
     assert "organiser's key" in refused(tmp_path / "another", "sign", str(tmp_path / "prose"))
 
 
-def test_who_starts_a_closed_run_is_told_of_codes_that_this_home_can_make() -> None:
+def test_starting_a_closed_run_mentions_the_codes_that_this_home_can_make() -> None:
     assert "`potluck run invite poem --new-code" in " ".join(for_people(True, True, "poem"))
     elsewhere = " ".join(for_people(True, False, "poem"))
     assert "--new-code" not in elsewhere
@@ -145,7 +145,7 @@ def test_more_peers_than_an_invite_holds_are_refused_in_words() -> None:
 
 
 @pytest.mark.slow
-def test_who_has_a_copy_of_the_folder_can_invite_to_it_in_the_organisers_name(
+def test_a_copy_of_the_folder_can_invite_in_the_organisers_name(
     tmp_path: Path,
 ) -> None:
     home, folder = tmp_path / "home", tmp_path / "poem"

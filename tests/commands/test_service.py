@@ -17,7 +17,7 @@ from node.core.running_lock import hold_running_lock
 from node.core.wrong_use import WrongUse
 from node.training.join.admission import keep_invite
 from tests.commands.console import Completed, objects, potluck
-from tests.joining.test_invited import INVITE
+from tests.joining.test_invite_sources import INVITE
 
 SYSTEMCTL = """#!/bin/sh
 echo "$@" >>"$0.journal"
@@ -101,7 +101,7 @@ def test_a_node_that_runs_in_the_home_is_not_started_a_second_time(machine: Mach
 
 
 @pytest.mark.slow
-def test_who_cannot_go_on_alone_is_told_what_to_do_first(machine: Machine) -> None:
+def test_a_home_that_cannot_start_by_itself_is_told_what_to_do_first(machine: Machine) -> None:
     told = machine.service("install")
     assert (told.returncode, "no invite to join with" in told.stderr) == (2, True)
     told = machine.joined(closed=True).service("install")
@@ -110,7 +110,9 @@ def test_who_cannot_go_on_alone_is_told_what_to_do_first(machine: Machine) -> No
 
 
 @pytest.mark.slow
-def test_without_a_manager_nothing_is_written_and_it_is_said_what_to_type(machine: Machine) -> None:
+def test_without_a_service_manager_nothing_is_written_and_the_commands_are_shown(
+    machine: Machine,
+) -> None:
     machine.joined()
     Path(f"{machine.systemctl}.fails").write_text("--user")
     told = machine.service("install")
@@ -144,7 +146,7 @@ def test_a_machine_without_systemd_is_told_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("folder", ["home", '100 % "mine" \\o/ $HOME'])
-def test_what_systemd_reads_is_what_was_meant(tmp_path: Path, folder: str) -> None:
+def test_systemd_reads_the_unit_as_intended(tmp_path: Path, folder: str) -> None:
     program = tmp_path / "100 % mine" / "potluck"
     program.parent.mkdir()
     program.symlink_to(sys.executable)

@@ -106,7 +106,7 @@ def test_peer_id_and_address_are_whole_at_every_width(width: int, terminal: bool
     assert "/ip4/192.0.2.7/tcp/4001" in text
 
 
-def test_what_a_peer_says_cannot_command_the_terminal() -> None:
+def test_text_of_a_peer_cannot_control_the_terminal() -> None:
     hostile = LinkStatus(peer="\x1b]0;owned\x07[bold]x[/bold]", address="\x1b[2J\r\u202e\x9b31m")
     for width in (40, 200):
         text = drawn(NodeStatus(links=(hostile,)), width)
@@ -134,7 +134,7 @@ def test_a_round_is_told_apart_from_what_it_is_part_of(keeps: bool, said: str) -
     assert f"poem, {said} 3.0 s" in drawn(NodeStatus(training=view), 80)
 
 
-def test_one_is_no_plural() -> None:
+def test_one_peer_is_not_a_plural() -> None:
     one = DirectoryStatus(peers_known=1, slots_stored=1)
     assert "1 node known, 1 slot kept" in drawn(NodeStatus(directory=one), 80)
     assert "0 nodes known, 2 slots kept" in drawn(

@@ -18,6 +18,6 @@ def test_units_may_be_put_together(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "2", "h", "0s", "2 hours", "-1h", "1h?", "9" * 40 + "h"])
-def test_what_could_mean_something_else_is_refused(text: str) -> None:
+def test_an_ambiguous_span_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="not a length of time"):
         time_span(text)

@@ -76,7 +76,7 @@ def test_flags_are_never_abbreviated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variables", [{"POTLUCK_DEBUG": "1"}, {"POTLUCK_DEBUG": "true"}])
-def test_a_traceback_is_shown_to_who_asks_for_it(variables: dict[str, str], tmp_path: Path) -> None:
+def test_a_traceback_is_shown_with_debug(variables: dict[str, str], tmp_path: Path) -> None:
     assert "Traceback" in potluck("pnig", home=tmp_path, **variables).stderr
     assert "Traceback" in potluck("pnig", "--debug", home=tmp_path).stderr
 

@@ -81,14 +81,16 @@ async def test_an_answer_is_read_whole_though_part_of_the_request_never_was(
 
 
 @on_both
-async def test_who_goes_on_sending_to_a_closed_stream_is_told(place: Neighbourhood) -> None:
+async def test_a_sender_to_a_closed_stream_is_told(place: Neighbourhood) -> None:
     near, far = await place.joined()
     await far.aclose()
     await sending_breaks(near)
 
 
 @on_both
-async def test_who_waits_for_a_reader_that_closes_is_told(place: Neighbourhood) -> None:
+async def test_a_sender_that_waits_for_a_reader_is_told_when_it_closes(
+    place: Neighbourhood,
+) -> None:
     near, far = await place.joined()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sending_breaks, near)

@@ -24,7 +24,7 @@ async def test_a_peer_that_listens_is_found_dialable_and_gets_no_link(
 
 
 @on_both
-async def test_the_link_that_there_is_stays_as_it_is(place: Neighbourhood) -> None:
+async def test_an_existing_link_stays_as_it_is(place: Neighbourhood) -> None:
     asker, listener = await place.pair()
     await listener.connect(asker.peer_id)
     await place.settle()

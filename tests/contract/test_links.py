@@ -266,7 +266,7 @@ async def test_of_too_many_addresses_the_newest_are_kept(place: Neighbourhood) -
 
 
 @on_both
-async def test_what_is_no_address_of_that_peer_is_left_out(place: Neighbourhood) -> None:
+async def test_addresses_of_other_peers_are_left_out(place: Neighbourhood) -> None:
     network = await place.network()
     peer, stranger = Identity.generate().peer_id, Identity.generate().peer_id
     network.learn_addresses(

@@ -165,7 +165,7 @@ async def test_serving_a_protocol_twice_is_a_misuse(place: Neighbourhood) -> Non
 
 
 @on_both
-async def test_what_is_no_longer_served_is_refused_and_what_runs_goes_on(
+async def test_a_protocol_that_is_no_longer_served_is_refused_and_its_running_handlers_go_on(
     place: Neighbourhood,
 ) -> None:
     opener, acceptor = await place.pair()

@@ -123,7 +123,7 @@ async def test_sending_nothing_sends_nothing(place: Neighbourhood) -> None:
 
 
 @on_both
-async def test_what_is_sent_may_be_overwritten_afterwards(place: Neighbourhood) -> None:
+async def test_a_sent_buffer_may_be_overwritten_afterwards(place: Neighbourhood) -> None:
     near, far = await place.joined()
     buffer = bytearray(b"first")
     await near.send_all(memoryview(buffer))
@@ -164,7 +164,9 @@ async def test_a_small_buffer_is_filled_and_loses_nothing(place: Neighbourhood) 
 
 
 @on_both
-async def test_a_large_buffer_keeps_what_lies_behind_the_bytes(place: Neighbourhood) -> None:
+async def test_a_large_buffer_is_not_changed_beyond_the_received_bytes(
+    place: Neighbourhood,
+) -> None:
     near, far = await place.joined()
     await near.send_all(b"abc")
     buffer = bytearray(b"." * 100_000)

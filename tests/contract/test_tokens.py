@@ -82,7 +82,7 @@ async def two(place: Neighbourhood, *careless: str) -> AsyncIterator[Two]:
 
 
 @on_both
-async def test_those_who_were_admitted_call_and_transfer(place: Neighbourhood) -> None:
+async def test_admitted_nodes_call_and_transfer(place: Neighbourhood) -> None:
     async with two(place) as those:
         for _ in range(20):
             await those.call()
@@ -92,7 +92,7 @@ async def test_those_who_were_admitted_call_and_transfer(place: Neighbourhood) -
 
 
 @on_both
-async def test_who_has_no_token_is_told_so(place: Neighbourhood) -> None:
+async def test_a_node_without_a_token_is_told_so(place: Neighbourhood) -> None:
     async with two(place, "alice") as those:
         those.admission.of(those.alice).token = None
         for ask in (those.call, those.upload):

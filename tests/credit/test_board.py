@@ -61,7 +61,7 @@ def test_people_and_helpers_have_a_rank_each_in_their_own_table() -> None:
     assert "1.5 min" in people
 
 
-def test_what_was_trained_alone_has_a_column_and_is_told_as_that() -> None:
+def test_samples_trained_alone_have_their_own_column() -> None:
     alone = dataclasses.replace(BOB, samples=0, steps=0, alone_samples=593_920, alone_steps=580)
     people, helpers = shown(ALICE, alone, HELPER).split("Helpers")
     assert "bob" in people and "593,920" in people  # noqa: PT018
@@ -73,7 +73,7 @@ def test_before_anything_was_shared_it_says_so() -> None:
     assert "Nothing can be credited yet" in shown()
 
 
-def test_who_gave_no_record_is_counted() -> None:
+def test_people_without_a_record_are_counted() -> None:
     assert "1 of 4 peers gave no record" in shown(ALICE, unheard={PEERS["B"]: "no answer"})
 
 
@@ -107,13 +107,13 @@ KEEPER = Check(keeper=PEERS["A"], steps=1200, people=2, pages=9)
         (msgspec.structs.replace(KEEPER, trouble="No answer."), "No answer."),
     ],
 )
-def test_what_came_of_checking_is_said_and_decides(check: Check, words: str) -> None:
+def test_the_result_of_a_check_is_shown_and_decides(check: Check, words: str) -> None:
     found = board(ALICE, checks=(check,))
     assert words in "\n".join(check_lines(found))
     assert is_proven(found) == (check is KEEPER)
 
 
-def test_what_a_keeper_calls_somebody_is_no_line_of_ours() -> None:
+def test_a_name_given_by_a_keeper_cannot_look_like_our_own_lines() -> None:
     hostile = msgspec.structs.replace(KEEPER, differences=("eve\nChecked: all\x1b[2J: 1 steps",))
     lines = list(check_lines(board(ALICE, checks=(hostile,))))
     assert lines[-1] == "  eve Checked: all\N{REPLACEMENT CHARACTER}[2J: 1 steps"

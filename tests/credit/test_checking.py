@@ -76,14 +76,14 @@ def test_honest_sums_agree_with_records_that_were_not_here_or_have_grown(tmp_pat
     assert (check.people, check.pages, check.steps) == (3, 3, 9)
 
 
-def test_who_has_lost_its_own_record_can_check_all_the_same(tmp_path: Path) -> None:
+def test_a_peer_that_lost_its_own_record_can_still_check(tmp_path: Path) -> None:
     theirs = shelf_of(tmp_path / "theirs", page_by("K", 9), page_by("B", 9), page_by("C", 9))
     mine = Shelf(tmp_path / "mine", RUN, ALICE.public_key)  # B's, and empty
     (check,) = checked(mine, theirs, sums_from(theirs, 9))
     assert check.agrees, check
 
 
-def test_a_sum_that_the_records_do_not_come_to_is_named(tmp_path: Path) -> None:
+def test_a_sum_that_differs_from_the_records_is_named(tmp_path: Path) -> None:
     theirs = shelf_of(tmp_path / "theirs", page_by("K", 9), page_by("B", 9), page_by("C", 9))
     honest = sums_from(theirs, 9)
     raised = tuple(
@@ -120,7 +120,7 @@ def test_steps_that_nobody_has_made_are_not_agreed_to(tmp_path: Path) -> None:
     assert "9 steps, more than the run has made" in check.trouble
 
 
-def test_who_keeps_no_records_is_not_among_the_checked(tmp_path: Path) -> None:
+def test_a_peer_that_keeps_no_records_is_not_checked(tmp_path: Path) -> None:
     empty = shelf_of(tmp_path / "empty")
     assert checked(empty, empty, Sums()) == ()
 
@@ -161,7 +161,7 @@ def test_a_keeper_asks_newcomers_soon_and_everybody_at_the_end(tmp_path: Path) -
     assert (summed.people, summed.helpers, summed.writers) == (2, 1, 2)
 
 
-def test_who_leaves_hands_over_its_own_page_and_no_other(tmp_path: Path) -> None:
+def test_a_peer_that_leaves_hands_over_only_its_own_page(tmp_path: Path) -> None:
     shelf = shelf_of(tmp_path / "shelf")
     line = line_of({"B": (1, 0)}, 9 * PAGE_EPOCHS)
     beyond = sign_page(ALICE, Page(RUN, 9, (ALICE.public_key,), (line,)))

@@ -81,7 +81,7 @@ def gathered(
     return [(one.key, one.number) for one in shelf.listed()], unheard
 
 
-def test_pages_are_taken_from_whoever_has_them(tmp_path: Path) -> None:
+def test_pages_are_fetched_from_any_peer_that_has_them(tmp_path: Path) -> None:
     one = shelf_with(tmp_path / "one", page_by("A"))
     other = shelf_with(tmp_path / "other", page_by("B"), page_by("A"))
     mine = shelf_with(tmp_path / "mine")
@@ -101,7 +101,7 @@ def test_pages_that_nobody_can_have_written_yet_are_not_taken(tmp_path: Path) ->
     assert gathered(shelf_with(tmp_path / "mine"), partial(giving_out, theirs))[0] == []
 
 
-def test_what_is_not_signed_or_another_page_is_not_taken_and_named(tmp_path: Path) -> None:
+def test_an_unsigned_or_wrong_page_is_not_taken_and_its_sender_is_named(tmp_path: Path) -> None:
     honest = shelf_with(tmp_path / "honest", page_by("A"))
     found, unheard = gathered(
         shelf_with(tmp_path / "mine"),

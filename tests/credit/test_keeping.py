@@ -138,7 +138,7 @@ def taken_over(made: StepTaken) -> CaughtUp:
     return CaughtUp(made.epoch + 1, made.history, 0.1, 9, (), {}, 1, leads_on=True, seen=(seen,))
 
 
-async def test_who_has_left_stands_in_the_leaderboard_by_name(tmp_path: Path) -> None:
+async def test_a_person_who_has_left_is_in_the_leaderboard_by_name(tmp_path: Path) -> None:
     async with a_run(tmp_path, "keeper", "ann") as (keeper, ann):
         there = keeper.session.watched
         assert isinstance(there, Company)

@@ -61,7 +61,7 @@ def test_a_token_that_has_run_out_still_says_who_it_was() -> None:
     assert person_of(keyring_of(), ALICES_PEER, page_with(old)) == "github:alice"
 
 
-def test_who_has_left_no_record_is_named_by_what_it_showed() -> None:
+def test_a_person_without_a_record_is_named_by_the_token_that_it_showed() -> None:
     shown = {BOBS_PEER: read_token(BOBS_TOKEN)}
     records = records_of(keyring_of(), [(ALICES_PEER, page_with(ALICES_TOKEN))])
     assert persons_of(records, shown.get) == {
@@ -70,7 +70,7 @@ def test_who_has_left_no_record_is_named_by_what_it_showed() -> None:
     }
 
 
-def test_who_never_showed_anything_is_not_named() -> None:
+def test_a_peer_that_never_showed_a_token_has_no_name() -> None:
     stranger = SigningKey(b"stranger".ljust(32, b"."))
     page = Page("sahajbert/organiser", 0, (stranger.public_key,), ())
     records = records_of(keyring_of(), [(PeerId(ALICES_PEER), page)])

@@ -65,7 +65,7 @@ def test_of_two_versions_the_one_with_the_later_last_step_is_newer(tmp_path: Pat
     assert not shelf.put(ending(8))
 
 
-def test_our_own_page_is_what_we_say_last_and_nobody_else_says_it(tmp_path: Path) -> None:
+def test_our_own_page_is_replaced_only_by_ourselves(tmp_path: Path) -> None:
     shelf = open_shelf(tmp_path)
     assert shelf.put_own(signed("A", page(moment=9)))
     assert shelf.put_own(signed("A", page(moment=8)))
@@ -76,7 +76,7 @@ def test_our_own_page_is_what_we_say_last_and_nobody_else_says_it(tmp_path: Path
     assert shelf.has(Listed(KEYS["A"], 0, page_digest(old)))
 
 
-def test_what_nobody_signed_is_not_put_there(tmp_path: Path) -> None:
+def test_an_unsigned_page_is_not_kept(tmp_path: Path) -> None:
     shelf = open_shelf(tmp_path)
     with pytest.raises(WrongPage):
         shelf.put(b"anything")
@@ -91,7 +91,7 @@ def test_files_that_are_no_pages_are_passed_over(tmp_path: Path) -> None:
     assert len(open_shelf(tmp_path).listed()) == 1
 
 
-def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_files_that_a_killed_process_left_half_written_are_removed(tmp_path: Path) -> None:
     open_shelf(tmp_path).put(signed("B", page()))
     (file,) = tmp_path.iterdir()
     file.with_name(f".{file.name}.123.abcd").write_bytes(b"half")
@@ -108,7 +108,7 @@ def test_our_own_pages_come_first_and_the_newest_before_the_older(tmp_path: Path
     assert found == [(KEYS["A"], 1), (KEYS["A"], 0), (KEYS["B"], 1), (KEYS["B"], 0)]
 
 
-def test_whoever_takes_most_room_makes_room(
+def test_the_writer_with_the_most_bytes_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(signed("B", page()))
@@ -125,7 +125,7 @@ def test_whoever_takes_most_room_makes_room(
 
 
 @pytest.mark.parametrize("own", [2, 4])
-def test_our_own_pages_make_room_beyond_our_part_alone(
+def test_our_own_pages_make_room_only_beyond_our_own_share(
     own: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of_three(number: int) -> Page:
@@ -144,7 +144,7 @@ def test_our_own_pages_make_room_beyond_our_part_alone(
     assert [kept[KEYS[name]] for name in "ABC"] == [2, 1, 1]
 
 
-def test_writers_that_were_made_up_drive_nobody_out_whom_we_have_met(
+def test_invented_writers_displace_nobody_whom_we_have_met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shelves, "MOST_LISTED", 6)

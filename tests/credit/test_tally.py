@@ -24,7 +24,9 @@ runs_of_rounds = st.lists(rounds, min_size=1, max_size=4)
 
 
 @given(runs_of_rounds)
-def test_what_all_say_alike_is_added_up_exactly(steps: list[dict[str, tuple[int, int]]]) -> None:
+def test_statements_that_agree_are_added_up_exactly(
+    steps: list[dict[str, tuple[int, int]]],
+) -> None:
     records = [one for epoch, step in enumerate(steps) for one in everybody_says(step, epoch)]
     found = standings(records)
     for name in {name for step in steps for name in step}:
@@ -251,12 +253,12 @@ def test_a_step_that_somebody_made_alone_counts_apart_where_the_run_went_on_from
     ],
     ids=["last", "gap", "another's", "two", "others"],
 )
-def test_what_may_be_no_step_of_the_run_counts_for_nobody(told: list[CreditRecord]) -> None:
+def test_a_step_that_may_not_be_of_the_run_counts_for_nobody(told: list[CreditRecord]) -> None:
     found = standings(told)
     assert not any(one.alone_steps for one in found.values())
 
 
-def test_who_adds_up_has_made_its_own_steps_and_nobody_is_credited_with_more_than_may_be() -> None:
+def test_our_own_steps_count_and_nobody_is_credited_with_more_than_the_limit() -> None:
     found = tally(
         [alone("A", 0), alone("A", 1, samples=10**9)],
         PERSONS,

@@ -71,7 +71,7 @@ def _median(values: list[int]) -> int:
 
 @settings(max_examples=100)
 @given(voices_of_some, st.booleans())
-def test_it_is_what_the_rule_says(voices: Voices, are_persons_known: bool) -> None:
+def test_the_fast_weighing_equals_the_rule(voices: Voices, are_persons_known: bool) -> None:
     persons = PERSONS if are_persons_known else {}
     assert dict(confirmed_by(voices, persons)) == by_the_rule(voices, persons)
 
@@ -86,7 +86,7 @@ class Asked(dict[PeerId, str]):
         return super().get(key, default)
 
 
-def test_many_who_name_many_are_no_more_work_than_what_they_say() -> None:
+def test_the_work_grows_only_with_the_number_of_statements() -> None:
     many, persons = 60, Asked()
     voices: Voices = {}
     for number in range(many):
@@ -97,7 +97,7 @@ def test_many_who_name_many_are_no_more_work_than_what_they_say() -> None:
     assert persons.count < 3 * many * many  # and not many * many * many
 
 
-def test_what_liars_claim_together_is_a_number_that_can_be_sent() -> None:
+def test_the_sum_of_false_claims_still_fits_the_wire() -> None:
     claimed = {"A": (0, LARGEST_AMOUNT), "B": (0, LARGEST_AMOUNT), "C": (0, LARGEST_AMOUNT)}
     steps = LARGEST_SUM // LARGEST_AMOUNT + 2
     records = [says(name, claimed, epoch) for epoch in range(steps) for name in "AB"]

@@ -80,7 +80,7 @@ def test_it_is_not_healthy_without_the_others_or_a_pass(record: BackboneRecord) 
     assert "refused" in troubles["joined"]
 
 
-def test_who_is_paused_serves_nobody_and_says_so(record: BackboneRecord) -> None:
+def test_a_paused_peer_reports_that_it_serves_nobody(record: BackboneRecord) -> None:
     words = ("paused by you", "the quota of 200 GB for 2026-11 is used up")
     paused = msgspec.structs.replace(LISTENS, training=TrainerView(closed=words))
     assert record.troubles(paused) == {"paused": "; ".join(words)}
@@ -168,7 +168,9 @@ async def test_healthz_and_metrics_answer_over_http(record: BackboneRecord) -> N
         nursery.cancel_scope.cancel()
 
 
-async def test_who_holds_all_connections_keeps_no_health_check_out(record: BackboneRecord) -> None:
+async def test_a_client_that_holds_all_connections_does_not_keep_a_health_check_out(
+    record: BackboneRecord,
+) -> None:
     async with trio.open_nursery() as nursery:
         url = await serving(nursery, record, lambda: LISTENS)
         port = int(url.rsplit(":", 1)[1])

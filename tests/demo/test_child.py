@@ -8,7 +8,7 @@ from pathlib import Path
 from node.app.demo.processes import Child, Event
 
 
-async def test_what_it_says_is_read_and_no_file_stays_open(tmp_path: Path) -> None:
+async def test_its_output_is_read_and_no_file_stays_open(tmp_path: Path) -> None:
     told: list[Event] = []
     child = Child("ann", ["version", "--json"], home=tmp_path / "home", folder=tmp_path)
     before = set(os.listdir("/dev/fd"))

@@ -122,7 +122,7 @@ def test_a_run_that_is_over_before_the_late_one_is_in_a_step_ends_and_says_so(
     assert all(one.killed_at is None for one in demo._story.people.values())
 
 
-def test_one_that_is_still_there_is_killed_and_the_late_one_may_miss_all_steps(
+def test_a_volunteer_that_is_still_there_is_killed_and_the_late_one_may_miss_all_steps(
     tmp_path: Path, backbone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = {**dict.fromkeys(EARLY, KILL_AT_STEP), LATE: 0}

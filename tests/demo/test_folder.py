@@ -47,7 +47,7 @@ def test_a_kept_one_stays_for_good(temporary: Path) -> None:
     assert folder.is_dir()
 
 
-def test_what_a_killed_demo_left_is_removed_by_the_next_one(temporary: Path) -> None:
+def test_the_folder_of_a_killed_demo_is_removed_by_the_next_one(temporary: Path) -> None:
     killed = left_by_a_kill(temporary)
     os.utime(killed, (time.time() - LATER, time.time() - LATER))
     with demo_folder(keep=False) as folder:
@@ -60,13 +60,13 @@ def test_a_demo_that_runs_keeps_its_folder(temporary: Path) -> None:
         assert folder.is_dir()
 
 
-def test_one_that_may_be_just_beginning_is_left_alone(temporary: Path) -> None:
+def test_the_folder_of_a_demo_that_may_be_just_beginning_is_left_alone(temporary: Path) -> None:
     killed = left_by_a_kill(temporary)
     remove_abandoned(temporary, time.time())
     assert killed.is_dir()
 
 
-def test_what_only_has_the_name_is_left_alone(temporary: Path) -> None:
+def test_a_folder_that_only_has_the_name_is_left_alone(temporary: Path) -> None:
     (temporary / f"{PREFIX}mine").mkdir()
     elsewhere = temporary / "elsewhere"
     left_by_a_kill(elsewhere)

@@ -144,13 +144,13 @@ def test_a_demo_that_went_well_claims_all_of_it() -> None:
         ({**a_summary(a_story()), "checkpoint_epoch": 3}, "not of the last step"),
     ],
 )
-def test_what_was_not_met_is_said(summary: dict[str, Any], said: str) -> None:
+def test_missed_claims_are_named(summary: dict[str, Any], said: str) -> None:
     (failure,) = failures(summary)
     assert said in failure
     assert f"FAILED: {failure}" in page_of({**summary, "failures": [failure]}, keep=False)
 
 
-def test_what_others_tell_of_who_was_killed_is_credited_to_the_last_step() -> None:
+def test_the_killed_volunteer_is_credited_up_to_its_last_step() -> None:
     story = a_story()
     last = step(3, 0, ann=30, cleo=15, keeper=0)
     story.take_of_keeper(last)
@@ -172,7 +172,7 @@ def test_a_step_that_the_keeper_has_taken_over_counts_as_one_that_it_made() -> N
     assert "the records give ann 60 samples" in failure
 
 
-def test_what_was_in_a_step_without_the_keeper_may_be_credited_and_no_more() -> None:
+def test_samples_of_a_step_without_the_keeper_are_at_most_credited() -> None:
     story = a_story()
     story.take("ann", step(3, 30, ann=30, dora=5))  # dora got no word of it
     for ann, dora in ((60, 20), (90, 20), (60, 25), (90, 25)):
@@ -186,7 +186,7 @@ def test_a_step_of_another_history_says_nothing_of_the_keepers() -> None:
     assert a_summary(story)["failures"] == []
 
 
-def test_who_counts_otherwise_than_it_has_signed_is_named() -> None:
+def test_a_volunteer_that_counts_otherwise_than_it_signed_is_named() -> None:
     story = a_story()
     story.take("ann", step(1, 29, ann=30, keeper=0))
     (failure,) = a_summary(story)["failures"]

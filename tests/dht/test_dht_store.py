@@ -75,7 +75,7 @@ def test_a_newer_slot_takes_the_place_of_an_older_one_and_never_the_other_way(pa
         assert [one.slot.sequence for one in store.load_slots()] == [6]
 
 
-def test_what_has_expired_is_forgotten(path: Path) -> None:
+def test_expired_slots_are_forgotten(path: Path) -> None:
     with DhtStore(path) as store:
         store.save_slots(kept(slot("short", lives_ms=1_000), slot("long")), NOW)
         store.save_slots([], NOW + 1_000)
@@ -232,7 +232,7 @@ def with_a_view_for_a_table(path: Path) -> None:
     [write_garbage, cut_short, overwrite_pages, of_another_program, with_a_trigger,
      with_a_view_for_a_table],
 )  # fmt: skip
-def test_what_is_no_file_of_ours_is_moved_aside_and_a_new_one_is_begun(
+def test_a_file_that_is_not_ours_is_moved_aside_and_a_new_one_is_begun(
     spoil: Callable[[Path], None], path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.mkdir()
@@ -254,7 +254,7 @@ def test_an_empty_file_is_a_new_one(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["dht.sqlite"]
 
 
-def test_rows_that_cannot_be_are_left_out(path: Path) -> None:
+def test_impossible_rows_are_left_out(path: Path) -> None:
     with DhtStore(path) as store:
         store.save_slots(kept(slot("a")), NOW)
         store.save_contacts([contact(1)])
@@ -280,7 +280,7 @@ def test_rows_that_cannot_be_are_left_out(path: Path) -> None:
         assert store.load_contacts() == [contact(1)]
 
 
-def test_text_that_is_no_text_does_not_hide_the_rest(path: Path) -> None:
+def test_invalid_text_does_not_hide_the_rest(path: Path) -> None:
     with DhtStore(path) as store:
         store.save_slots(kept(slot("a")), NOW)
     with contextlib.closing(sqlite3.connect(path)) as mischief:
@@ -322,7 +322,7 @@ def test_a_file_that_others_may_write_is_refused(path: Path) -> None:
         DhtStore(path)
 
 
-def test_a_place_that_cannot_be_is_an_error_with_advice(tmp_path: Path) -> None:
+def test_an_impossible_path_is_an_error_with_advice(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PotluckError, match="--keep-slots"):
         DhtStore(tmp_path / "file" / "dht.sqlite")

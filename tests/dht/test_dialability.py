@@ -69,7 +69,7 @@ def link(address: str, reach: Reach = Reach.DIRECT) -> LinkFacts:
     return LinkFacts(PeerId("peer"), reach, True, address, 0.0)
 
 
-def test_those_come_first_that_lie_where_the_connection_comes_from() -> None:
+def test_addresses_in_the_network_of_the_connection_come_first() -> None:
     claimed = [*PRIVATE, *ELSEWHERE, SAME_NETWORK, PUBLIC]
     assert addresses_to_try(claimed, link("/ip4/93.184.216.34/tcp/61234")) == [
         SAME_NETWORK,
@@ -89,7 +89,7 @@ def test_at_home_all_kinds_are_tried_the_likeliest_first() -> None:
     assert tried == [PRIVATE[0], PRIVATE[1], PUBLIC]
 
 
-def test_who_comes_through_a_relay_has_one_try() -> None:
+def test_a_peer_that_comes_through_a_relay_has_one_try() -> None:
     relayed = link("/ip4/8.8.4.4/tcp/4001/p2p/relay/p2p-circuit", Reach.RELAYED)
     assert addresses_to_try([PUBLIC, *ELSEWHERE], relayed) == [PUBLIC]
     assert addresses_to_try([PUBLIC, *ELSEWHERE], None) == [PUBLIC]

@@ -32,7 +32,7 @@ def test_the_position_of_a_key_is_the_hash_of_its_text() -> None:
     )
 
 
-def test_what_is_no_peer_id_has_no_node_id() -> None:
+def test_other_text_than_a_peer_id_has_no_node_id() -> None:
     with pytest.raises(MalformedMessage):
         node_id_of("12D3KooWnobody")
 

@@ -79,7 +79,7 @@ def test_nobody_to_ask_is_the_end() -> None:
     assert lookup.closest_answered() == []
 
 
-def test_who_is_named_last_and_is_closest_is_still_asked() -> None:
+def test_the_closest_peer_is_asked_even_if_it_is_named_last() -> None:
     lookup = Lookup(TARGET, OWN, [near(9)], k=1)
     lookup.next_queries()
     lookup.answered(near(9), [near(1)])
@@ -123,7 +123,7 @@ def test_hops_count_those_that_were_asked_one_after_the_other() -> None:
 
 @given(dead=st.sets(st.integers(0, 59), max_size=40))
 @settings(max_examples=60, deadline=None)
-def test_whoever_is_dead_it_finds_the_closest_living_that_anybody_names(dead: set[int]) -> None:
+def test_it_finds_the_closest_living_peers_whichever_others_are_dead(dead: set[int]) -> None:
     contacts = scattered(60)
     swarm = Answerers.all_of(contacts)
     for number in dead:
@@ -173,7 +173,7 @@ def test_the_answer_of_a_slow_peer_is_taken() -> None:
     assert lookup.closest_answered() == [near(1), near(2)]
 
 
-def test_so_does_one_that_was_given_up() -> None:
+def test_the_answer_of_a_peer_that_was_given_up_is_taken() -> None:
     lookup = Lookup(TARGET, OWN, [near(1), near(2)], k=2)
     lookup.next_queries()
     lookup.failed(near(1))
@@ -222,7 +222,7 @@ def test_no_more_than_k_of_one_answer_are_looked_at() -> None:
     assert set(lookup.next_queries()) == {near(number) for number in (100, 99, 98, 97)}
 
 
-def test_who_names_many_that_do_not_exist_is_not_believed_any_more() -> None:
+def test_a_peer_that_names_many_nonexistent_ones_is_no_longer_believed() -> None:
     honest, liar = near(1000), near(1001)
     lookup = Lookup(TARGET, OWN, [honest, liar])
     lookup.next_queries()
@@ -240,7 +240,7 @@ def test_who_names_many_that_do_not_exist_is_not_believed_any_more() -> None:
     assert lookup.closest_answered() == [near(number) for number in range(30, 50)]
 
 
-def test_what_others_named_too_is_believed() -> None:
+def test_a_contact_that_others_name_too_is_believed() -> None:
     honest, liar = near(1000), near(1001)
     lookup = Lookup(TARGET, OWN, [honest, liar], k=8)
     lookup.next_queries()
@@ -255,7 +255,7 @@ def test_what_others_named_too_is_believed() -> None:
     assert lookup.closest_answered() == [near(8), honest, liar]
 
 
-def test_those_whom_only_liars_named_are_asked_when_there_is_nobody_else() -> None:
+def test_contacts_that_only_liars_named_are_asked_when_there_is_nobody_else() -> None:
     liar = near(1000)
     lookup = Lookup(TARGET, OWN, [liar])
     lookup.next_queries()
@@ -420,7 +420,7 @@ def test_it_waits_for_slow_ones_only_once_somebody_answered_and_nobody_else_is_l
     assert lookup.is_done
 
 
-def test_all_slow_and_nobody_answered_is_nothing_to_be_content_with() -> None:
+def test_it_does_not_end_while_all_are_slow_and_nobody_has_answered() -> None:
     lookup = Lookup(TARGET, OWN, [near(1)], k=3)
     for one in lookup.next_queries():
         lookup.slow(one)

@@ -25,7 +25,7 @@ def tried_for_an_hour(lost: LostPeers) -> float:
     return now
 
 
-def test_it_is_the_turn_of_all_when_they_may_be_back() -> None:
+def test_every_lost_peer_is_tried_again_when_it_may_be_back() -> None:
     long_gone = contacts(3)
     lost = LostPeers(random.Random(0))
     for one in long_gone:
@@ -39,7 +39,7 @@ def test_it_is_the_turn_of_all_when_they_may_be_back() -> None:
     assert lost.due(now + 2.0 + LONGEST_RETRY_SECONDS, at_most=3) == long_gone
 
 
-def test_who_was_lost_last_is_tried_first() -> None:
+def test_the_peer_that_was_lost_last_is_tried_first() -> None:
     *long_gone, newest = contacts(4)
     lost = LostPeers(random.Random(0))
     for one in long_gone:

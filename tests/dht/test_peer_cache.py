@@ -77,7 +77,7 @@ def test_nobody_else_can_read_it_and_no_draft_stays(cache: PeerCache) -> None:
     assert [file.name for file in cache.path.parent.iterdir()] == ["peers.json"]
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(KeepingFailed, match="may not find the others"):
         PeerCache(tmp_path / "file" / "peers.json").save_contacts([contact(1)])
@@ -101,7 +101,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_is_not_a_cache_is_not_used_and_replaced_later(
+def test_a_file_that_is_not_a_cache_is_not_used_and_is_replaced_later(
     content: bytes, cache: PeerCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.path.parent.mkdir()
@@ -127,7 +127,7 @@ def test_a_link_or_a_pipe_in_its_place_is_not_followed(cache: PeerCache, tmp_pat
     assert cache.load_contacts() == []
 
 
-def test_what_others_may_write_is_not_used(cache: PeerCache) -> None:
+def test_a_cache_that_others_may_write_is_not_used(cache: PeerCache) -> None:
     cache.save_contacts([contact(1)])
     cache.path.chmod(0o666)
     assert cache.load_contacts() == []

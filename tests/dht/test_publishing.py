@@ -90,7 +90,7 @@ def test_a_slot_that_is_not_kept_up_is_repeated_unchanged_and_then_over() -> Non
     assert own.next_due() is None
 
 
-def test_five_hundred_slots_are_said_again_in_a_few_waves_spread_over_time() -> None:
+def test_five_hundred_slots_are_repeated_in_a_few_waves_spread_over_time() -> None:
     own = publisher()
     for number in range(500):
         own.put(f"note/{number}", VALUE, HOUR, NOW)
@@ -190,7 +190,7 @@ def test_failing_and_succeeding_with_what_was_never_published_is_harmless() -> N
     assert own.next_due() is None
 
 
-def test_what_is_put_again_replaces_what_was_there() -> None:
+def test_a_value_that_is_put_again_replaces_the_old_one() -> None:
     own = publisher()
     first = own.put("note/x", VALUE, HOUR, NOW)
     second = own.put("note/x", text("newer"), HOUR, NOW)
@@ -199,7 +199,7 @@ def test_what_is_put_again_replaces_what_was_there() -> None:
     assert {slot.value for _, slots in waves(own, NOW + HOUR) for slot in slots} == {text("newer")}
 
 
-def test_a_withdrawal_is_repeated_for_as_long_as_what_it_stands_against_lives() -> None:
+def test_a_withdrawal_is_repeated_for_as_long_as_the_withdrawn_slot_lives() -> None:
     own = publisher()
     long_lived = own.put("note/x", VALUE, HOUR, NOW)
     own.put("note/x", VALUE, 2 * MINUTE, NOW)
@@ -226,7 +226,7 @@ def test_a_publisher_that_restarted_withdraws_for_as_long_as_anything_could_live
     assert withdrawn.expires == NOW + DAY
 
 
-def test_a_withdrawal_is_taken_by_whoever_holds_the_slot_and_keeps_it_out() -> None:
+def test_a_node_that_holds_the_slot_takes_its_withdrawal_and_keeps_the_slot_out() -> None:
     own, storage = publisher(), Storage(Families())
     slot = own.put("note/x", VALUE, HOUR, NOW)
     storage.store(slot, NOW)
@@ -261,7 +261,7 @@ def test_meeting_a_newer_slot_of_our_own_makes_us_speak_above_it() -> None:
     assert withdrawn.expires == from_the_future.expires, "it stands against that one as well"
 
 
-def test_meeting_what_does_not_stand_against_us_changes_nothing() -> None:
+def test_meeting_an_older_slot_or_one_of_another_key_or_publisher_changes_nothing() -> None:
     own = publisher()
     said = own.put("note/x", VALUE, HOUR, NOW)
     assert own.met(said, NOW) is None
@@ -290,7 +290,7 @@ def test_a_slot_that_would_be_gone_before_it_arrives_is_a_mistake(ttl: int) -> N
         publisher().put("note/x", VALUE, ttl, NOW)
 
 
-def test_what_cannot_be_a_slot_is_not_scheduled() -> None:
+def test_an_invalid_slot_is_not_scheduled() -> None:
     own = publisher()
     with pytest.raises(SlotRefused):
         own.put("nokey", VALUE, HOUR, NOW)
@@ -340,7 +340,7 @@ def test_a_withdrawal_after_a_clock_that_was_ahead_lives_as_long_as_anything_cou
     assert withdrawn.expires == NOW + DAY
 
 
-def test_what_is_due_can_be_had_a_few_at_a_time() -> None:
+def test_due_slots_are_handed_out_a_few_at_a_time() -> None:
     publisher = Publisher(ALICE, random.Random(0))
     for number in range(20):
         publisher.put(f"note/{number}", text("x"), HOUR, NOW)

@@ -81,7 +81,7 @@ def test_the_last_bucket_splits_as_often_as_it_takes() -> None:
     assert len(table.bucket_sizes) == ID_BITS
 
 
-def test_who_was_heard_of_least_recently_is_pinged_before_a_newcomer_takes_its_place() -> None:
+def test_the_peer_heard_of_least_recently_is_pinged_before_a_newcomer_takes_its_place() -> None:
     table = full_far_bucket()
     table.heard_from(far(0), 10)
     assert table.heard_from(far(9), LATER) == far(1)
@@ -166,7 +166,7 @@ def test_a_newcomer_takes_the_place_of_one_that_failed_at_once() -> None:
     assert far(3).node_id not in table
 
 
-def test_who_says_that_it_leaves_is_gone() -> None:
+def test_a_peer_that_says_that_it_leaves_is_removed() -> None:
     table = full_far_bucket()
     table.heard_from(far(9), 5)
     table.remove(far(0))
@@ -277,7 +277,7 @@ def test_a_newcomer_that_looks_itself_up_has_all_but_its_last_bucket_left(moment
     assert table.buckets_to_refresh(5) == list(range(len(table.bucket_sizes) - 1))
 
 
-def test_who_was_quiet_for_long_is_to_be_pinged_once() -> None:
+def test_a_peer_that_was_quiet_for_long_is_pinged_once() -> None:
     table = full_far_bucket()  # heard of at 0, 1, 2, 3, and the near one at 0
     table.heard_from(far(0), 5)
     assert table.quiet(QUIET_SECONDS - 1) == []

@@ -18,7 +18,7 @@ def contact(one: Member) -> Contact:
 
 
 @simulated
-async def test_what_one_node_puts_every_node_reads(world: SimulatedWorld) -> None:
+async def test_every_node_reads_a_value_that_one_node_puts(world: SimulatedWorld) -> None:
     members = await swarm(world, 8)
     written = await members[1].dht.put("note/hello", "hello", 60)
     assert written.replicas >= 5
@@ -52,7 +52,7 @@ async def test_the_newest_of_one_publisher_holds(world: SimulatedWorld) -> None:
 
 
 @simulated
-async def test_what_was_withdrawn_is_gone_everywhere(world: SimulatedWorld) -> None:
+async def test_a_withdrawn_slot_is_gone_everywhere(world: SimulatedWorld) -> None:
     members = await swarm(world, 5)
     await members[0].dht.put("note/gone", "here", 60)
     await members[1].dht.put("note/gone", "stays", 60)

@@ -171,7 +171,7 @@ async def test_a_put_that_nobody_takes_says_why(world: SimulatedWorld) -> None:
 
 
 @simulated
-async def test_what_every_node_would_refuse_is_refused_before_it_is_sent(
+async def test_a_slot_that_every_node_would_refuse_is_refused_before_it_is_sent(
     world: SimulatedWorld,
 ) -> None:
     alone = member(world, "alone")
@@ -268,7 +268,9 @@ async def test_slots_under_other_keys_than_asked_for_are_not_taken(world: Simula
 
 
 @simulated
-async def test_who_brings_forgeries_again_and_again_is_avoided(world: SimulatedWorld) -> None:
+async def test_a_peer_that_brings_forgeries_again_and_again_is_avoided(
+    world: SimulatedWorld,
+) -> None:
     stranger, node, other = await swarm(world, 3)
     lies = [forged(now_of(node))] * 8
     for _ in range(4):
@@ -283,7 +285,9 @@ async def test_who_brings_forgeries_again_and_again_is_avoided(world: SimulatedW
 
 
 @simulated
-async def test_who_passes_on_a_forgery_is_avoided_for_a_while(world: SimulatedWorld) -> None:
+async def test_a_peer_that_passes_on_a_forgery_is_avoided_for_a_while(
+    world: SimulatedWorld,
+) -> None:
     lie = forged(int(world.honest_time() * 1000))
     members, bad = await among(world, that_greets((lie,)), impostors=1)
     await members[0].dht.get("note/hello")

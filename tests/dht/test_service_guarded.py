@@ -71,7 +71,7 @@ async def test_a_monitor_in_a_table_costs_writers_a_question_and_no_failure(
 
 
 @simulated
-async def test_whose_token_has_run_out_keeps_its_table_and_goes_on_with_a_new_one(
+async def test_a_node_whose_token_expired_keeps_its_table_and_goes_on_with_a_new_one(
     world: SimulatedWorld,
 ) -> None:
     admission = Admission()
@@ -93,7 +93,7 @@ async def test_whose_token_has_run_out_keeps_its_table_and_goes_on_with_a_new_on
 
 
 @simulated
-async def test_who_shows_no_token_is_in_nobodys_table(world: SimulatedWorld) -> None:
+async def test_a_node_without_a_token_is_in_nobodys_table(world: SimulatedWorld) -> None:
     admission = Admission()
     members = await admitted(world, admission, "alice", "bob", "carol")
     stranger = member(world, "stranger", members)
@@ -106,7 +106,7 @@ async def test_who_shows_no_token_is_in_nobodys_table(world: SimulatedWorld) -> 
 
 
 @simulated
-async def test_whoever_is_turned_away_by_all_is_told_at_once_in_their_words(
+async def test_a_node_that_all_refuse_is_told_their_reason_at_once(
     world: SimulatedWorld,
 ) -> None:
     admission = Admission()
@@ -119,7 +119,7 @@ async def test_whoever_is_turned_away_by_all_is_told_at_once_in_their_words(
 
 
 @simulated
-async def test_one_who_refuses_is_not_all_while_another_does_not_answer(
+async def test_one_refusal_is_not_final_while_another_node_does_not_answer(
     world: SimulatedWorld,
 ) -> None:
     admission = Admission()

@@ -216,7 +216,7 @@ async def test_a_slot_is_repeated_to_those_who_are_closest_by_then(world: Simula
 
 
 @simulated
-async def test_nobody_is_told_again_what_he_knows(world: SimulatedWorld) -> None:
+async def test_no_replica_is_sent_a_slot_that_it_has(world: SimulatedWorld) -> None:
     members = await swarm(world, 8)
     await trio.sleep(60)
     reader = members[0].dht
@@ -239,7 +239,7 @@ async def test_nobody_is_told_again_what_he_knows(world: SimulatedWorld) -> None
 
 
 @simulated
-async def test_what_comes_to_a_watcher_itself_is_seen_without_asking_anybody(
+async def test_a_watcher_sees_a_slot_that_it_receives_without_asking_anybody(
     world: SimulatedWorld,
 ) -> None:
     members = await swarm(world, 4)
@@ -263,7 +263,7 @@ async def test_what_comes_to_a_watcher_itself_is_seen_without_asking_anybody(
 
 
 @simulated
-async def test_of_what_is_written_often_the_rest_gets_only_the_last(world: SimulatedWorld) -> None:
+async def test_of_many_writes_the_farther_replicas_get_only_the_last(world: SimulatedWorld) -> None:
     members = await swarm(world, 12)
     await trio.sleep(60)
     sent = members[0].dht.statistics().slots_sent

@@ -221,7 +221,7 @@ async def test_a_newcomer_is_given_the_slots_that_it_is_closer_to(world: Simulat
 
 
 @simulated
-async def test_who_cannot_join_says_which_address_failed_how_and_goes_on_trying(
+async def test_a_node_that_cannot_join_reports_how_each_address_failed_and_goes_on_trying(
     world: SimulatedWorld,
 ) -> None:
     late = world.add_node("late")
@@ -243,7 +243,7 @@ async def test_who_cannot_join_says_which_address_failed_how_and_goes_on_trying(
 
 
 @simulated
-async def test_what_was_complained_of_is_not_said_again(world: SimulatedWorld) -> None:
+async def test_the_same_complaint_is_not_logged_again(world: SimulatedWorld) -> None:
     away = [world.add_node(name) for name in ("first", "second")]
     for one in away:
         world.crash(one)
@@ -288,7 +288,7 @@ class FullDisk(MemoryKeeper):
 
 
 @simulated
-async def test_a_full_disk_costs_what_was_to_be_kept_and_nothing_else(
+async def test_a_full_disk_costs_only_the_stored_slots(
     world: SimulatedWorld,
 ) -> None:
     first = member(world, "first", keeper=FullDisk())
@@ -317,7 +317,9 @@ async def test_slots_on_disk_that_were_changed_there_are_not_believed(
 
 
 @simulated
-async def test_who_waits_for_the_directory_when_it_ends_is_told(world: SimulatedWorld) -> None:
+async def test_a_caller_that_waits_for_the_directory_when_it_ends_is_told(
+    world: SimulatedWorld,
+) -> None:
     first, second = await swarm(world, 2)
     second.crash()
     first.network.world.partition([first.network], [second.network])

@@ -86,7 +86,9 @@ async def test_a_batch_of_slots_is_checked_a_few_at_a_time(world: SimulatedWorld
 
 
 @simulated
-async def test_what_a_replica_answers_is_checked_a_few_at_a_time(world: SimulatedWorld) -> None:
+async def test_the_answer_of_a_replica_is_checked_a_few_slots_at_a_time(
+    world: SimulatedWorld,
+) -> None:
     now = int(world.honest_time() * 1000)
     slots = tuple(fresh(250, now + HOUR))
     members, _ = await among(world, that_greets(slots), impostors=1)

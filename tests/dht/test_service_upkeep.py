@@ -33,7 +33,7 @@ async def test_a_node_that_nobody_can_dial_learns_it_and_is_no_replica(
 
 
 @simulated
-async def test_who_went_without_a_word_is_noticed_though_nobody_looks(
+async def test_a_peer_that_vanishes_is_noticed_without_any_lookup(
     world: SimulatedWorld,
 ) -> None:
     members = await swarm(world, 6)
@@ -96,7 +96,7 @@ async def test_no_more_idle_links_are_kept_than_the_limit(world: SimulatedWorld)
 
 
 @simulated
-async def test_who_asks_and_never_answers_does_not_stay_in_the_table(
+async def test_a_peer_that_asks_and_never_answers_does_not_stay_in_the_table(
     world: SimulatedWorld,
 ) -> None:
     members = await swarm(world, 5)
@@ -124,7 +124,9 @@ async def test_who_asks_and_never_answers_does_not_stay_in_the_table(
 
 
 @simulated
-async def test_who_failed_once_and_answers_is_not_sought_any_more(world: SimulatedWorld) -> None:
+async def test_a_peer_that_failed_once_and_answers_again_is_no_longer_sought(
+    world: SimulatedWorld,
+) -> None:
     members = await swarm(world, 5)
     world.partition([members[0].network], [members[1].network])
     await members[0].dht.get("note/x")
@@ -137,7 +139,9 @@ async def test_who_failed_once_and_answers_is_not_sought_any_more(world: Simulat
 
 
 @simulated
-async def test_what_is_over_is_let_go_of_though_nobody_stores(world: SimulatedWorld) -> None:
+async def test_expired_slots_are_dropped_although_nothing_new_is_stored(
+    world: SimulatedWorld,
+) -> None:
     stranger, node = await swarm(world, 2)
     expires = now_of(node) + HOUR
     slots = [note(key=f"note/{number}", expires=expires) for number in range(300)]

@@ -36,7 +36,7 @@ from tests.dht.test_service_faults import now_of, put_in_table
 
 
 @simulated
-async def test_who_wrote_with_a_clock_that_was_ahead_writes_above_that_after_a_restart(
+async def test_a_publisher_whose_clock_was_ahead_writes_higher_sequences_after_a_restart(
     world: SimulatedWorld,
 ) -> None:
     members = await swarm(world, 5)
@@ -94,7 +94,9 @@ async def test_too_many_at_once_are_refused_before_any_is_kept_up(world: Simulat
 
 
 @simulated
-async def test_what_is_for_the_batch_method_is_refused_by_the_other(world: SimulatedWorld) -> None:
+async def test_a_request_for_the_batch_method_is_refused_by_the_single_one(
+    world: SimulatedWorld,
+) -> None:
     stranger, node = await swarm(world, 2)
     slots = tuple(note(publisher(one), expires=now_of(node) + HOUR) for one in range(1, 10))
     with pytest.raises(LimitExceeded):

@@ -65,14 +65,14 @@ def test_a_key_that_fills_it_makes_room_for_itself() -> None:
     assert area.total_bytes == SIZE
 
 
-def test_what_is_larger_than_the_area_is_not_kept_and_pushes_out_nothing() -> None:
+def test_a_copy_larger_than_the_cache_is_not_kept_and_displaces_nothing() -> None:
     area = cache(copies=1)
     area.keep(note(), SIZE, NOW)
     assert not area.keep(note(key="note/large"), SIZE + 1, NOW)
     assert len(area) == 1
 
 
-def test_everything_that_is_over_can_be_let_go_at_once() -> None:
+def test_all_expired_copies_can_be_dropped_at_once() -> None:
     area = cache()
     area.keep(note(ALICE), SIZE, NOW)
     area.keep(note(BOB, key="note/later"), SIZE, NOW + SECOND)

@@ -155,7 +155,7 @@ def test_a_signature_is_not_another_publishers_nor_another_keys() -> None:
     assert refusal(replace(slot, sequence=slot.sequence + 1)) is SlotRefusal.BAD_SIGNATURE
 
 
-def test_a_signature_from_another_domain_is_none_here() -> None:
+def test_a_signature_from_another_domain_is_not_valid_here() -> None:
     slot = note(ALICE)
     elsewhere = ALICE.sign(b"potluck/other/1", canonical_bytes(slot))
     assert refusal(msgspec.structs.replace(slot, signature=elsewhere)) is SlotRefusal.BAD_SIGNATURE
@@ -178,7 +178,7 @@ def test_thirty_two_bytes_that_are_no_key_sign_nothing() -> None:
     "key",
     ["", "note", "note/", "/hello", "/", "note/" + "x" * 252, "note/" + "é" * 126, "note/\ud800"],
 )
-def test_what_is_no_key_is_malformed(key: str) -> None:
+def test_an_invalid_key_is_malformed(key: str) -> None:
     with pytest.raises(SlotRefused) as caught:
         check_key(key)
     assert caught.value.refusal is SlotRefusal.MALFORMED
@@ -186,7 +186,7 @@ def test_what_is_no_key_is_malformed(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["a/b", "note/a/b/c", "note/" + "x" * 251, "note/" + "é" * 125])
-def test_what_is_a_key_is_taken(key: str) -> None:
+def test_a_valid_key_is_accepted(key: str) -> None:
     assert len(check_key(key)) <= LONGEST_KEY_BYTES
 
 

@@ -35,7 +35,7 @@ def refusal(storage: Storage, slot: Slot, now: int = NOW) -> SlotRefusal:
     return caught.value.refusal
 
 
-def test_what_was_stored_is_found_until_it_expires(storage: Storage) -> None:
+def test_a_stored_slot_is_found_until_it_expires(storage: Storage) -> None:
     slot = note()
     assert storage.store(slot, NOW) is Stored.NEW
     assert storage.get("note/hello", NOW) == [slot]
@@ -128,7 +128,7 @@ def test_a_slot_of_impossible_form_is_refused(storage: Storage) -> None:
     assert refusal(storage, malformed) is SlotRefusal.MALFORMED
 
 
-def test_what_has_expired_or_expires_in_a_year_is_refused(storage: Storage) -> None:
+def test_a_slot_that_has_expired_or_expires_in_a_year_is_refused(storage: Storage) -> None:
     assert refusal(storage, note(expires=NOW)) is SlotRefusal.EXPIRED
     assert refusal(storage, note(expires=NOW + 365 * DAY)) is SlotRefusal.EXPIRY_TOO_FAR
 
@@ -187,7 +187,9 @@ def test_a_withdrawn_slot_stands_in_the_way_of_older_ones_until_it_expires(
     assert storage.store(note(sequence=3), NOW) is Stored.REPLACED, "its publisher may come back"
 
 
-def test_what_a_short_lived_slot_replaced_does_not_come_back_after_it(storage: Storage) -> None:
+def test_a_slot_that_a_short_lived_one_replaced_does_not_come_back_after_it(
+    storage: Storage,
+) -> None:
     long_lived = note(sequence=1, expires=NOW + HOUR)
     storage.store(long_lived, NOW)
     storage.store(note(sequence=2, value="brief", expires=NOW + SECOND), NOW)
@@ -304,7 +306,7 @@ def test_a_restored_slot_stands_against_what_it_replaced_in_an_earlier_life() ->
     )
 
 
-def test_what_comes_from_a_disk_is_checked_like_any_other_slot() -> None:
+def test_a_slot_from_disk_is_checked_like_any_other() -> None:
     storage = Storage(Families())
     forged = msgspec.structs.replace(note(sequence=9, expires=NOW - 1), signature=bytes(64))
     with pytest.raises(SlotRefused):
@@ -315,7 +317,7 @@ def test_what_comes_from_a_disk_is_checked_like_any_other_slot() -> None:
     assert len(storage) == 0, "no floor is kept for longer than a slot could live"
 
 
-def test_what_was_stored_since_the_start_holds_against_the_disk() -> None:
+def test_a_slot_stored_since_the_start_takes_precedence_over_the_disk() -> None:
     storage = Storage(Families())
     newer = note(sequence=3)
     storage.store(newer, NOW)
@@ -338,7 +340,7 @@ def test_thousands_that_expire_in_one_instant_hold_nobody_up(storage: Storage) -
     assert len(storage) == 1
 
 
-def test_what_was_taken_while_the_clock_was_ahead_does_not_stay_for_ever(
+def test_a_slot_stored_while_the_clock_was_ahead_does_not_stay_for_ever(
     storage: Storage,
 ) -> None:
     ahead = NOW + 365 * DAY
@@ -379,7 +381,9 @@ def test_a_full_share_keeps_nobody_from_renewing_what_is_there() -> None:
     assert storage.store(note(ALICE, sequence=2), NOW, ALICES) is Stored.REPLACED
 
 
-def test_what_was_handed_over_counts_for_its_publisher_once_he_brings_it_himself() -> None:
+def test_a_slot_that_was_handed_over_counts_for_its_publisher_once_the_publisher_brings_it() -> (
+    None
+):
     storage = Storage(Families(), LIMITS)
     giver = Sender(CAROL.public_key, "carol")
     for number in range(4):

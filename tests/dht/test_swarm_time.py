@@ -117,13 +117,13 @@ def test_a_peer_has_one_voice_however_often_it_speaks() -> None:
     assert time.offset_ms == HOUR - 5
 
 
-def test_so_many_peers_are_remembered_the_last_ones() -> None:
+def test_only_the_most_recent_peers_are_remembered() -> None:
     time = after(*[-HOUR] * PEERS_SAMPLED, *[HOUR] * PEERS_SAMPLED)
     assert time.peers == PEERS_SAMPLED
     assert time.offset_ms == HOUR
 
 
-def test_who_spoke_lately_is_not_the_one_who_is_forgotten() -> None:
+def test_a_peer_that_spoke_recently_is_not_forgotten() -> None:
     majority = PEERS_SAMPLED // 2 + 1
     time = after(*[-HOUR] * majority, *[HOUR] * (PEERS_SAMPLED - majority))
     for number in range(majority):
@@ -145,7 +145,7 @@ def test_who_spoke_lately_is_not_the_one_who_is_forgotten() -> None:
     ],
     ids=["took too long", "clock put back meanwhile", "before 1970", "no time", "giant"],
 )
-def test_what_is_no_measurement_is_left_out(said: int, asked: int, heard: int) -> None:
+def test_invalid_measurements_are_left_out(said: int, asked: int, heard: int) -> None:
     time = SwarmTime()
     assert time.sample(peer(1), said, asked, heard) is None
     assert (time.peers, time.offset_ms) == (0, 0)
@@ -185,5 +185,5 @@ def test_it_is_said_again_only_after_the_clock_was_right_in_between() -> None:
     assert "3.0 seconds ahead of the swarm's" in str(told)
 
 
-def test_a_clock_that_is_a_little_off_is_nothing_to_talk_about() -> None:
+def test_a_clock_that_is_a_little_off_is_not_reported() -> None:
     assert hear(SwarmTime(), 1, FAR_OFF_MS) is None

@@ -65,15 +65,15 @@ def closure(extras: set[str]) -> set[str]:
 BUILD_BACKEND = {"setuptools"}
 
 
-def test_what_potluck_needs_is_pinned_and_nothing_else() -> None:
+def test_exactly_the_packages_that_potluck_needs_are_pinned() -> None:
     assert set(pins("run")) == closure(set()) | BUILD_BACKEND
 
 
-def test_what_the_tests_need_besides_is_pinned_and_nothing_else() -> None:
+def test_exactly_the_further_packages_that_the_tests_need_are_pinned() -> None:
     assert set(pins("development")) == closure({"development"}) - closure(set()) - BUILD_BACKEND
 
 
-def test_what_is_installed_is_what_is_pinned() -> None:
+def test_installed_versions_are_the_pinned_ones() -> None:
     pinned = pins("run") | pins("development")
     installed = {canonicalize_name(one.metadata["Name"]): one.version for one in distributions()}
     different = {

@@ -13,7 +13,7 @@ from tests.ports import LOOPBACK, held_port
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a port is held on Linux only")
 
 
-def test_a_held_port_refuses_whoever_connects_and_whoever_is_not_meant() -> None:
+def test_a_held_port_refuses_connections_and_other_servers() -> None:
     with held_port() as port:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((LOOPBACK, port))

@@ -354,7 +354,7 @@ def test_a_failing_check_is_named_and_ends_it(tools: Checkout, fails: str, step:
     assert "passed" not in done.stdout
 
 
-def test_ci_runs_what_people_run() -> None:
+def test_ci_runs_the_same_commands_as_people() -> None:
     """Before that it installs shells, and tests nothing."""
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert text.splitlines()[-1] == 'exec "$(dirname -- "$0")/../scripts/test"'

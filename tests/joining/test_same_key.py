@@ -46,14 +46,14 @@ async def say_how_far(node: Node) -> None:
     await node.dht.put(progress_key(RUN), slot(samples=8), SLOT_SECONDS, keep_up=False)
 
 
-async def test_where_nobody_has_spoken_nobody_waits(tmp_path: Path) -> None:
+async def test_without_an_earlier_slot_nobody_waits(tmp_path: Path) -> None:
     async with SimulatedWorld(seed=1) as world, node_in(world, tmp_path) as node:
         session, shown = a_session()
         await refuse_if_in_use(node, session, RUN)
         assert shown.kinds() == []
 
 
-async def test_a_key_that_speaks_after_this_node_began_is_in_use(tmp_path: Path) -> None:
+async def test_a_key_that_publishes_after_this_node_began_is_in_use(tmp_path: Path) -> None:
     async with SimulatedWorld(seed=1) as world, node_in(world, tmp_path) as node:
         await say_how_far(node)
         with pytest.raises(KeyInUse) as refused:
@@ -62,7 +62,7 @@ async def test_a_key_that_speaks_after_this_node_began_is_in_use(tmp_path: Path)
     assert str(tmp_path / "identity.key") in refused.value.why
 
 
-async def test_what_a_life_before_has_said_is_waited_out(tmp_path: Path) -> None:
+async def test_a_slot_of_an_earlier_session_is_waited_out(tmp_path: Path) -> None:
     async with SimulatedWorld(seed=1) as world, node_in(world, tmp_path) as node:
         assert isinstance(node.network, SimulatedNetwork)
         world.set_clock_skew(node.network, -SLOT_SECONDS / 2)

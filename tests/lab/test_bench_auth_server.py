@@ -33,7 +33,7 @@ def test_a_quick_run_prints_every_figure_and_has_verified_passes() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_figures_mean_is_in_the_help() -> None:
+def test_the_meaning_of_the_figures_is_in_the_help() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lab", "bench", "auth-server", "--help"],
         capture_output=True, text=True, check=True,

@@ -63,7 +63,7 @@ def test_all_hold_the_right_average_of_the_same() -> None:
     assert disagreement(round_of(all_of_four()), DIGESTS) == ""
 
 
-def test_who_died_has_no_digest_but_what_it_said_counts() -> None:
+def test_a_dead_peer_has_no_digest_but_its_last_words_count() -> None:
     digests = dict.fromkeys(range(3), "aa")
     assert disagreement(round_of(all_of_four()), digests) == ""
     said_otherwise = round_of(all_of_four(agreed_digest="02"))

@@ -65,7 +65,7 @@ def test_the_parts_are_those_of_the_steps_with_both() -> None:
     )
 
 
-def test_who_waits_between_steps_is_seen() -> None:
+def test_a_peer_that_waits_between_steps_is_seen() -> None:
     told = [{"event": "step_taken", "at": 10.0 * i, "waiting_seconds": 2.5} for i in range(5)]
     assert waited_share(told, 0.0, 40.0) == 0.25
     assert waited_share(told, 5.0, 12.0) == 0.0
@@ -85,7 +85,7 @@ def test_a_midnight_is_made_by_a_time_zone(moment: float, monkeypatch: pytest.Mo
     assert midnight.schedule == "00:02-00:01"
 
 
-def test_what_an_interface_counts_is_taken_without_its_frames() -> None:
+def test_traffic_is_counted_without_the_frames_of_the_interface() -> None:
     table = (
         "Inter-|   Receive                                                |  Transmit\n"
         " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs\n"

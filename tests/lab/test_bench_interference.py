@@ -16,7 +16,7 @@ def windows(**rates: float) -> dict[str, list[Window]]:
     }
 
 
-def test_what_is_kept_is_the_worse_of_the_two_directions() -> None:
+def test_the_worse_of_the_two_directions_is_reported() -> None:
     told = figures_of(windows(receiving=19.0, sending=17.0), threads=1, cores=2)
     assert told["arms"]["receiving"]["kept"] == pytest.approx(0.95)
     assert told["kept"] == pytest.approx(0.85)
@@ -30,7 +30,7 @@ def test_the_other_end_is_spared_only_where_the_training_takes_every_core() -> N
     assert told["kept"] == pytest.approx(1.0)
 
 
-def test_what_a_process_of_its_own_would_cost_is_no_bar() -> None:
+def test_the_cost_of_a_separate_process_has_no_bar() -> None:
     assert figures_of(windows(elsewhere=1.0), threads=1, cores=2)["met"]
 
 

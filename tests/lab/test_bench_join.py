@@ -44,7 +44,7 @@ def test_the_parts_follow_one_another_without_gaps(tmp_path: Path) -> None:
     assert (figures["step_seconds"], figures["fetched_bytes"]) == (2.0, 25)
 
 
-def test_who_skips_a_part_is_named(tmp_path: Path) -> None:
+def test_a_newcomer_that_skips_a_part_is_named(tmp_path: Path) -> None:
     with pytest.raises(BenchFailed, match="somebody did not tell"):
         figures_of(heard(tmp_path, (11.0, {"event": "began"})), 12.0, heard(tmp_path))
 

@@ -55,7 +55,7 @@ def can_build_labs() -> bool:
 @pytest.mark.soak
 @pytest.mark.root
 @pytest.mark.skipif(not can_build_labs(), reason="needs root, Linux and iproute2")
-async def test_whoever_was_away_is_back_by_itself() -> None:
+async def test_peers_that_were_away_come_back_by_themselves() -> None:
     """F3, F8, F18"""
     with trio.fail_after(600):
         told = await measure_outage(OutageEffort([trouble(one) for one in USUAL]))

@@ -51,7 +51,7 @@ def test_a_round_is_cut_as_the_way_asks_by_what_the_peers_declare(name: str, way
     ("name", "all_reduce", "server"),
     [("A", 1.0, 4.0), ("B", 1.0, 8.0), ("C", 1.92, 4.6), ("D", 1.68, 1.14)],
 )
-def test_what_is_predicted_has_the_ratios_of_the_plan(
+def test_the_prediction_has_the_ratios_of_the_plan(
     name: str, all_reduce: float, server: float
 ) -> None:
     setup = setup_of(name, seconds=15.0)
@@ -76,7 +76,7 @@ def test_every_peer_has_an_address_of_its_own() -> None:
     assert len({host_of(peer) for peer in range(1000)}) == 1000
 
 
-def test_who_is_not_root_is_told_so() -> None:
+def test_a_caller_without_root_is_told_so() -> None:
     if os.geteuid() != 0:
         with pytest.raises(NoOwnNetwork) as raised:
             check_own_networks()

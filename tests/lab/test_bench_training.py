@@ -62,7 +62,7 @@ def test_the_longest_time_without_a_step() -> None:
     assert longest_gap([0.5, 20.0], 1.0, 9.0) == 8.0
 
 
-def test_what_grows_is_noticed() -> None:
+def test_growth_is_noticed() -> None:
     quiet = {"memory_bytes": 1 << 28, "tasks": 50, "threads": 5, "descriptors": 20}
     grown = quiet | {"memory_bytes": (1 << 28) + 2 * MEMORY_GROWTH_BYTES}
     assert all(one["met"] for one in leaks([quiet] * 10).values())
@@ -76,7 +76,7 @@ def sheet(at: float, batches: int, **seconds: float) -> dict[str, float]:
     return {"at": at, "batches": batches, "samples": 32 * batches, **parts}
 
 
-def test_what_the_bench_records_is_not_the_loops_time() -> None:
+def test_recording_does_not_count_as_time_of_the_loop() -> None:
     parts = parts_between(sheet(10.0, 0), sheet(20.0, 4, computing=7.0, recording=2.0))
     assert parts[COMPUTING] == 7.0
     assert parts[REST] == 1.0
@@ -128,7 +128,7 @@ def test_a_small_run_prints_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.soak
-async def test_volunteers_that_are_killed_and_come_anew() -> None:
+async def test_the_churn_bench_runs_with_killed_and_new_volunteers() -> None:
     effort = TrainingChurnEffort(
         seconds=60.0,
         calm_seconds=45.0,

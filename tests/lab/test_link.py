@@ -137,7 +137,7 @@ async def test_a_reader_that_does_not_read_stops_the_link_in_bounded_memory(
         assert sum([len(piece) async for piece in receiver]) == 100 * READ_BYTES
 
 
-async def test_what_a_stall_holds_back_goes_out_in_order(autojump_clock: MockClock) -> None:
+async def test_bytes_held_back_by_a_stall_arrive_in_order(autojump_clock: MockClock) -> None:
     sender, source = memory_stream_pair()
     sink, receiver = memory_stream_pair()
     way = LinkDirection(LinkConditions(delay_seconds=0.1))
@@ -155,7 +155,7 @@ async def test_what_a_stall_holds_back_goes_out_in_order(autojump_clock: MockClo
         assert b"".join([bytes(piece) async for piece in receiver]) == b"one two"
 
 
-async def test_what_is_swallowed_never_arrives(autojump_clock: MockClock) -> None:
+async def test_swallowed_bytes_never_arrive(autojump_clock: MockClock) -> None:
     sender, source = memory_stream_pair()
     sink, receiver = memory_stream_pair()
     way = LinkDirection(LinkConditions(delay_seconds=0.1))

@@ -51,7 +51,7 @@ def test_a_clean_run_has_nothing_to_find() -> None:
     assert audit.states_compared == 2
 
 
-def test_what_a_killed_member_sent_counts_from_what_it_had_waiting() -> None:
+def test_the_samples_of_a_killed_member_count_from_those_that_it_had_waiting() -> None:
     audit = audit_of(a=[batch("a", 0), step(0, 8)], b=[batch("b", 0), batch("b", 8)])
     assert audit.failures == []
     assert audit.taken_for_dead == 8
@@ -77,22 +77,22 @@ def test_a_round_has_the_samples_that_its_members_brought() -> None:
     assert "16 samples, of which its members brought 12" in audit.failures[0]
 
 
-def test_who_steps_alone_is_the_only_member() -> None:
+def test_a_peer_that_steps_alone_is_the_only_member() -> None:
     audit = audit_of(a=[batch("a", 0), step(0, 8, samples=8.0, members=[])], b=[])
     assert audit.failures == []
 
 
-def test_those_who_report_a_round_say_the_same() -> None:
+def test_all_reports_of_a_round_agree() -> None:
     audit = audit_of(a=[batch("a", 0), step(0, 8)], b=[batch("b", 0), step(0, 8, members=["b"])])
     assert "b tells another round than the others" in audit.failures[0]
 
 
-def test_who_is_no_member_has_no_samples_in_it() -> None:
+def test_only_members_have_samples_in_a_round() -> None:
     audit = audit_of(a=[batch("a", 0, 16), step(0, 16, members=["b"])], b=[])
     assert "a counts 16 samples and is no member" in audit.failures[0]
 
 
-def test_what_is_dropped_waits_no_more() -> None:
+def test_dropped_samples_are_no_longer_waiting() -> None:
     dropped = {"what": "GradientsDropped", "epoch": 0, "samples": 8}
     audit = audit_of(a=[batch("a", 0), dropped, batch("a", 8)], b=[])
     assert audit.failures == []
@@ -101,7 +101,7 @@ def test_what_is_dropped_waits_no_more() -> None:
     assert audit.failures == ["a dropped 16 samples and had 8"]
 
 
-def test_what_is_held_back_is_the_last_batch() -> None:
+def test_the_last_batch_is_the_one_held_back() -> None:
     held = {"what": "HeldBack", "epoch": 0, "samples": 8}
     audit = audit_of(
         a=[batch("a", 0), batch("a", 8), held, step(0, 8)], b=[batch("b", 0), step(0, 8)]

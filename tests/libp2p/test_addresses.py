@@ -51,7 +51,7 @@ def test_the_peer_of_a_circuit_is_the_last_one_and_the_relay_is_not_dialled_for_
 @pytest.mark.parametrize(
     "text", ["", "/", "garbage", "/ip4/300.1.1.1/tcp/1", "/ip4/1.2.3.4/tcp/65536", "x" * 1000]
 )
-def test_what_is_no_multiaddr_is_malformed(text: str) -> None:
+def test_an_invalid_multiaddr_is_malformed(text: str) -> None:
     with pytest.raises(MalformedMessage):
         parse(text)
 

@@ -181,7 +181,7 @@ async def test_ten_callers_share_one_dial_and_one_who_gives_up_does_not_end_it()
         assert len(near._links.every_connection()) == 1
 
 
-async def test_what_a_shared_dial_fails_with_everybody_gets() -> None:
+async def test_every_caller_gets_the_error_of_a_shared_dial() -> None:
     async with open_libp2p_network(NEAR, LOOPBACK) as near:
         failures: list[Unreachable] = []
 

@@ -33,7 +33,7 @@ US = Description(
 )
 
 
-async def test_what_is_told_is_what_is_heard() -> None:
+async def test_a_description_arrives_as_it_was_sent() -> None:
     assert await read(Recorded(encode(US, PUBLIC_KEY))) == US
 
 

@@ -130,7 +130,7 @@ async def test_we_answer_the_library() -> None:
     assert chosen == [ECHO.decode()]
 
 
-async def test_what_follows_the_negotiation_is_left_for_the_protocol() -> None:
+async def test_bytes_after_the_negotiation_are_left_for_the_protocol() -> None:
     asked = Recorded(encode(HEADER) + encode(ECHO) + b"first bytes of the protocol")
     assert await answer(asked, {ECHO}) == ECHO
     assert asked.unread == b"first bytes of the protocol"

@@ -125,7 +125,7 @@ async def test_a_port_that_is_taken_is_an_error_for_people_and_leaves_nothing_op
 @pytest.mark.parametrize(
     "address", ["garbage", "/dns4/example.org/tcp/1", "/ip4/192.0.2.99/tcp/0", "/ip4/1.2.3.4/udp/1"]
 )
-async def test_what_cannot_be_listened_on_is_an_error_for_people(address: str) -> None:
+async def test_an_address_that_cannot_be_listened_on_is_an_error_for_people(address: str) -> None:
     with pytest.raises(NodeCannotListen) as refusal:
         async with open_libp2p_network(Identity.generate(), Libp2pSettings((address,))):
             pass
@@ -223,7 +223,7 @@ async def test_peers_learn_what_they_are_and_where_without_being_asked() -> None
         assert description.observed_address == link.remote_address
 
 
-async def test_what_is_known_of_a_peer_goes_when_it_goes() -> None:
+async def test_knowledge_of_a_peer_is_dropped_when_it_disconnects() -> None:
     async with networks(2) as (near, far):
         await near.connect(far.peer_id)
         known = near.host.peerstore.peer_data_map
@@ -258,7 +258,7 @@ async def test_the_library_identifies_us_and_we_identify_it() -> None:
         assert "libp2p" in described.agent_version
 
 
-async def test_what_builds_on_the_librarys_host_runs_over_our_connections() -> None:
+async def test_protocols_built_on_the_librarys_host_run_over_our_connections() -> None:
     """As relay and hole punching will: its dial, its handlers, its streams and notifications."""
     heard: list[bytes] = []
     seen: list[str] = []
@@ -410,7 +410,7 @@ def open_streams(*of: Libp2pNetwork) -> int:
 # -- the end
 
 
-async def test_what_the_body_raises_comes_out_as_it_is() -> None:
+async def test_an_error_in_the_body_comes_out_unchanged() -> None:
     async def raise_within() -> None:
         async with networks(2) as (near, far):
             await near.connect(far.peer_id)

@@ -139,7 +139,7 @@ async def test_a_default_resource_manager_limits_what_nobody_limited() -> None:
     assert swarm._resource_manager.limits.max_streams < math.inf
 
 
-async def test_the_auto_connector_dials_whom_nobody_asked_for() -> None:
+async def test_the_auto_connector_dials_peers_that_nobody_asked_for() -> None:
     """swarm: never started. (Left alone it begins after ten seconds; here it is told to.)"""
     async with host() as near, host() as far:
         near.get_peerstore().add_addrs(far.get_id(), far.get_transport_addrs(), 60)

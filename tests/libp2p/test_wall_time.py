@@ -15,7 +15,9 @@ HOUR_SECONDS = 3600.0
 
 @pytest.mark.skipif(not machine_clocks().counts_sleep, reason="no clock here goes on in sleep")
 @pytest.mark.parametrize("set_by", [HOUR_SECONDS, -HOUR_SECONDS])
-async def test_the_time_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch, set_by: float) -> None:
+async def test_a_changed_wall_clock_does_not_change_the_networks_time(
+    monkeypatch: pytest.MonkeyPatch, set_by: float
+) -> None:
     began = time.time()
     async with open_libp2p_network(Identity.generate(), Libp2pSettings()) as network:
         monkeypatch.setattr(time, "time", lambda: began + set_by)

@@ -168,7 +168,7 @@ NO_PICTURES = {
 
 
 @pytest.mark.parametrize("content", NO_PICTURES.values(), ids=NO_PICTURES.keys())
-def test_what_is_no_picture_is_named(content: bytes) -> None:
+def test_a_file_that_is_not_a_picture_is_named(content: bytes) -> None:
     with pytest.raises(NotAPicture):
         pixels_of(content, (3, 8, 8))
 

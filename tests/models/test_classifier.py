@@ -50,7 +50,7 @@ def test_it_learns_the_figures() -> None:
     assert float(right) > 0.25  # guessing gives 0.1
 
 
-def test_what_is_not_an_image_is_refused() -> None:
+def test_tensors_of_another_shape_than_images_are_refused() -> None:
     model = Classifier(SIZES["tiny"], 0)
     with pytest.raises(NotThisModel, match="coloured images"):
         model.loss(ImageBatch(torch.zeros(2, 32, 32), torch.zeros(2).long()))

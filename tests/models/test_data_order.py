@@ -26,7 +26,7 @@ def test_the_order_is_the_same_on_every_machine_for_ever() -> None:
     assert shard_order(8, 7, 0) == (6, 0, 4, 2, 1, 3, 5, 7)
 
 
-def test_seeds_tell_apart_what_is_written_alike() -> None:
+def test_similar_seeds_give_different_orders() -> None:
     assert len({derived_seed(1, "2"), derived_seed("1", 2), derived_seed(1, 2)}) == 3
     assert derived_seed("a", "bc") != derived_seed("ab", "c")
 

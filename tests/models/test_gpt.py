@@ -70,7 +70,7 @@ def test_it_learns_a_text_by_heart_in_sixty_steps() -> None:
     assert written == b"otluck!"
 
 
-def test_what_it_writes_is_decided_by_the_seed() -> None:
+def test_the_seed_decides_the_text() -> None:
     model = GPT(SMALLEST, 0)
     one, same, other = (bytes(model.generate(b"a", 30, generator=seeded(s))) for s in (1, 1, 2))
     assert one == same != other

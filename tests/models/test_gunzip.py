@@ -45,7 +45,7 @@ def test_truncated_gzip_is_named_with_the_place_of_its_end() -> None:
         unpacked(packed)
 
 
-def test_what_came_before_the_break_is_given() -> None:
+def test_text_before_the_break_is_given() -> None:
     gunzip = Gunzip()
     found = b"".join(gunzip.feed(gzip.compress(TEXT)[:1_000]))
     assert len(found) > 1_000

@@ -155,7 +155,7 @@ def test_its_bits_do_not_depend_on_the_number_of_threads() -> None:
     assert torch.equal(alone, together)
 
 
-def test_what_cannot_be_is_refused_when_it_is_made() -> None:
+def test_impossible_settings_are_refused_when_it_is_made() -> None:
     for wrong in (
         {"lr": -1.0},
         {"lr": math.nan},

@@ -113,7 +113,7 @@ def test_its_state_taken_up_by_another_one_goes_on_with_the_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(straight, resumed, strict=True))
 
 
-def test_what_cannot_be_is_refused_when_it_is_made() -> None:
+def test_impossible_settings_are_refused_when_it_is_made() -> None:
     for wrong in ({"lr": -1.0}, {"momentum": 1.0}, {"weight_decay": -0.1}, {"trust": 0.0}):
         with pytest.raises(WrongSettings):
             Lars(layers(), **wrong)

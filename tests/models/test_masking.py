@@ -78,7 +78,7 @@ def test_of_the_chosen_80_percent_are_masked_10_random_and_10_as_they_were() -> 
     assert float(kept) == pytest.approx(0.1, abs=0.01)
 
 
-def test_what_is_not_chosen_stays_as_it_is() -> None:
+def test_ids_that_are_not_chosen_stay_unchanged() -> None:
     text = windows(20, 60)
     batch = masked_batch(text, BYTE_VOCABULARY, seeded(0))
     elsewhere = torch.ones_like(batch.ids, dtype=torch.bool).scatter(1, batch.positions, False)

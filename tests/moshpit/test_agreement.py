@@ -140,7 +140,7 @@ def test_while_a_quorum_lives_one_death_never_costs_the_round(size: int) -> None
         assert end != "discard", (victim, moment)
 
 
-def test_who_dies_before_its_result_was_complete_is_not_a_member() -> None:
+def test_a_member_that_dies_before_its_result_is_complete_is_left_out() -> None:
     group = _round(4)
     group.run(until=0.2)
     group.kill(2)
@@ -302,7 +302,7 @@ def test_nobody_commits_a_result_of_which_another_member_has_told_it_that_its_ow
 
 
 @pytest.mark.parametrize("denies", [0, 2])
-def test_who_tells_all_others_of_another_result_than_it_shows_is_left_out(denies: int) -> None:
+def test_a_member_that_denies_the_result_it_shows_is_left_out(denies: int) -> None:
     def denied(group: Group, member: int, start: StartExchange) -> Exchange:
         ended = smooth(group, member, start)
         if denies in start.members and member != denies:
@@ -344,7 +344,7 @@ def test_a_high_ballot_that_a_member_makes_up_costs_an_attempt_and_not_the_round
         assert commit.attempt.number > 200
 
 
-def test_who_says_that_its_own_data_is_not_finite_is_left_out() -> None:
+def test_a_member_that_reports_its_own_data_as_not_finite_is_left_out() -> None:
     def member_one_has_nan(group: Group, member: int, start: StartExchange) -> Exchange:
         if member == 1:
             return Exchange(0.0, suspicions=(Suspicion(1, "not_finite", "layer.weight has NaN"),))
@@ -393,7 +393,7 @@ def test_a_round_whose_leader_never_begins_goes_on_without_it() -> None:
         assert group.decided_at[member] < 5.0
 
 
-def test_who_asks_late_is_told_the_decision() -> None:
+def test_a_member_that_asks_late_is_told_the_decision() -> None:
     group = _round(3)
     group.run()
     group.members[1].receive(2, BallotQuery(Ballot(0, 0)), 100.0)
@@ -489,7 +489,7 @@ def test_a_vow_is_not_given_to_a_coordinator_of_whose_ballot_nobody_has_heard() 
     assert promises_of(one)[0].vowed
 
 
-def test_who_finds_a_quorum_of_which_too_many_have_vowed_seeks_the_end_at_once() -> None:
+def test_a_coordinator_whose_quorum_has_too_many_vows_discards_at_once() -> None:
     one = Agreement(0, 4, range(4), TIMING, 0.0, plan=plan, verify=verify)
     one.begin(0.0)
     one.next_ballot()
@@ -504,7 +504,7 @@ def test_who_finds_a_quorum_of_which_too_many_have_vowed_seeks_the_end_at_once()
     assert not one.verdict.in_doubt
 
 
-def test_who_has_accepted_what_no_quorum_can_accept_any_more_ends_in_doubt() -> None:
+def test_a_member_that_accepted_a_result_without_a_possible_quorum_ends_in_doubt() -> None:
     """It does not propose it again and again, until the round's time is over."""
     one = Agreement(1, 3, range(3), TIMING, 0.0, plan=plan, verify=verify)
     first, own = Ballot(0, 0), Ballot(1, 1)

@@ -194,7 +194,7 @@ def _a_late_proposal(agreement_type: type[Agreement]) -> Script:
     return script
 
 
-def test_who_breaks_its_promise_is_found_out() -> None:
+def test_an_agreement_that_breaks_its_promise_is_found() -> None:
     _a_late_proposal(Agreement)
     with pytest.raises(Broken, match="different results are decided"):
         _a_late_proposal(broken.BreaksItsPromise)
@@ -222,12 +222,12 @@ def _a_revived_result(agreement_type: type[Agreement]) -> Script:
     return script
 
 
-def test_who_commits_what_it_does_not_hold_is_found_out() -> None:
+def test_an_agreement_that_commits_a_result_it_does_not_hold_is_found() -> None:
     with pytest.raises(Broken, match="member 4 commits"):
         _a_revived_result(broken.CommitsWhatItDoesNotHold)
 
 
-def test_who_writes_over_a_result_before_a_quorum_has_noted_it_is_found_out() -> None:
+def test_an_agreement_that_overwrites_a_result_too_early_is_found() -> None:
     script = _a_revived_result(Agreement)
     verdicts = [script.space.locals[each].verdict for each in script.world[0]]
     assert all(isinstance(each, Commit) for each in verdicts[:4])

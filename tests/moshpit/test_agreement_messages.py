@@ -137,7 +137,7 @@ def test_the_largest_messages_fit_their_limit() -> None:
         Decided(None, "x" * 201),
     ],
 )
-def test_what_is_out_of_bounds_is_not_even_read(message: AgreementMessage) -> None:
+def test_messages_out_of_bounds_are_not_decoded(message: AgreementMessage) -> None:
     with pytest.raises(MalformedMessage):
         decode(Agree, encode(Agree(bytes(32), message)))
 
@@ -182,7 +182,7 @@ DISHONEST: list[tuple[int, AgreementMessage]] = [
 
 
 @pytest.mark.parametrize(("sender", "message"), DISHONEST)
-def test_what_no_honest_member_says_is_refused_and_changes_nothing(
+def test_a_message_that_no_honest_member_sends_is_refused_and_changes_nothing(
     sender: int, message: AgreementMessage
 ) -> None:
     agreement = member()
@@ -245,7 +245,7 @@ def test_a_ballot_far_above_all_that_are_known_is_refused(kind: type[AgreementMe
     agreement.receive(2, kind(Ballot(MOST_BALLOTS_MISSED, 2)), 0.0)  # type: ignore[call-arg]
 
 
-def test_something_else_than_what_was_decided_is_refused() -> None:
+def test_a_result_other_than_the_decided_one_is_refused() -> None:
     agreement = member()
     agreement.receive(0, Decided(None, "too late"), 0.0)
     with pytest.raises(NotAnHonestMessage, match="something else"):

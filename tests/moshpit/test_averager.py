@@ -176,7 +176,7 @@ async def test_peers_with_different_topics_never_meet(world: SimulatedWorld) -> 
 
 
 @simulated
-async def test_whoever_finds_nobody_is_alone(world: SimulatedWorld) -> None:
+async def test_a_peer_that_finds_nobody_is_alone(world: SimulatedWorld) -> None:
     (peer,) = await averagers(world, 1)
     (ended,) = await all_ended([peer], [peer.begin()])
     assert isinstance(ended.outcome, Alone)
@@ -185,7 +185,7 @@ async def test_whoever_finds_nobody_is_alone(world: SimulatedWorld) -> None:
 
 
 @simulated
-async def test_who_is_asked_into_a_round_that_it_does_not_look_for_hears_of_its_epoch(
+async def test_a_peer_invited_to_a_round_that_it_does_not_look_for_learns_its_epoch(
     world: SimulatedWorld,
 ) -> None:
     first, other = await averagers(world, 2)

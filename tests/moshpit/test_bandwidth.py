@@ -58,7 +58,7 @@ def test_a_connection_that_became_slow_is_believed_to_be_slow_after_some_half_li
     assert bandwidth.up(later) == MEGABYTE
 
 
-def test_who_was_left_out_for_being_late_believes_what_that_exchange_has_measured() -> None:
+def test_a_member_left_out_as_late_believes_the_measurement_of_that_exchange() -> None:
     bandwidth = Bandwidth()
     bandwidth.add(0.0, report(8 * MEGABYTE, 1.0))
     bandwidth.add(60.0, report(MEGABYTE, 10.0))
@@ -67,7 +67,7 @@ def test_who_was_left_out_for_being_late_believes_what_that_exchange_has_measure
     assert bandwidth.up(60.0) == MEGABYTE / 10
 
 
-def test_who_could_send_next_to_nothing_does_not_know_its_rate_any_more() -> None:
+def test_a_member_that_could_send_almost_nothing_no_longer_knows_its_rate() -> None:
     bandwidth = Bandwidth()
     bandwidth.add(0.0, report(8 * MEGABYTE, 1.0))
     bandwidth.add(60.0, report(1000, 10.0))
@@ -84,7 +84,7 @@ def test_after_many_exchanges_the_oldest_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("size", "seconds"), [(SMALLEST_BYTES - 1, 1.0), (MEGABYTE, 0.0)])
-def test_what_measures_nothing_does_not_count(size: int, seconds: float) -> None:
+def test_an_exchange_without_a_measurement_does_not_count(size: int, seconds: float) -> None:
     bandwidth = Bandwidth()
     bandwidth.add(0.0, report(size, seconds))
     assert bandwidth.up(0.0) == 0.0
@@ -116,7 +116,7 @@ def test_links_of_long_ago_are_forgotten() -> None:
     assert bandwidth.link(PeerId("peer-1"), 0.0) == (MEGABYTE, MEGABYTE)
 
 
-def test_what_is_faster_than_any_home_connection_is_equally_fast() -> None:
+def test_rates_above_any_home_connection_count_as_equal() -> None:
     one, other = Bandwidth(), Bandwidth()
     one.add(0.0, report(400 * MEGABYTE, 1.0))
     other.add(0.0, report(200 * MEGABYTE, 1.0))

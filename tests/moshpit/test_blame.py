@@ -16,11 +16,11 @@ def _out(said: dict[int, list[Suspicion]], size: int = 4, ballot: Ballot = FIRST
     return set(blame.ruled_out(range(size)))
 
 
-def test_who_breaks_the_protocol_towards_one_member_is_left_out() -> None:
+def test_a_member_that_breaks_the_protocol_towards_one_other_is_left_out() -> None:
     assert _out({3: [Suspicion(1, "malformed")]}) == {1}
 
 
-def test_who_breaks_the_protocol_towards_all_is_left_out_alone() -> None:
+def test_a_member_that_breaks_the_protocol_towards_all_is_the_only_one_left_out() -> None:
     assert _out({member: [Suspicion(1, "malformed")] for member in (0, 2, 3)}) == {1}
 
 
@@ -32,7 +32,7 @@ def test_two_that_call_each_other_malformed_lose_one_of_them() -> None:
     assert _out({0: [Suspicion(2, "malformed")], 2: [Suspicion(0, "malformed")]}) == {2}
 
 
-def test_of_a_pair_the_one_goes_with_whom_more_could_not() -> None:
+def test_of_a_pair_the_member_with_more_failed_transfers_is_left_out() -> None:
     assert _out({0: [Suspicion(1, "stalled")], 2: [Suspicion(0, "stalled")]}) == {0}
 
 
@@ -45,7 +45,7 @@ def test_a_transfer_that_merely_ended_counts_when_it_happens_again() -> None:
     assert set(blame.ruled_out(range(3))) == {0}
 
 
-def test_who_is_ruled_out_is_told_by_its_own_name() -> None:
+def test_a_member_that_is_left_out_finds_its_own_name() -> None:
     blame = Blame()
     blame.complain(2, FIRST, [Suspicion(0, "stalled", "4 s"), Suspicion(1, "stalled", "4 s")])
     (why,) = blame.ruled_out(range(3)).values()

@@ -149,7 +149,7 @@ def test_two_that_cannot_reach_each_other_name_each_other() -> None:
     among(scenario, [1.0] * 3)
 
 
-def test_whoever_waits_is_told_for_whom() -> None:
+def test_a_waiting_member_is_told_for_whom_it_waits() -> None:
     async def scenario(group: Exchanging) -> None:
         # member 2 reduces nothing, so only the reducer meets its silence
         group.world.throttle(group[2].network, upload_bytes_per_second=30_000)
@@ -183,7 +183,7 @@ def test_a_member_that_is_far_behind_is_named(bytes_per_second: int, code: str) 
     among(scenario, [1.0] * 3, seconds=10.0, layout=layout_of("none", values=40_000))
 
 
-def test_also_one_that_only_takes_averages_is_named_when_the_time_is_over() -> None:
+def test_a_member_that_only_receives_averages_is_named_when_the_time_is_over() -> None:
     async def scenario(group: Exchanging) -> None:
         await group.exchange(1)  # which brings no data, and does not begin
         assert group[0].code == "slow 1"
@@ -251,7 +251,7 @@ def test_a_reducer_that_is_busy_for_a_moment_is_asked_again() -> None:
     among(scenario, [1.0] * 3, hostile=[1])
 
 
-def test_who_begins_late_finds_the_others_waiting() -> None:
+def test_a_member_that_begins_late_finds_the_others_waiting() -> None:
     async def scenario(group: Exchanging) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(group[0].exchange)

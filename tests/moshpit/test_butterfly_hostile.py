@@ -123,7 +123,7 @@ def test_a_member_that_means_something_else_is_refused_by_name(
     among(scenario, [1.0] * 3, fractions=REDUCES_NOTHING, hostile=[HOSTILE])
 
 
-def test_who_is_no_member_is_refused_and_disturbs_nobody() -> None:
+def test_a_peer_that_is_not_a_member_is_refused_and_disturbs_nobody() -> None:
     async def scenario(group: Exchanging) -> None:
         stranger = group.world.add_node("stranger")
         group.world.introduce(stranger, *(peer.network for peer in group.peers))
@@ -427,7 +427,7 @@ def test_a_statement_counts_for_one_reducer_round_ballot_and_part_only() -> None
     among(scenario, [1.0] * 2)
 
 
-def test_what_a_reducer_says_when_it_gives_up_accuses_nobody_here() -> None:
+def test_the_error_of_a_reducer_that_gives_up_accuses_nobody() -> None:
     """An error that a peer sends is only a claim: it is reported as such, whatever its code."""
 
     async def scenario(group: Exchanging) -> None:

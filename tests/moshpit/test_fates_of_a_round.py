@@ -93,7 +93,7 @@ def test_the_others_of_more_commit_whenever_one_goes(cast: str, how: How) -> Non
     check_all(cast, how)
 
 
-def test_whoever_stopped_learns_what_was_decided_when_it_goes_on() -> None:
+def test_a_stopped_member_learns_the_decision_when_it_goes_on() -> None:
     messages = undisturbed("rrr").messages_sent[1]
     ended = one_round("rrr", Fate(member=1, message=messages // 2, how="stopped"))
     ended.check()
@@ -128,7 +128,7 @@ def check_several(cast: str, count: int, rounds: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cast", "count"), [("rrrrr", 2), ("rrrr", 2), ("rdrra", 3)])
-def test_whoever_is_left_by_several_deaths_ends_as_one(cast: str, count: int) -> None:
+def test_survivors_of_several_deaths_end_alike(cast: str, count: int) -> None:
     check_several(cast, count, rounds=12)
 
 
@@ -136,7 +136,7 @@ def test_whoever_is_left_by_several_deaths_ends_as_one(cast: str, count: int) ->
 @pytest.mark.parametrize(
     ("cast", "count"), [("rrrrr", 2), ("rrrrr", 3), ("rrrr", 2), ("rrrr", 3), ("rdrra", 3)]
 )
-def test_whoever_is_left_by_several_deaths_ends_as_one_every_time(cast: str, count: int) -> None:
+def test_survivors_of_several_deaths_end_alike_every_time(cast: str, count: int) -> None:
     check_several(cast, count, rounds=400)
 
 

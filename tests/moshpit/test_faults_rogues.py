@@ -97,7 +97,7 @@ def test_a_rogue_is_left_out_soon(kind: type[Butterfly]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Silent, StopsReading], ids=lambda k: k.__name__)
-def test_who_talks_and_never_opens_is_left_out_when_it_cannot_be_the_link(
+def test_a_member_that_sends_other_bytes_but_never_opens_is_left_out(
     kind: type[Butterfly],
 ) -> None:
     a_rogue_is_left_out(kind, SOON_SECONDS + LONGEST_OPENING_SECONDS - OPEN_SECONDS)
@@ -144,9 +144,7 @@ def test_a_two_faced_leader_gets_no_two_results_committed(cast: str) -> None:
 
 
 @pytest.mark.slow
-def test_who_compares_with_nobody_that_was_cheated_may_be_alone_to_commit_and_nobody_differs() -> (
-    None
-):
+def test_a_member_that_cannot_compare_may_commit_alone_and_no_two_results_differ() -> None:
     """Members 1 and 2 can only dial out, so neither hears what the other has; 2 was not cheated."""
     ended = one_round("rddr", rogue=Rogue(0, Liar, run_two_faced))
     ended.check()

@@ -78,9 +78,7 @@ def test_a_newcomer_takes_nobodys_place() -> None:
     assert joins(one, C) == [led(B, D, C)]
 
 
-def test_who_is_awaited_and_says_that_it_does_not_come_yet_is_waited_for_until_the_deadline() -> (
-    None
-):
+def test_an_awaited_peer_that_asks_for_time_is_waited_for_until_the_deadline() -> None:
     one = gathering(A, expected=3, awaited=(B, C))
     sees(one, B, C)
     joins(one, B)
@@ -90,7 +88,7 @@ def test_who_is_awaited_and_says_that_it_does_not_come_yet_is_waited_for_until_t
     assert passes(one, SECONDS) == [led(B)]
 
 
-def test_the_list_is_closed_when_the_link_to_the_last_who_is_awaited_is_lost() -> None:
+def test_the_list_is_closed_when_the_link_to_the_last_awaited_peer_is_lost() -> None:
     one = gathering(A, expected=3, awaited=(B, C))
     sees(one, B, C)
     joins(one, B)
@@ -99,7 +97,7 @@ def test_the_list_is_closed_when_the_link_to_the_last_who_is_awaited_is_lost() -
     assert one.effects() == [led(B)]
 
 
-def test_who_is_awaited_and_refuses_or_is_in_another_group_is_not_waited_for() -> None:
+def test_an_awaited_peer_that_refuses_or_is_in_another_group_is_not_waited_for() -> None:
     for refuses in (True, False):
         one = gathering(A, expected=4, awaited=(B, C, D))
         sees(one, B, C, D)
@@ -121,7 +119,7 @@ def test_an_awaited_peer_that_is_not_heard_of_is_asked_once_and_costs_no_more_th
         assert passes(one, SHARE_WAITED_FOR_MISSING * SECONDS) == [led(B)]
 
 
-def test_where_a_group_is_full_those_who_are_awaited_go_first() -> None:
+def test_in_a_full_group_awaited_peers_go_first() -> None:
     one = gathering(A, group_size=3, awaited=(C, E))
     sees(one, B, C, D, E)
     effects = joins(one, B, D, C)
@@ -130,7 +128,7 @@ def test_where_a_group_is_full_those_who_are_awaited_go_first() -> None:
     assert joins(one, E) == [Regroup(ticket(B), rest), Regroup(ticket(D), rest), led(C, E)]
 
 
-def test_where_there_is_one_group_those_beyond_it_are_in_none() -> None:
+def test_with_a_single_group_the_peers_beyond_its_size_are_in_none() -> None:
     one = gathering(A, group_size=3, awaited=(C, E), splits=False)
     sees(one, B, C, D, E)
     joins(one, B, D, C)
@@ -174,7 +172,7 @@ def test_gaps_between_arrivals_make_it_wait_longer_but_not_for_ever() -> None:
     assert one.next_deadline == pytest.approx(1.5 + LONGEST_QUIET_SECONDS)
 
 
-def test_whoever_has_a_slot_is_waited_for_until_it_is_known_to_be_gone() -> None:
+def test_a_peer_with_a_slot_is_waited_for_until_it_is_known_to_be_gone() -> None:
     one = gathering(A)
     sees(one, B, C)
     joins(one, B)
@@ -336,7 +334,7 @@ def test_the_number_of_peers_that_are_known_is_bounded() -> None:
     assert SendAway(1) in one.effects()
 
 
-def test_who_was_here_the_last_time_is_asked_at_once_and_never_waited_for() -> None:
+def test_a_peer_of_the_last_round_is_asked_at_once_and_never_waited_for() -> None:
     follower = gathering(C)
     assert follower.remembers([Candidate(A), Candidate(B)], 0.0)
     assert follower.effects() == [Follow(A, ())]
@@ -350,7 +348,9 @@ def test_who_was_here_the_last_time_is_asked_at_once_and_never_waited_for() -> N
 
 @settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 16))
-def test_splitting_places_whom_it_can(reducers: int, clients: int, largest: int) -> None:
+def test_a_split_places_as_many_peers_as_possible(
+    reducers: int, clients: int, largest: int
+) -> None:
     able = [f"r{number}" for number in range(reducers)]
     others = [f"c{number}" for number in range(clients)]
     groups = split(able, others, largest)
@@ -385,9 +385,7 @@ def survivors_are_together_or_know_why(end: Model) -> None:
 
 @pytest.mark.parametrize("expected", [None, 2])
 @pytest.mark.parametrize("clients", ["", "a", "b"])
-def test_two_peers_meet_in_whatever_order_they_hear_of_each_other(
-    clients: str, expected: int | None
-) -> None:
+def test_two_peers_meet_in_every_order_of_events(clients: str, expected: int | None) -> None:
     assert explore(model("ab", clients=clients, expected=expected), all_in_one_list_each) > 10
 
 
@@ -400,7 +398,7 @@ def test_one_of_two_may_die_at_any_moment(victim: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", ["", "a"])
-def test_three_peers_meet_in_whatever_order(clients: str) -> None:
+def test_three_peers_meet_in_every_order_of_events(clients: str) -> None:
     start = model("abc", clients=clients, expected=3)
     assert explore(start, all_in_one_list_each) > 1000
 

@@ -268,7 +268,7 @@ def test_all_members_carry_the_weight_of_their_group_in_equal_shares() -> None:
         lambda: carried_weight(-1.0, 1),
     ],
 )
-def test_what_is_no_grid_is_refused(wrong: object) -> None:
+def test_an_impossible_grid_is_refused(wrong: object) -> None:
     assert callable(wrong)
     with pytest.raises(ValueError, match=r"\w"):
         wrong()

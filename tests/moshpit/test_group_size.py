@@ -42,7 +42,9 @@ def test_less_reliable_peers_never_make_larger_groups(peers: int, one: float, ot
 
 @settings(deadline=None)
 @given(st.integers(1, 10_000), st.integers(2, 100))
-def test_so_many_rounds_reach_everybody_and_one_less_does_not(peers: int, size: int) -> None:
+def test_the_computed_number_of_rounds_reaches_everybody_and_one_less_does_not(
+    peers: int, size: int
+) -> None:
     rounds = rounds_needed(peers, size)
     assert size**rounds >= peers
     assert rounds == 0 or size ** (rounds - 1) < peers
@@ -73,7 +75,7 @@ def test_a_group_is_no_larger_than_allowed() -> None:
     assert best_group_size(10_000, 0.0, 64) == 22
 
 
-def test_who_is_alone_is_a_group_of_one() -> None:
+def test_a_peer_alone_is_a_group_of_one() -> None:
     assert best_group_size(1, 0.1, 64) == 1
 
 
@@ -90,13 +92,13 @@ def test_the_rate_begins_at_one_in_200_and_comes_to_what_was_observed() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(-1, 5), (6, 5)])
-def test_what_cannot_have_been_observed_is_misuse(wrong: tuple[int, int]) -> None:
+def test_impossible_observations_are_misuse(wrong: tuple[int, int]) -> None:
     with pytest.raises(ProtocolMisuse):
         failure_rate(*wrong)
 
 
 @pytest.mark.parametrize(("peers", "rate", "most"), [(0, 0.1, 4), (4, 0.1, 1), (4, 1.0, 4),
                                                      (4, -0.1, 4), (4, math.nan, 4)])  # fmt: skip
-def test_what_makes_no_sense_is_misuse(peers: int, rate: float, most: int) -> None:
+def test_impossible_arguments_are_misuse(peers: int, rate: float, most: int) -> None:
     with pytest.raises(ProtocolMisuse):
         best_group_size(peers, rate, most)

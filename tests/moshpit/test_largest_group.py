@@ -76,7 +76,7 @@ def test_its_list_fits_into_an_answer_and_is_shown_to_others() -> None:
     assert len(encode(Show(LIST))) < AGREE_LIMIT_BYTES
 
 
-def test_what_its_members_agree_by_fits() -> None:
+def test_the_messages_of_its_agreement_fit() -> None:
     statements = tuple(Statement(one, bytes(32), bytes(64)) for one in ALL)
     promise = Promise(
         BALLOT,
@@ -90,7 +90,7 @@ def test_what_its_members_agree_by_fits() -> None:
         assert len(encode(Agree(bytes(32), message))) < AGREE_LIMIT_BYTES
 
 
-def test_how_its_result_is_cut_fits_into_the_answer_to_a_newcomer() -> None:
+def test_the_cuts_of_its_result_fit_into_the_answer_to_a_newcomer() -> None:
     links = (ResultLink("parameters", bytes(32)),) * MOST_RESULTS
     parts = tuple(ResultPart(one, MOST_VALUES, MOST_VALUES, bytes(32)) for one in ALL)
     assert len(encode(ResultAccepted(links, parts, 1 << 20, bytes(16)))) < RESULT_LIMIT_BYTES

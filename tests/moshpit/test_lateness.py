@@ -193,14 +193,14 @@ def test_a_reducer_that_waits_for_a_sender_is_not_taken_for_it() -> None:
     assert set(blame.ruled_out(range(4))) == {3}
 
 
-def test_the_sender_goes_for_whom_such_a_reducer_says_that_it_waits() -> None:
+def test_a_sender_that_such_a_reducer_waits_for_is_left_out() -> None:
     blame = Blame()
     blame.complain(0, FIRST, [Suspicion(1, "no_averages")])
     blame.complain(1, FIRST, [Suspicion(0, "gave_up"), Suspicion(3, "awaited")])
     assert set(blame.ruled_out(range(4))) == {3}
 
 
-def test_a_reducer_that_lays_it_on_one_after_the_other_goes_itself() -> None:
+def test_a_reducer_that_blames_one_sender_after_another_is_left_out_itself() -> None:
     blame = Blame()
     for ballot, innocent in ((FIRST, 3), (SECOND, 2)):
         blame.complain(0, ballot, [Suspicion(1, "no_averages")])
@@ -208,7 +208,7 @@ def test_a_reducer_that_lays_it_on_one_after_the_other_goes_itself() -> None:
     assert set(blame.ruled_out(range(4))) == {1}
 
 
-def test_to_be_awaited_is_nothing_against_anybody_by_itself() -> None:
+def test_being_waited_for_is_no_accusation_by_itself() -> None:
     blame = Blame()
     blame.complain(1, FIRST, [Suspicion(3, "awaited"), Suspicion(2, "overdue")])
     blame.complain(0, FIRST, [Suspicion(3, "awaited")])

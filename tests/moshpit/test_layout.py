@@ -66,7 +66,7 @@ def test_cuts_are_near_the_fractions_and_a_fraction_of_nothing_is_an_empty_part(
     assert all(one % CUT_VALUES == 0 for one in cuts[1:] if one != layout.values)
 
 
-def test_what_rounding_leaves_over_goes_to_the_last_who_reduces() -> None:
+def test_the_remainder_of_rounding_goes_to_the_last_reducer() -> None:
     layout = Layout((Segment("t", 10_000),))
     assert cut(layout, (0.1,) * 10 + (0.0,))[-2:] == (10_000, 10_000)
 
@@ -95,7 +95,7 @@ def test_two_tensors_never_share_a_scale() -> None:
     assert [(one.start, one.stop) for one in chunks] == [(0, 100), (100, 150)]
 
 
-def test_what_int8_would_make_larger_goes_as_it_is() -> None:
+def test_a_tensor_that_int8_would_enlarge_is_sent_uncompressed() -> None:
     layout = Layout((Segment("scalar", 1, "blockwise-int8"),))
     (chunk,) = chunks_of(layout, 0, 1, SMALLEST_CHUNK_BYTES)
     assert (chunk.codec, chunk.encoded_bytes) == ("none", 4)
@@ -111,7 +111,7 @@ def test_a_vector_is_float64_as_a_whole_or_not_at_all() -> None:
         Layout((Segment("a", 5, "float64"), Segment("b", 6)))
 
 
-def test_a_word_that_is_no_codec_is_refused_with_the_names_of_all() -> None:
+def test_an_unknown_codec_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(ProtocolMisuse, match="is no codec") as caught:
         Segment("t", 1, "float23")  # type: ignore[arg-type]
     assert all(name in caught.value.advice for name in CODECS)

@@ -363,7 +363,9 @@ def test_more_than_a_group_may_have_become_several_and_nobody_is_left_out(count:
 
 @pytest.mark.slow
 @simulated
-async def test_who_is_warm_puts_no_slot_unless_it_leads(world: SimulatedWorld) -> None:
+async def test_a_peer_that_has_averaged_before_publishes_no_slot_unless_it_leads(
+    world: SimulatedWorld,
+) -> None:
     cast = await gatherers(world, 6)
     for epoch in (1, 2):
         key = group_key("poem", epoch, 0, "all", topic=f"history-{epoch}")

@@ -96,7 +96,7 @@ async def test_bad_joins_are_refused_by_name(world: SimulatedWorld) -> None:
 
 
 @simulated
-async def test_a_key_that_is_none_is_nobodys(world: SimulatedWorld) -> None:
+async def test_an_invalid_key_is_refused(world: SimulatedWorld) -> None:
     one, other = await gatherers(world, 2)
     terms = Terms("abc", EPOCH, LAYOUT)
     answer = await one.rpc.call(other.peer, INVITE, Invitation(terms), timeout=5.0)
@@ -106,7 +106,7 @@ async def test_a_key_that_is_none_is_nobodys(world: SimulatedWorld) -> None:
 
 
 @simulated
-async def test_nobody_is_made_to_lead_out_of_turn(world: SimulatedWorld) -> None:
+async def test_nobody_has_to_lead_out_of_turn(world: SimulatedWorld) -> None:
     first, second = in_order(await gatherers(world, 2))
     found = Found()
     async with trio.open_nursery() as nursery:

@@ -35,7 +35,9 @@ def serve_others(group: Exchanging) -> None:
 
 
 @pytest.mark.parametrize("fractions", [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-def test_whoever_begins_late_and_is_heard_meanwhile_takes_part(fractions: list[float]) -> None:
+def test_a_member_that_begins_late_and_is_heard_meanwhile_takes_part(
+    fractions: list[float],
+) -> None:
     """The same if it only sends, or only reduces."""
 
     async def scenario(group: Exchanging) -> None:
@@ -60,7 +62,7 @@ def test_whoever_begins_late_and_is_heard_meanwhile_takes_part(fractions: list[f
         (2 * LONGEST_OPENING_SECONDS, OPEN_SECONDS + STEP_SECONDS),
     ],
 )
-def test_whoever_never_begins_is_given_up_when_it_is_silent_or_too_late(
+def test_a_member_that_never_begins_is_given_up_when_it_is_silent_or_too_late(
     talks_for: float, given_up_after: float
 ) -> None:
     async def scenario(group: Exchanging) -> None:

@@ -64,7 +64,7 @@ def test_a_small_part_beside_a_large_one_has_several_chunks() -> None:
 
 
 @pytest.mark.parametrize("says_something", [True, False])
-def test_whoever_sends_something_else_has_not_stalled(says_something: bool) -> None:
+def test_a_member_that_sends_other_bytes_has_not_stalled(says_something: bool) -> None:
     """Member 2 opens its transfers but sends no values; other bytes come from it, or none."""
 
     async def scenario(group: Exchanging) -> None:

@@ -78,7 +78,7 @@ def test_fat_peers_without_data_beside_equal_ones_share_the_reducing() -> None:
     assert shares == (0.0, 0.0, 0.0, 0.0, 0.5, 0.5)
 
 
-def test_who_only_dials_out_reduces_nothing() -> None:
+def test_a_peer_that_can_only_dial_out_reduces_nothing() -> None:
     assert best_shares(Members([9.0, 1.0, 1.0], [9.0] * 3, [True] * 3, [False, True, True])) == (
         0.0,
         0.5,
@@ -86,13 +86,13 @@ def test_who_only_dials_out_reduces_nothing() -> None:
     )
 
 
-def test_who_is_alone_keeps_everything() -> None:
+def test_a_peer_alone_keeps_everything() -> None:
     members = Members([1.0], [1.0], [True], [True])
     assert best_shares(members) == (1.0,)
     assert shortest_seconds(members) == 0.0
 
 
-def test_who_alone_has_data_reduces_what_it_could_not_download_in_time() -> None:
+def test_the_only_peer_with_data_reduces_the_part_that_it_could_not_download_in_time() -> None:
     members = Members([10.0, 100.0], [0.1, 100.0], [True, False], [True, True])
     shares = best_shares(members)
     assert seconds_of(shares, members) == pytest.approx(0.1)
@@ -110,7 +110,7 @@ def test_it_is_as_fast_as_appendix_b_where_all_contribute(members: Members) -> N
 @pytest.mark.slow
 @few
 @given(some_contribute())
-def test_what_appendix_b_makes_of_its_rates_is_never_faster(members: Members) -> None:
+def test_the_shares_of_appendix_b_are_never_faster(members: Members) -> None:
     ours = seconds_of(best_shares(members), members)
     rates = appendix_b(members, {})
     assert ours * rates.fastest > 1 - CLOSE
@@ -130,7 +130,7 @@ def test_with_helpers_appendix_b_promises_what_no_cut_of_a_vector_keeps() -> Non
 @pytest.mark.slow
 @few
 @given(some_contribute())
-def test_the_solver_agrees(members: Members) -> None:
+def test_our_shares_agree_with_the_solver(members: Members) -> None:
     solved = programmed_shares(members, {})
     ours = best_shares(members)
     assert seconds_of(ours, members) == pytest.approx(shortest_seconds(members), rel=1e-9)

@@ -117,7 +117,9 @@ def test_no_other_choice_of_who_computes_makes_more_steps(collaboration: Planned
 @pytest.mark.slow
 @few
 @given(collaborations(most=4), st.data())
-def test_nor_with_pairwise_limits(collaboration: PlannedPeers, data: st.DataObject) -> None:
+def test_no_other_choice_makes_more_steps_with_pairwise_limits(
+    collaboration: PlannedPeers, data: st.DataObject
+) -> None:
     limits = data.draw(limits_between(len(collaboration.peers)))
     limited = PlannedPeers(
         collaboration.vector_bytes, collaboration.batch, collaboration.peers, limits
@@ -151,7 +153,7 @@ def test_a_plan_is_never_worse_than_all_reduce(collaboration: PlannedPeers) -> N
 @pytest.mark.slow
 @many
 @given(collaborations())
-def test_what_is_told_about_a_peer_is_kept(collaboration: PlannedPeers) -> None:
+def test_facts_about_a_peer_are_kept(collaboration: PlannedPeers) -> None:
     plan = planned(collaboration)
     for one, computes, fraction in zip(
         collaboration.peers, plan.computes, plan.fractions, strict=True
@@ -180,7 +182,7 @@ def test_the_order_of_the_file_does_not_matter(
     assert again.round_seconds == plan.round_seconds
 
 
-def test_those_who_must_compute_do_so_however_slow_they_are() -> None:
+def test_peers_that_must_compute_do_so_however_slow_they_are() -> None:
     """The trap: the relaxed c takes a slow sender out of the round, for a hundredth of its work."""
     slow = peer("slow", 0.1, computes=Computes.ALWAYS)
     plan = best_strategy(PlannedPeers(1.0, 1e-3, [slow, peer("fast", 10.0), peer("other", 10.0)]))
@@ -188,7 +190,7 @@ def test_those_who_must_compute_do_so_however_slow_they_are() -> None:
     assert plan.round_seconds == pytest.approx(10.0)
 
 
-def test_one_who_may_compute_is_left_out_where_it_would_hold_up_the_rest() -> None:
+def test_a_peer_that_may_compute_is_left_out_if_it_would_hold_up_the_rest() -> None:
     """It still gets the result, and that needs less of its link than sending would."""
     slow = PlannedPeer("slow", 1.0, up=0.1, down=10.0, computes=Computes.AUTO)
     peers = [slow, peer("fast", 10.0), peer("other", 10.0)]
@@ -197,13 +199,13 @@ def test_one_who_may_compute_is_left_out_where_it_would_hold_up_the_rest() -> No
     assert best_strategy(PlannedPeers(1.0, 1e4, peers)).computes == (True, True, True)
 
 
-def test_nobody_idles_where_that_gains_nothing() -> None:
+def test_no_peer_idles_if_that_gains_nothing() -> None:
     """The network is the limit in any case: of equally good plans, that with more samples wins."""
     peers = [peer("must", 1.0, computes=Computes.ALWAYS), *(peer(f"{i}", 9.0) for i in range(4))]
     assert all(best_strategy(PlannedPeers(1.0, 1e-3, peers)).computes)
 
 
-def test_who_has_no_gpu_helps_to_reduce_only() -> None:
+def test_a_peer_without_a_gpu_only_reduces() -> None:
     peers = [*(peer(f"{i}", 1.0) for i in range(4)), peer("helper", 100.0, samples=0.0)]
     plan = best_strategy(PlannedPeers(1.0, 1.0, peers))
     assert plan.computes == (True,) * 4 + (False,)
@@ -232,7 +234,7 @@ def test_one_peer_needs_no_round() -> None:
         ([peer("a", 1.0, dial_out_only=True), peer("b", 1.0, dial_out_only=True)], NobodyReduces),
     ],
 )
-def test_what_cannot_be_planned_is_said(
+def test_an_impossible_plan_is_explained(
     peers: list[PlannedPeer], error: type[PotluckError]
 ) -> None:
     with pytest.raises(error) as raised:

@@ -90,7 +90,7 @@ def test_the_leader_is_the_first_that_can_be_dialled() -> None:
     check_roster(sign_roster(SECOND, TERMS, entries, 1, NONCE), TERMS)
 
 
-def test_who_leads_changes_with_the_key() -> None:
+def test_the_leader_changes_with_the_key() -> None:
     def first(key: str) -> str:
         return min(PEOPLE, key=lambda one: hash_order(key, one.peer_id)).peer_id
 

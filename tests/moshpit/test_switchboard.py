@@ -137,7 +137,7 @@ async def test_a_round_that_was_cancelled_is_not_remembered(world: SimulatedWorl
 
 
 @simulated
-async def test_who_says_what_no_member_would_is_avoided(world: SimulatedWorld) -> None:
+async def test_a_peer_whose_messages_no_member_would_send_is_avoided(world: SimulatedWorld) -> None:
     def outraged(_peer: PeerId, _message: AgreementMessage) -> None:
         raise MalformedMessage("This is not for the leader to say.")
 

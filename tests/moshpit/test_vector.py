@@ -65,7 +65,7 @@ def test_a_value_that_cannot_be_carried_is_named(codec: CodecName, bad: float) -
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_passes_the_check_can_be_encoded(codec: CodecName) -> None:
+def test_values_that_pass_the_check_can_be_encoded(codec: CodecName) -> None:
     largest = LARGEST_CARRIED[codec]
     vector = Vector.of({"t": torch.tensor([largest, -largest], dtype=torch.float64)}, codec)
     vector.check_finite()
@@ -86,7 +86,7 @@ def test_a_vector_is_float64_if_one_of_its_tensors_is_to_be() -> None:
         Vector(vector.layout, vector.values.float())
 
 
-def test_what_does_not_fit_its_layout_is_a_misuse() -> None:
+def test_tensors_that_do_not_fit_the_layout_are_a_misuse() -> None:
     layout = Layout((Segment("t", 4),))
     for values in (
         torch.zeros(5),

@@ -133,7 +133,7 @@ def train_until_it_fails(bridge: Bridge, meanwhile: Callable[[int], None]) -> No
         meanwhile(optimizer.epoch)
 
 
-def test_what_keeps_the_node_from_starting_is_raised_before_the_block(tmp_path: Path) -> None:
+def test_an_error_at_the_nodes_start_is_raised_before_the_block(tmp_path: Path) -> None:
     def begin() -> None:
         with collaborate(run="test", batch=8, listen=[LOOPBACK], home=tmp_path):
             raise AssertionError("two nodes had the same home")
@@ -143,7 +143,7 @@ def test_what_keeps_the_node_from_starting_is_raised_before_the_block(tmp_path: 
         begin()
 
 
-def test_who_finds_nobody_to_join_does_not_train_alone(
+def test_a_script_that_finds_nobody_to_join_does_not_train_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node.training.guest.MEETING_SECONDS", 0.5)

@@ -65,7 +65,7 @@ def children_of(parent: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_nobody_outlives_a_bench_that_is_killed_not_even_who_is_stopped(
+async def test_no_process_outlives_a_killed_bench_not_even_a_stopped_one(
     tmp_path: Path,
 ) -> None:
     words = ("bench", "averaging", "--numel", "1e4", "--rounds", "100000")

@@ -639,7 +639,7 @@ def test_whatever_is_cancelled_or_lost_in_whatever_order_nothing_is_left_behind(
     between_two(scenario, seed=seed)
 
 
-def test_who_cancels_and_asks_again_at_once_is_not_told_that_the_other_is_busy() -> None:
+def test_a_caller_that_cancels_and_calls_again_at_once_is_not_refused_as_busy() -> None:
     async def scenario(pair: Pair) -> None:
         serve_sleep(pair)
         await pair.asking.call(pair.bob_id, SLEEP, Number(0), timeout=5)

@@ -105,7 +105,7 @@ def test_the_bytes_of_the_examples_are_what_the_code_sends(example: str) -> None
     assert documented(example).hex(" ") == FRAMES[example].hex(" ")
 
 
-def test_what_the_example_says_is_signed_is_what_the_signature_covers() -> None:
+def test_the_signature_covers_the_bytes_that_the_example_names() -> None:
     signature = documented("request envelope")[-64:]
     covered = documented("signed request")
     assert ALICE.verifying_key.verify(b"potluck request 1", signature, covered)

@@ -114,7 +114,7 @@ def test_our_calls_and_transfers_with_the_peer_raise_the_reason_at_once() -> Non
     between_two(scenario)
 
 
-def test_what_the_peer_has_open_here_is_cancelled_and_it_is_told_why() -> None:
+def test_open_calls_and_transfers_of_the_peer_are_cancelled_and_it_is_told_why() -> None:
     async def scenario(pair: Pair) -> None:
         pair.answering.serve(SLEEP, never)
         pair.answering.serve_bulk(UPLOAD, take)
@@ -241,7 +241,7 @@ def test_a_peer_that_is_shut_out_is_not_called_and_its_streams_are_reset() -> No
     between_two(scenario)
 
 
-def test_who_does_not_read_cannot_hold_up_the_ending() -> None:
+def test_a_peer_that_does_not_read_cannot_hold_up_the_ending() -> None:
     async def scenario(pair: Pair) -> None:
         pair.answering.serve(SLEEP, never)
         pair.answering.serve_bulk(UPLOAD, wait_in_vain)
@@ -274,7 +274,7 @@ def test_one_stream_is_let_in_now_and_then() -> None:
     assert let_in == [100 + LET_IN_EVERY_SECONDS, 100 + 2 * LET_IN_EVERY_SECONDS]
 
 
-def test_the_memory_of_who_is_shut_out_is_bounded() -> None:
+def test_the_memory_of_peers_shut_out_is_bounded() -> None:
     shut_out = ShutOut()
     for number in range(MOST_PEERS + 10):
         shut_out.shut(PeerId(str(number)), revoked(), 0.0)

@@ -161,7 +161,7 @@ def test_every_part_of_calls_and_transfers_goes_through_the_guard_in_order() -> 
     between_two(scenario, guards=guards.pair)
 
 
-def test_whom_the_guard_refuses_gets_a_sealed_refusal_and_is_not_avoided() -> None:
+def test_a_peer_that_the_guard_refuses_gets_a_sealed_refusal_and_is_not_avoided() -> None:
     guards = Guards(friends=set())
 
     async def scenario(pair: Pair) -> None:
@@ -225,7 +225,7 @@ def test_a_request_that_is_sent_again_is_refused() -> None:
 
 
 @pytest.mark.parametrize("envelope", [b"", b"garbage", b"\x91" * 2000])
-def test_what_is_no_envelope_breaks_the_protocol(envelope: bytes) -> None:
+def test_an_invalid_envelope_breaks_the_protocol(envelope: bytes) -> None:
     guards = Guards()
 
     async def scenario(pair: Pair) -> None:

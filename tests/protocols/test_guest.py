@@ -218,7 +218,7 @@ def test_a_guest_may_outlive_the_whole_trio_run() -> None:
             refused()
 
 
-def test_what_the_end_overtakes_is_answered_and_never_called() -> None:
+def test_a_call_that_the_end_overtakes_is_answered_and_never_made() -> None:
     """It was asked for before the end, and trio comes to it only after the end."""
     called: list[str] = []
 

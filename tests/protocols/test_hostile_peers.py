@@ -175,7 +175,7 @@ async def _sleep_for_ever(_caller: Caller, _request: Number) -> Number:
     raise AssertionError
 
 
-def test_cancelling_what_was_never_asked_is_harmless() -> None:
+def test_cancelling_an_unknown_call_is_harmless() -> None:
     async def scenario(pair: Pair) -> None:
         pair.answering.serve(DOUBLE, double)
         stream = await pair.alice.open(pair.bob_id, PROTOCOL)

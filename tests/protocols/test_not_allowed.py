@@ -46,7 +46,7 @@ def test_a_reason_that_is_not_known_is_a_refusal_all_the_same(code: str) -> None
     assert came.by_peer
 
 
-def test_a_refusal_that_came_is_not_passed_on_as_ones_own() -> None:
+def test_a_received_refusal_is_not_passed_on_as_our_own() -> None:
     came = revive(ErrorBody("not-allowed/revoked", "Access was revoked."))
     assert describe(came).code == "failed"
     assert describe(AnswerNotAllowed("No.", reason=Reason.REVOKED)).code == "failed"
@@ -74,7 +74,7 @@ def test_a_copy_for_each_who_waits_keeps_everything_but_the_traceback() -> None:
     assert copy.copy(fresh).crosses is False
 
 
-def test_what_is_no_envelope_is_a_refusal_and_a_violation() -> None:
+def test_an_invalid_envelope_is_a_refusal_and_a_violation() -> None:
     error = MalformedEnvelope("No.", reason=Reason.MALFORMED)
     assert isinstance(error, RemoteMisbehaviour)
     assert isinstance(error, Refused)
@@ -82,7 +82,7 @@ def test_what_is_no_envelope_is_a_refusal_and_a_violation() -> None:
     assert not isinstance(revive(describe(error)), RemoteMisbehaviour), "it says nothing of them"
 
 
-def test_whoever_is_refused_again_and_again_is_named_rarely(
+def test_a_peer_that_is_refused_again_and_again_is_logged_rarely(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     complaints = GuardComplaints()

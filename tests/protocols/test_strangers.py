@@ -75,7 +75,7 @@ async def send_and_read_everything(stream: Stream, data: bytes) -> None:
 # How often they are refused
 
 
-def test_so_many_are_refused_at_once_and_then_so_many_a_second() -> None:
+def test_refusals_have_a_burst_and_then_a_rate() -> None:
     patience, peer = RefusalPace(), PeerId("peer")
     pauses = [patience.refused(peer, 100.0) for _ in range(REFUSED_AT_ONCE + 1)]
     assert not any(pauses[:-1])
@@ -95,7 +95,7 @@ def test_no_pause_is_longer_than_ten_seconds_and_all_is_forgiven_soon() -> None:
     assert patience.refused(peer, later) == 0.0
 
 
-def test_the_memory_of_who_was_refused_is_bounded() -> None:
+def test_the_memory_of_refused_peers_is_bounded() -> None:
     patience = RefusalPace()
     for number in range(MOST_PEERS + 10):
         patience.refused(PeerId(str(number)), float(number))
@@ -275,7 +275,7 @@ def test_of_very_many_strangers_the_oldest_make_way_at_once() -> None:
 # Those who were shut out
 
 
-def test_who_was_let_in_again_and_only_answers_is_found_out_by_knocking() -> None:
+def test_knocking_finds_a_readmitted_peer_that_only_answers() -> None:
     admission = Admission()
 
     async def scenario(pair: Pair) -> None:
@@ -335,7 +335,7 @@ def test_a_monitor_that_was_only_ever_refused_for_its_role_is_ended_when_it_is_r
     between_two(scenario, guards=admission.pair)
 
 
-def test_calls_of_a_stranger_to_who_knows_better_are_not_kept_waiting() -> None:
+def test_a_caller_is_told_of_its_refusal_without_delay() -> None:
     """A refusal is told at once, also when many were told before."""
     admission = Admission("alice")
 

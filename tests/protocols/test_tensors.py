@@ -85,7 +85,7 @@ def bound(codec: CodecName, values: Tensor) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", OF_FLOAT32)
 @given(data=some.data())
-def test_what_arrives_is_within_the_stated_error_of_what_was_sent(
+def test_received_values_are_within_the_stated_error_of_the_sent_ones(
     codec: CodecName, data: some.DataObject
 ) -> None:
     values = data.draw(vectors(CODECS[codec].largest))

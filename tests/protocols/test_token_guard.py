@@ -165,7 +165,7 @@ REFUSALS = pytest.mark.parametrize(
 )
 
 
-def test_those_who_were_admitted_call_and_transfer_and_are_known_by_name() -> None:
+def test_admitted_nodes_call_and_transfer_and_are_known_by_name() -> None:
     admission = Admission(alice=(Role.MODERATOR, Role.VOLUNTEER))
     callers: list[Token] = []
 
@@ -193,7 +193,7 @@ def test_those_who_were_admitted_call_and_transfer_and_are_known_by_name() -> No
 
 @WAYS_TO_ASK
 @REFUSALS
-def test_who_asks_without_the_right_to_is_told_the_reason(
+def test_a_caller_without_a_valid_token_is_told_the_reason(
     spoil: Callable[[Spoiled], None], reason: Reason, ask: Ask
 ) -> None:
     admission = Admission("alice", "bob")
@@ -219,7 +219,7 @@ def test_who_asks_without_the_right_to_is_told_the_reason(
 
 @WAYS_TO_ASK
 @REFUSALS
-def test_who_answers_without_the_right_to_is_not_believed_and_named_in_the_log(
+def test_an_answer_without_a_valid_token_is_not_believed_and_its_sender_is_logged(
     spoil: Callable[[Spoiled], None],
     reason: Reason,
     ask: Ask,
@@ -249,7 +249,7 @@ def test_who_answers_without_the_right_to_is_not_believed_and_named_in_the_log(
 
 @WAYS_TO_ASK
 @REFUSALS
-def test_an_error_from_who_may_not_answer_is_not_believed_but_told(
+def test_an_error_without_a_valid_token_is_reported_and_not_believed(
     spoil: Callable[[Spoiled], None], reason: Reason, ask: Ask
 ) -> None:
     admission = Admission("alice", "bob")
@@ -424,7 +424,7 @@ def test_a_monitor_reads_and_does_not_train_on_either_side(
 
 @pytest.mark.parametrize("ask", [train, train_much])
 @pytest.mark.parametrize("roles", [(Role.BACKBONE,), (Role.MONITOR, Role.VOLUNTEER)])
-def test_who_trains_may_also_watch(ask: Ask, roles: tuple[Role, ...]) -> None:
+def test_a_volunteer_may_use_the_methods_of_a_monitor(ask: Ask, roles: tuple[Role, ...]) -> None:
     admission = Admission(alice=roles, bob=roles)
 
     async def scenario(pair: Pair) -> None:
@@ -494,7 +494,7 @@ def test_a_violation_is_told_in_an_error_that_is_proven() -> None:
     between_two(scenario, guards=admission.pair)
 
 
-def test_a_rotated_auth_key_is_accepted_by_who_has_heard_of_it() -> None:
+def test_a_rotated_auth_key_is_accepted_by_nodes_that_know_it() -> None:
     admission = Admission()
 
     async def scenario(pair: Pair) -> None:

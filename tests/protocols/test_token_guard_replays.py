@@ -146,7 +146,7 @@ def test_the_same_to_the_same_peer_is_a_replay(part: Part) -> None:
 
 
 @BEGINNINGS
-def test_what_was_for_another_peer_is_refused(part: Part) -> None:
+def test_a_message_for_another_peer_is_refused(part: Part) -> None:
     admission = Eavesdropping()
 
     async def scenario(pair: Pair) -> None:
@@ -286,7 +286,7 @@ def test_an_answer_is_for_one_request_of_one_asker() -> None:
     between_two(scenario, guards=admission.pair)
 
 
-def test_whoever_answers_with_an_older_answer_is_not_believed() -> None:
+def test_an_older_answer_is_not_believed() -> None:
     admission = Eavesdropping()
 
     async def scenario(pair: Pair) -> None:
@@ -421,7 +421,7 @@ def test_a_clock_that_is_set_right_locks_nobody_out() -> None:
     between_two(scenario, guards=admission.pair)
 
 
-def test_a_flood_of_requests_hurts_only_who_sends_it() -> None:
+def test_a_flood_of_requests_hurts_only_its_sender() -> None:
     """The nonce window of one sender fills, and others are still heard."""
     admission = Eavesdropping()
 

@@ -352,7 +352,9 @@ def test_a_revoked_party_is_refused_and_let_in_again_with_a_new_token(revoke: Re
 
 
 @pytest.mark.parametrize("who", ["alice", "bob"])
-def test_whoever_ends_nothing_still_believes_no_message_of_a_revoked_party(who: str) -> None:
+def test_a_node_that_has_ended_nothing_yet_still_believes_no_message_of_a_revoked_party(
+    who: str,
+) -> None:
     """The list has come, and the ending has not."""
     admission = Admission()
 

@@ -91,7 +91,7 @@ def test_the_loss_is_the_models_and_learns() -> None:
     assert task.loss(batch).item() < before.item()
 
 
-def test_stopping_ends_who_asks_for_a_batch() -> None:
+def test_stopping_ends_a_thread_that_asks_for_a_batch() -> None:
     with task_of().open_batches(samples=4) as batches:
         next(batches)
         batches.stop()
@@ -179,7 +179,9 @@ def test_a_module_that_everybody_may_write_to_is_not_trusted(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["../poem_model", "/etc/passwd", "os.path", "a" * 65])
-def test_what_a_definition_calls_a_module_never_becomes_a_path(name: str, tmp_path: Path) -> None:
+def test_the_name_of_a_module_in_a_definition_never_becomes_a_path(
+    name: str, tmp_path: Path
+) -> None:
     text = MODULE.replace(b'"poem_model"', f'"{name}"'.encode())
     with pytest.raises(WrongDefinition, match="must be a name"):
         task_of(text, trusted={name: tmp_path})
@@ -212,7 +214,7 @@ def test_a_module_that_does_not_do_it_is_told(source: str, told: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["missing.py", "poem_model.txt", "two words.py", ""])
-def test_what_is_no_python_file_cannot_be_trusted(name: str, tmp_path: Path) -> None:
+def test_only_a_python_file_can_be_trusted(name: str, tmp_path: Path) -> None:
     (tmp_path / "poem_model.txt").write_text("")
     (tmp_path / "two words.py").write_text("")
     with pytest.raises(WrongUse, match="There is no Python file"):
@@ -289,7 +291,7 @@ def test_every_mistake_in_every_table_is_told_at_once() -> None:
     assert len(mistakes) == 9
 
 
-def test_who_wrote_a_module_is_told_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_the_author_of_a_module_is_told_its_mistake(tmp_path: Path) -> None:
     file = tmp_path / "poem_model.py"
     file.write_text(POEM_MODEL)
     trusted = trusted_modules([str(file)])
@@ -306,7 +308,7 @@ def test_who_wrote_a_module_is_told_what_is_wrong_with_it(tmp_path: Path) -> Non
     assert "ValueError: a slip" in mistake
 
 
-def test_what_a_run_costs_follows_from_its_shapes() -> None:
+def test_the_costs_of_a_run_follow_from_its_shapes() -> None:
     costs = costs_of(read_definition(TEXT))
     parameters = sum(one.numel() for _, one in task_of().named_parameters)
     assert costs.parameters == parameters

@@ -29,7 +29,7 @@ def mistakes(text: bytes) -> tuple[str, ...]:
     return caught.value.mistakes
 
 
-def test_what_is_not_said_has_its_default() -> None:
+def test_missing_settings_have_their_defaults() -> None:
     definition = read_definition(TEXT)
     assert (definition.name, definition.training.batch) == (NAME, 64)
     assert definition.averaging.codec == "float16"
@@ -88,7 +88,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert len(mistakes(text)) == 4
 
 
-def test_of_thousands_of_mistakes_some_are_told() -> None:
+def test_of_thousands_of_mistakes_only_some_are_reported() -> None:
     with pytest.raises(WrongDefinition) as caught:
         read_definition(b"".join(b"batch%d = 1\n" % number for number in range(4_000)) + TEXT)
     assert len(caught.value.mistakes) == 4_000

@@ -40,7 +40,7 @@ def test_the_newest_definition_that_was_seen_is_remembered(tmp_path: Path) -> No
     assert remembered(places, "prose", FINGERPRINT) is None
 
 
-def test_what_has_become_unreadable_is_forgotten_and_replaced(tmp_path: Path) -> None:
+def test_an_unreadable_definition_is_forgotten_and_replaced(tmp_path: Path) -> None:
     places = find_places({}, home=str(tmp_path))
     remember(places, signed(5))
     (file,) = places.runs_folder.iterdir()
@@ -56,7 +56,7 @@ def test_a_folder_without_a_run_says_how_to_make_one(tmp_path: Path) -> None:
     assert RunFolder(tmp_path).signed(FINGERPRINT) is None
 
 
-def test_what_another_organiser_signed_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+def test_the_definition_of_another_organiser_is_not_taken_for_our_own(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "my poem")
     folder.keep_signed(sign_definition(TEXT, MALLORY, now_ms=NOW_MS))
     with pytest.raises(NotTheDefinition) as caught:

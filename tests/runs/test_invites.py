@@ -59,7 +59,7 @@ def test_it_may_come_as_a_file() -> None:
 
 
 @given(some.integers(0, len(TEXT) - 1))
-def test_one_that_was_cut_says_so(length: int) -> None:
+def test_a_truncated_invite_says_so(length: int) -> None:
     with pytest.raises(NotAnInvite) as caught:
         read_invite(TEXT[:length])
     assert caught.value.why
@@ -101,12 +101,12 @@ ON_THE_WAY = {
 
 
 @pytest.mark.parametrize("text", ON_THE_WAY.values(), ids=ON_THE_WAY.keys())
-def test_what_mails_and_chats_do_to_it_does_not_matter(text: str) -> None:
+def test_changes_made_by_mail_and_chat_programs_do_not_matter(text: str) -> None:
     assert read_invite(text) == OPEN
 
 
 @pytest.mark.parametrize("changed", [TEXT.upper(), TEXT.lower()], ids=["capital", "small"])
-def test_letters_that_were_all_made_alike_are_told_as_that(changed: str) -> None:
+def test_an_invite_in_all_upper_or_lower_case_is_named_as_such(changed: str) -> None:
     with pytest.raises(NotAnInvite, match="All its letters were made capital, or small"):
         read_invite(changed)
 
@@ -154,7 +154,7 @@ def test_it_logs_in_to_a_closed_run_as_well(tmp_path: Path) -> None:
         read_login_invite(TEXT)
 
 
-def test_what_nobody_could_read_is_not_written() -> None:
+def test_an_unreadable_invite_is_not_written() -> None:
     with pytest.raises(ValueError, match="not a invite"):
         write_invite(msgspec.structs.replace(OPEN, run="two words"))
     with pytest.raises(WrongUse):

@@ -123,7 +123,7 @@ def test_a_batch_keeps_its_shape_on_its_way_to_a_device() -> None:
     assert len(list(tensors_in(there))) == 2
 
 
-def test_what_belongs_to_no_sample_goes_to_every_part_of_a_batch() -> None:
+def test_values_that_belong_to_no_sample_go_to_every_part_of_a_batch() -> None:
     batch = torch.arange(4), torch.tensor(7.0), torch.ones(3)
     one, other = parts_of(batch, 2)
     assert one[0].tolist() == [0, 1]
@@ -155,7 +155,7 @@ def read_and_passed(task: RunTask) -> object:
         ("(batch @ self.weight).mean()", "torch.ones(0, 3)", None, "has no samples in it"),
     ],
 )
-def test_what_fails_in_a_module_is_told_with_its_file_and_line(
+def test_an_error_in_a_module_is_reported_with_its_file_and_line(
     tmp_path: Path,
     use: Callable[[RunTask], object],
     loss: str,

@@ -56,7 +56,7 @@ def test_at_the_bottom_the_terminal_scrolls_once_and_not_again() -> None:
     assert terminal.lines() == ["4", "two", "three"]
 
 
-def test_what_is_printed_above_stays() -> None:
+def test_lines_printed_above_the_picture_stay() -> None:
     terminal, canvas = Emulator(10, 9), Canvas()
     terminal.write(canvas.draw(painted("one", "two"), 10, ROWS))
     terminal.write(canvas.erase(10, ROWS) + "an invite of 23 letters\r\n")
@@ -111,7 +111,7 @@ def test_a_picture_that_fills_the_terminal_leaves_nothing_behind() -> None:
     assert terminal.scrollback == terminal.lines() == []
 
 
-def test_others_wrote_meanwhile() -> None:
+def test_the_picture_survives_output_of_other_programs() -> None:
     terminal, canvas = Emulator(20, 9), Canvas()
     terminal.write(canvas.draw(painted("one", "two"), 20, ROWS))
     terminal.write("[1]+ Stopped\r\n$ fg\r\n")

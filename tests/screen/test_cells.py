@@ -22,7 +22,7 @@ from node.app.screen.cells import clean, clip, fit, pad, time_span, wrap
         ("नमस्ते", "नमस्ते"),
     ],
 )
-def test_what_a_stranger_wrote_is_one_harmless_line(written: str, shown: str) -> None:
+def test_text_of_a_stranger_becomes_one_harmless_line(written: str, shown: str) -> None:
     assert clean(written) == shown
 
 

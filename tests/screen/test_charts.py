@@ -16,7 +16,7 @@ def test_a_curve_goes_from_its_highest_to_its_lowest_value() -> None:
     assert curve([2.0, 1.0, 0.0], 8, scale=Scale(0.0, 2.0, by_factors=False)) == ["█▅▁"]
 
 
-def test_noise_is_no_cliff() -> None:
+def test_small_noise_does_not_change_the_curve() -> None:
     """A hundredth more or less changes nothing; scaled to the lowest and highest it was 8 rows."""
     noisy = [0.2538 * (1.0 + 0.01 * (step % 2)) for step in range(40)]
     assert len(set(curve(noisy, 40)[0])) == 1

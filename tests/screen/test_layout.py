@@ -28,7 +28,7 @@ def test_blocks_grow_in_turns() -> None:
     assert shown(5, block(1, 1, 2, 3, 4), block(2, 1, 2, 3, 4)) == "11122"
 
 
-def test_what_has_to_be_read_grows_before_the_rest() -> None:
+def test_important_blocks_grow_before_the_rest() -> None:
     assert shown(6, block(1, 1, 2, 3, 4), block(2, 1, 2, 4, grows_first=True)) == "112222"
 
 

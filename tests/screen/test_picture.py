@@ -101,7 +101,7 @@ def test_training_shows_all_that_a_volunteer_asks_for() -> None:
         assert part in shown
 
 
-def test_what_matters_least_goes_first() -> None:
+def test_the_least_important_lines_are_left_out_first() -> None:
     before = 100
     for part in ("cpu", "↑", "others", "given", "loss", "75 %", "poem"):
         least = min(rows for rows in range(1, 40) if part in "\n".join(_rows(rows)))
@@ -143,7 +143,7 @@ def test_strangers_words_stay_in_their_line(words: str, size: tuple[int, int]) -
 
 
 @pytest.mark.parametrize("number", NO_NUMBERS)
-def test_what_is_no_number_is_a_question_mark_or_left_out(number: float) -> None:
+def test_nan_is_a_question_mark_or_left_out(number: float) -> None:
     view = changed(
         TRAINING,
         phase_seconds=number,
@@ -159,7 +159,7 @@ def test_what_is_no_number_is_a_question_mark_or_left_out(number: float) -> None
         assert max(line.cell_len for line in lines) <= size[0]
 
 
-def test_what_the_state_says_is_not_said_twice() -> None:
+def test_the_text_of_the_state_is_not_repeated() -> None:
     for state, words in (("network lost", "network lost: none of"), ("paused", "paused by you")):
         scene = STATES[state]
         said = words if state == "network lost" else scene.view.doing
@@ -192,7 +192,7 @@ def test_at_the_start_only_what_is_known_is_shown() -> None:
     assert not any("batch" in line or "traffic" in line for line in lines)
 
 
-def test_what_is_done_now_is_not_said_twice() -> None:
+def test_the_present_activity_is_not_repeated() -> None:
     scene = STATES["starting"]
     event = SceneEvent("21:00:00", scene.view.doing)
     lines = text(Scene(scene.view, (event,)), 80, 23)

@@ -31,7 +31,7 @@ def test_every_end_fits_and_is_said_in_full(state: str, size: tuple[int, int]) -
     assert scene.view.advice in shown
 
 
-def test_who_is_thrown_out_sees_what_happened_why_and_what_to_do() -> None:
+def test_a_revoked_volunteer_sees_what_happened_why_and_what_to_do() -> None:
     lines = text(STATES["refused"])
     assert lines[0] == f" poem · refused at {AT}, after 1 h 10 min{'alice …WzXn7Rde':>34}"
     assert lines[1:4] == [
@@ -43,7 +43,7 @@ def test_who_is_thrown_out_sees_what_happened_why_and_what_to_do() -> None:
     assert lines[-1] == " traffic  ↑ 412 MB   ↓ 433 MB in all"
 
 
-def test_who_left_sees_what_was_given_and_where_the_run_stands() -> None:
+def test_a_volunteer_that_left_sees_its_contribution_and_the_state_of_the_run() -> None:
     lines = text(STATES["left"], 50, 10)
     assert lines[0].startswith(f" poem · left at {AT}")
     assert " ".join(" ".join(lines[1:4]).split()) == (
@@ -53,7 +53,7 @@ def test_who_left_sees_what_was_given_and_where_the_run_stands() -> None:
     assert any("step 312 of 2,000  loss 2.0713" in line for line in lines)
 
 
-def test_a_second_ctrl_c_still_leaves_what_was_given() -> None:
+def test_a_second_ctrl_c_still_shows_the_contribution() -> None:
     view = changed(STATES["leaving at once"].view)
     lines = text(Scene(view, EVENTS))
     assert lines[0].startswith(f" poem · left at {AT}")
@@ -61,7 +61,7 @@ def test_a_second_ctrl_c_still_leaves_what_was_given() -> None:
     assert any("28,160 accepted samples in 84 steps" in line for line in lines)
 
 
-def test_nothing_is_left_of_a_session_that_gave_nothing() -> None:
+def test_a_session_without_a_contribution_has_no_summary() -> None:
     assert text(STATES["starting"]) == []
     left = changed(TrainerView(run="poem"), phase=TrainerPhase.LEFT)
     assert text(Scene(left)) == []

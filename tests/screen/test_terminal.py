@@ -50,7 +50,7 @@ def test_a_picture_is_drawn_in_the_size_of_the_moment(pseudo: Pseudo) -> None:
     assert pseudo.read() == ["80 by 23", "second"]
 
 
-def test_what_is_printed_stays_above_and_the_summary_instead_of_the_picture(
+def test_printed_lines_stay_and_the_summary_replaces_the_picture(
     pseudo: Pseudo,
 ) -> None:
     terminal = Terminal(pseudo.descriptor, Look())
@@ -93,7 +93,7 @@ def test_a_terminal_that_has_gone_does_not_keep_us() -> None:
     os.close(pseudo.descriptor)
 
 
-def test_who_shows_a_screen_and_who_does_not(pseudo: Pseudo) -> None:
+def test_a_screen_is_shown_only_on_a_suitable_terminal(pseudo: Pseudo) -> None:
     assert can_show(pseudo.descriptor, {"TERM": "xterm-256color"})
     assert not can_show(pseudo.descriptor, {"TERM": "dumb"})
     assert not can_show(pseudo.descriptor, {})
@@ -118,7 +118,7 @@ def test_who_shows_a_screen_and_who_does_not(pseudo: Pseudo) -> None:
         ({"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, "utf-8"),
     ],
 )
-def test_who_asks_for_ascii_gets_it(variables: dict[str, str], encoding: str) -> None:
+def test_ascii_is_used_on_request(variables: dict[str, str], encoding: str) -> None:
     assert look_of(variables, "utf-8").encoding == encoding
     assert look_of({"LANG": "de_DE.ISO-8859-1"}, "iso8859-1").encoding == "iso8859-1"
 

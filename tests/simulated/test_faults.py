@@ -64,7 +64,7 @@ async def test_a_killed_peer_mid_transfer_wakes_its_sender(world: SimulatedWorld
 
 
 @simulated
-async def test_what_a_killed_peer_had_sent_before_still_arrives_if_it_had_ended(
+async def test_bytes_sent_before_a_kill_still_arrive_if_the_stream_had_ended(
     world: SimulatedWorld,
 ) -> None:
     first, second = pair(world)

@@ -266,7 +266,9 @@ HOSTILE_BYTES = {
 
 
 @pytest.mark.parametrize("what", HOSTILE_BYTES)
-def test_who_sends_this_is_dropped_named_and_avoided_and_nobody_else_notices(what: str) -> None:
+def test_a_peer_that_breaks_the_protocol_is_dropped_named_and_avoided_and_others_are_not_affected(
+    what: str,
+) -> None:
     @simulated
     async def scenario(world: SimulatedWorld) -> None:
         async with client_and_server(world) as (_, rpc, server):

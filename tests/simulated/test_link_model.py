@@ -29,7 +29,7 @@ def test_a_pipe_takes_size_over_rate() -> None:
     assert Pipe(1000.0).pass_through(3.0, 500) == 3.5
 
 
-def test_what_comes_second_waits_for_the_first() -> None:
+def test_the_second_message_waits_for_the_first() -> None:
     pipe = Pipe(1000.0)
     pipe.pass_through(0.0, 2000)
     assert pipe.pass_through(1.0, 1000) == 3.0

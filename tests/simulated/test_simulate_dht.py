@@ -143,7 +143,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_simulated_is_refused_before_anything_is(
+def test_an_impossible_plan_is_refused_before_the_simulation(
     words: list[str], tmp_path: Path
 ) -> None:
     refused = laboratory("simulate", "dht", *words, home=tmp_path)

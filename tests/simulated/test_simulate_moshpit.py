@@ -109,7 +109,7 @@ def test_without_matplotlib_it_says_how_to_get_it_before_it_simulates(
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_simulated_is_refused(simulate: Run, words: list[str]) -> None:
+def test_an_impossible_plan_is_refused(simulate: Run, words: list[str]) -> None:
     with pytest.raises(WrongUse):
         simulate(*words)
 

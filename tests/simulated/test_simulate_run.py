@@ -97,7 +97,7 @@ def test_without_a_target_a_step_takes_what_all_compute_in_its_time() -> None:
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_simulated_is_refused(simulate: Run, words: list[str]) -> None:
+def test_an_impossible_plan_is_refused(simulate: Run, words: list[str]) -> None:
     with pytest.raises(WrongUse):
         simulate(*words)
 

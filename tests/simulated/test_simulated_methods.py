@@ -154,7 +154,7 @@ def test_pushsum_is_exact_after_as_many_rounds_as_a_number_has_bits() -> None:
     assert method.estimates() == pytest.approx(np.full(64, numbers.mean()), abs=1e-15)
 
 
-def test_who_fails_keeps_what_it_had() -> None:
+def test_a_peer_that_fails_keeps_its_value() -> None:
     numbers = np.random.default_rng(5).standard_normal(16)
     failed = np.zeros(16, dtype=np.bool_)
     failed[5] = True

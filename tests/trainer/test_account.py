@@ -41,7 +41,7 @@ def test_the_first_samples_that_others_accept_are_told_once() -> None:
     assert account.epoch == 4
 
 
-def test_what_is_in_no_step_is_counted_too() -> None:
+def test_samples_in_no_step_are_counted() -> None:
     account = SessionAccount()
     account.take(GradientsDropped(3, 40, "late"))
     account.take(HeldBack(3, 8, "The loss is nan."))
@@ -50,7 +50,7 @@ def test_what_is_in_no_step_is_counted_too() -> None:
 
 
 @pytest.mark.parametrize(("peers", "given", "lost"), [((ME, OTHER), 64, 0), ((ME,), 0, 64)])
-def test_what_the_others_made_a_step_of_was_not_lost(
+def test_samples_in_a_step_that_the_others_made_were_not_lost(
     peers: tuple[PeerId, ...], given: int, lost: int
 ) -> None:
     account = SessionAccount()
@@ -61,7 +61,7 @@ def test_what_the_others_made_a_step_of_was_not_lost(
     assert (account.samples, account.lost_samples, account.epoch) == (given, lost, 4)
 
 
-def test_what_was_trained_alone_is_counted_as_that() -> None:
+def test_samples_trained_alone_are_counted_apart() -> None:
     account = SessionAccount()
     for epoch in range(580):
         account.take(step(epoch, 1024, members=()))
@@ -70,7 +70,7 @@ def test_what_was_trained_alone_is_counted_as_that() -> None:
     assert (given.alone_samples, given.alone_steps) == (580 * 1024, 580)
 
 
-def test_what_was_trained_alone_and_given_up_for_the_others_state_is_in_no_step() -> None:
+def test_samples_trained_alone_and_given_up_for_the_others_state_are_in_no_step() -> None:
     account = SessionAccount()
     account.take(step(0, 64, members=()))
     account.take(step(1, 32))

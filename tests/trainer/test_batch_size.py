@@ -61,12 +61,12 @@ def test_a_batch_is_long_enough_unless_something_is_in_the_way(
     assert machine.now <= MOST_SECONDS + 2 * LONGEST_SECONDS + 2 * (fixed + each)
 
 
-def test_who_is_told_to_leave_tries_no_further() -> None:
+def test_measuring_stops_when_the_node_is_told_to_leave() -> None:
     machine = Machine(0.0, 1e-4)
     assert choose(machine.seconds, 512, lambda: False, machine.clock).micro_batch == 1
 
 
-def test_what_memory_has_refused_once_is_not_taken_because_batches_are_quick() -> None:
+def test_a_size_that_did_not_fit_is_not_tried_again_because_batches_are_quick() -> None:
     machine = Machine(0.0, QUICK_SECONDS / 20, room=11)
     found = choose(machine.seconds, 32, clock=machine.clock)
     assert (found.micro_batch, found.fits) == (8, 8)
@@ -75,7 +75,7 @@ def test_what_memory_has_refused_once_is_not_taken_because_batches_are_quick() -
         size.took(machine.seconds(size.size))
 
 
-def test_what_did_not_fit_is_the_limit_from_then_on() -> None:
+def test_a_size_that_did_not_fit_is_the_limit_from_then_on() -> None:
     size = BatchSize(16, limit=32)
     size.did_not_fit(16)
     for _ in range(5 * STEADY):
@@ -91,7 +91,7 @@ def test_a_run_of_which_no_sample_fits_is_too_large() -> None:
     assert "--device cpu" in refused.value.advice
 
 
-def test_that_memory_is_out_is_told_from_other_errors() -> None:
+def test_an_out_of_memory_error_is_told_from_others() -> None:
     with pytest.raises(RuntimeError) as of_torch:
         torch.empty(1 << 60)
     assert is_out_of_memory(of_torch.value)

@@ -55,5 +55,5 @@ def test_of_a_long_story_the_first_sentence_is_told() -> None:
     assert "(/ip4/192.0.2.7/tcp/4001: The link to it was lost). They may be off" in words
 
 
-def test_what_a_peer_answers_is_cut_to_a_bearable_length() -> None:
+def test_a_peers_answer_is_cut_to_a_bearable_length() -> None:
     assert len(blame_of(state((FIRST, "no " * 10_000)))) < 400

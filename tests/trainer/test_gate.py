@@ -59,7 +59,7 @@ def test_the_end_lets_everybody_through() -> None:
     gate.wait()  # from now on
 
 
-def test_who_watches_is_told_of_every_change_and_of_nothing_else() -> None:
+def test_a_watcher_is_told_of_every_change_and_of_nothing_else() -> None:
     gate, told = Gate(), list[bool]()
     gate.watch(lambda: told.append(gate.is_open))
     gate.close("pause", "words")
@@ -85,7 +85,7 @@ async def test_a_departure_only_ever_becomes_more_urgent() -> None:
     assert told == [(True, False), (True, True)]
 
 
-def test_what_forces_a_departure_is_known_unless_somebody_wanted_it_before() -> None:
+def test_a_forced_departure_has_a_reason_unless_the_owner_wanted_it_before() -> None:
     forced, wanted, error = Departure(), Departure(), PotluckError("too little memory")
     forced.leave(error=error)
     wanted.leave()

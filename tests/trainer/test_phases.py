@@ -38,7 +38,7 @@ TRAINS = Facts()
         (Facts(preparing="building the model", failed=DISK_FULL), TrainerPhase.FAILED),
     ],
 )
-def test_what_matters_more_is_shown(facts: Facts, phase: TrainerPhase) -> None:
+def test_the_more_important_phase_is_shown(facts: Facts, phase: TrainerPhase) -> None:
     told = told_of(facts)
     assert told.phase is phase
     assert told.doing
@@ -63,7 +63,7 @@ def test_where_training_stands_still_it_is_said_what_can_be_done(facts: Facts) -
     assert told_of(facts).advice
 
 
-def test_whoever_is_alone_is_told_how_to_have_company() -> None:
+def test_a_volunteer_alone_is_told_how_to_invite_others() -> None:
     told = told_of(replace(TRAINS, alone=True, begins=True))
     assert "no other peer" in told.doing
     assert "potluck run invite" in told.advice
@@ -81,7 +81,7 @@ def test_the_end_says_what_was_given_and_how_to_come_back() -> None:
     assert told_of(only_kept).doing == "the run has made all its steps. Thank you!"
 
 
-def test_what_failed_is_said_with_its_reason() -> None:
+def test_a_failure_is_shown_with_its_reason() -> None:
     assert told_of(Facts(failed=NOT_LET_IN)).doing == "Not allowed. A moderator decided so."
     assert told_of(Facts(failed=NOT_LET_IN)).advice == "Ask the moderators."
 

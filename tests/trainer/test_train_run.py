@@ -99,7 +99,7 @@ async def test_a_node_that_ends_in_a_pause_does_not_wait_for_it_to_be_over(tmp_p
         assert await ends(one)
 
 
-async def test_who_only_helps_rests_without_waiting_for_a_step(tmp_path: Path) -> None:
+async def test_a_helper_pauses_without_waiting_for_a_step(tmp_path: Path) -> None:
     async with training(tmp_path, helps=True) as one:
         await one.until("Began")
         one.session.gate.close("pause", "paused by you")
@@ -112,7 +112,7 @@ async def test_who_only_helps_rests_without_waiting_for_a_step(tmp_path: Path) -
     assert "StepTaken" not in one.shown.kinds()
 
 
-async def test_who_leaves_before_the_loop_has_begun_begins_nothing(tmp_path: Path) -> None:
+async def test_a_node_that_leaves_before_its_loop_begins_nothing(tmp_path: Path) -> None:
     async with training(tmp_path, closed=True) as one:
         await one.until("Paused")
         assert not one.session.trains, "there is no round to see out"
@@ -122,7 +122,7 @@ async def test_who_leaves_before_the_loop_has_begun_begins_nothing(tmp_path: Pat
     assert one.shown.kinds()[-1] == "Left"
 
 
-async def test_who_leaves_while_it_measures_does_not_wait_for_that(tmp_path: Path) -> None:
+async def test_a_node_that_leaves_while_it_measures_does_not_wait(tmp_path: Path) -> None:
     async with training(tmp_path, measures=True) as one:
         await until(lambda: MEASURING in stages(one), PATIENCE_SECONDS)
         one.session.departure.leave()
@@ -130,7 +130,7 @@ async def test_who_leaves_while_it_measures_does_not_wait_for_that(tmp_path: Pat
     assert ENTERING not in stages(one)
 
 
-async def test_who_finds_its_key_in_use_by_then_does_not_enter(tmp_path: Path) -> None:
+async def test_a_node_that_finds_its_key_in_use_does_not_enter(tmp_path: Path) -> None:
     async def refuse() -> None:
         raise KeyInUse("Another node takes part in this run with this node's key.")
 

@@ -41,7 +41,7 @@ async def test_each_member_is_called_once_a_beat_and_no_part_has_them_all(
     assert set(together.values()) == {40 // PARTS}
 
 
-async def test_who_comes_and_goes_leaves_the_others_their_beat(
+async def test_members_that_come_and_go_do_not_change_the_others_beat(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     beats, calls = Beats(1.0), Calls()

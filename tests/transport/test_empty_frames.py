@@ -33,7 +33,7 @@ def test_a_flood_is_refused_before_it_has_lasted_a_second() -> None:
     assert number < MOST_EMPTY_FRAMES_PER_SECOND
 
 
-def test_what_stays_below_may_go_on_for_ever() -> None:
+def test_a_stream_of_empty_frames_below_the_limit_may_go_on_for_ever() -> None:
     clock = Clock()
     empty_frames = EmptyFrames(clock)
     for number in range(10 * MOST_EMPTY_FRAMES_PER_SECOND):

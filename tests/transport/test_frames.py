@@ -112,7 +112,7 @@ def test_a_payload_is_not_gathered() -> None:
     assert len(parser._partial_header) == 0
 
 
-def test_what_a_caller_does_on_a_header_comes_before_the_payload_is_taken() -> None:
+def test_a_caller_handles_a_header_before_the_payload_is_taken() -> None:
     parser = YamuxFrameParser(PAYLOAD_LIMIT)
     events = parser.feed(encode_header(DATA, 0, 1, 3) + b"abc")
     assert next(events) == FrameHeader(DATA, 0, 1, 3)

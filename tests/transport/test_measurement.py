@@ -38,7 +38,7 @@ def test_a_burst_into_the_kernels_buffer_is_no_measurement() -> None:
     assert meter.total_bytes == 100 * MEGABYTE
 
 
-def test_what_the_kernels_buffer_takes_before_it_is_full_does_not_count() -> None:
+def test_bytes_that_fill_the_kernels_buffer_do_not_count() -> None:
     meter = LinkRateMeter()
     meter.sent(4 * MEGABYTE, 0.0, 0.0001)
     for step in range(50):

@@ -54,17 +54,17 @@ def feed(receiver: PacketOpener, data: bytes) -> list[bytes]:
 MESSAGES = [b"a", b"hello", bytes(300), b"z" * 40]
 
 
-def test_what_is_sealed_is_opened() -> None:
+def test_a_sealed_packet_is_opened() -> None:
     assert feed(opener(), seal(*MESSAGES)) == MESSAGES
 
 
-def test_what_is_sealed_is_opened_byte_by_byte() -> None:
+def test_a_sealed_packet_is_opened_byte_by_byte() -> None:
     receiver = opener()
     opened = [each for byte in seal(*MESSAGES) for each in feed(receiver, bytes([byte]))]
     assert opened == MESSAGES
 
 
-def test_what_is_sealed_is_opened_when_cut_anywhere() -> None:
+def test_a_sealed_packet_is_opened_when_cut_anywhere() -> None:
     sealed = seal(*MESSAGES)
     for cut in range(1, len(sealed)):
         receiver = opener()
@@ -136,7 +136,7 @@ def test_the_buffer_grows_under_load_and_shrinks_in_peace() -> None:
     assert feed(receiver, seal(largest, by=by)) == [largest]
 
 
-def test_what_was_opened_does_not_change_when_more_is_read() -> None:
+def test_an_opened_packet_does_not_change_when_more_is_read() -> None:
     by, receiver = sealer(), opener()
     kept = feed(receiver, seal(b"kept" * 1000, by=by))
     feed(receiver, seal(*[b"\xff" * 60_000] * 40, by=by))

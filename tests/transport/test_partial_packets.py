@@ -51,7 +51,7 @@ async def test_every_byte_of_a_slow_packet_counts_when_it_comes(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there they are not counted")
-async def test_what_nobody_has_read_from_a_socket_is_counted() -> None:
+async def test_unread_bytes_in_a_socket_are_counted() -> None:
     near, far = socket.socketpair()
     async with (
         trio.SocketStream(trio.socket.from_stdlib_socket(near)) as sender,

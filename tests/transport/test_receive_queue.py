@@ -28,7 +28,7 @@ def test_a_small_piece_does_not_keep_its_packet_alive() -> None:
     assert isinstance(queue.take(), bytes)
 
 
-def test_what_was_taken_does_not_change_when_more_arrives() -> None:
+def test_taken_bytes_do_not_change_when_more_arrives() -> None:
     queue = ReceiveQueue()
     for part in (b"ab", b"cd", b"ef"):
         queue.append(memoryview(part))

@@ -196,7 +196,7 @@ async def test_a_stream_closed_by_the_library_and_left_alone_is_reset_after_a_wh
             await other_end.send_all(b"is anybody there?")
 
 
-async def test_what_was_queued_before_a_close_leaves_though_the_stream_is_forgotten() -> None:
+async def test_bytes_queued_before_a_close_are_sent_although_the_stream_is_forgotten() -> None:
     data = bytes(200_000)
     async with joined_pair() as (near, far):
         sender, receiver = await stream_pair(near, far)

@@ -28,7 +28,7 @@ class Carrier:
             await trio.lowlevel.checkpoint()
 
 
-async def test_who_shares_a_limit_shares_it_evenly(autojump_clock: MockClock) -> None:
+async def test_connections_share_a_limit_evenly(autojump_clock: MockClock) -> None:
     throttle = Throttle(RATE, trio.current_time())
     carriers = [Carrier(throttle) for _ in range(5)]
     async with trio.open_nursery() as nursery:

@@ -64,7 +64,7 @@ def test_no_ten_seconds_carry_more_than_five_percent_above_the_limit(
 
 
 @pytest.mark.parametrize("small_every", [0, 1, 3])
-def test_who_always_has_something_gets_the_whole_limit(small_every: int) -> None:
+def test_a_connection_that_always_has_bytes_gets_the_whole_limit(small_every: int) -> None:
     asks = [(0.0, bool(small_every and n % small_every == 0), 1.0) for n in range(1000)]
     left = granted(2e6, asks)
     seconds = left[-1][0]
@@ -86,7 +86,7 @@ def test_small_things_without_end_wait_as_well() -> None:
     assert all(later >= earlier for (earlier, _), (later, _) in pairwise(left))
 
 
-def test_what_is_charged_is_paid_before_anything_else_goes() -> None:
+def test_charged_bytes_are_paid_before_anything_else_is_sent() -> None:
     bucket = TokenBucket(1000.0, 0.0)
     bucket.take(10_000, 0.0)
     assert bucket.small_waits(0.0) == pytest.approx(10.0 - BURST_SECONDS - 0.05)

@@ -47,12 +47,12 @@ def test_no_bit_of_a_challenge_can_be_changed(bit: int) -> None:
 
 
 @given(some.binary(max_size=100))
-def test_any_other_bytes_are_no_challenge(data: bytes) -> None:
+def test_other_bytes_are_not_a_challenge(data: bytes) -> None:
     with refused(Reason.CHALLENGE):
         check_challenge(SECRET, ALICE.public_key, data, NOW)
 
 
-def test_a_challenge_is_made_of_the_right_ingredients() -> None:
+def test_a_challenge_needs_16_random_bytes_and_a_secret_of_32() -> None:
     with pytest.raises(ValueError, match="16 random bytes"):
         make_challenge(SECRET, ALICE.public_key, bytes(15), EXPIRES)
     with pytest.raises(ValueError, match="32 bytes"):
@@ -96,7 +96,7 @@ def test_a_challenge_is_answered_once() -> None:
         used.use(CHALLENGE, EXPIRES, NOW)
 
 
-def test_what_has_expired_is_forgotten_and_memory_is_bounded() -> None:
+def test_expired_challenges_are_forgotten_and_memory_is_bounded() -> None:
     used = UsedChallenges(most=3)
     for number in range(10):
         used.use(bytes([number]), EXPIRES + number, NOW)

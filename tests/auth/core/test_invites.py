@@ -108,7 +108,7 @@ def test_a_huge_text_is_not_looked_through() -> None:
     ],
     ids=lambda invite: f"{invite.run}-{invite.auth_url}",
 )
-def test_what_nobody_could_read_is_not_written(wrong: Invite) -> None:
+def test_an_unreadable_invite_is_not_written(wrong: Invite) -> None:
     with pytest.raises(ValueError, match=r"."):
         write_invite(wrong)
 

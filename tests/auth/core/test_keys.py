@@ -66,7 +66,7 @@ def test_a_domain_has_a_length_that_can_be_bound(domain: bytes) -> None:
         ALICE.verifying_key.verify(domain, bytes(64), b"")
 
 
-def test_what_the_noise_handshake_signs_is_no_message_in_any_domain() -> None:
+def test_a_signature_of_the_noise_handshake_is_no_message_in_any_domain() -> None:
     # libp2p signs this prefix and a 32-byte key with the same identity; read as ours, its first
     # byte would announce a domain that is longer than all of it
     signed_by_noise = b"noise-libp2p-static-key:" + bytes(32)
@@ -81,7 +81,7 @@ def test_a_key_for_which_anybody_can_sign_verifies_nothing(public_key: bytes) ->
 
 
 @given(some.binary(max_size=80))
-def test_any_bytes_are_a_wrong_signature_and_not_an_accident(signature: bytes) -> None:
+def test_any_bytes_are_a_wrong_signature_and_cause_no_other_error(signature: bytes) -> None:
     assert not ALICE.verifying_key.verify(b"domain", signature, b"message")
 
 

@@ -163,7 +163,7 @@ def test_every_mutation_is_refused(
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("original", "others", "judge_of"), KINDS)
-def test_what_hypothesis_makes_of_it_is_refused(
+def test_a_mutation_made_by_hypothesis_is_refused(
     original: bytes, others: list[bytes], judge_of: Callable[[], Judge], examples: int
 ) -> None:
     judge = judge_of()

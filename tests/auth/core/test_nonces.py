@@ -48,7 +48,7 @@ def test_a_flooder_is_let_in_again_as_its_nonces_run_out() -> None:
         take(window, MALLORY, 51, NOW + MEMORY_MS + 1)
 
 
-def test_what_a_flooder_used_is_not_forgotten_for_the_flood() -> None:
+def test_a_flood_does_not_make_the_flooders_nonces_forgotten() -> None:
     window = NonceWindow(0, share=50, pool=200, reserved=5)
     flood(window, MALLORY)
     for number in range(50):

@@ -130,7 +130,7 @@ def test_at_a_renewal_newer_keys_are_taken_in() -> None:
     ],
     ids=str,
 )
-def test_what_nobody_would_take_is_not_signed(changes: dict[str, Any]) -> None:
+def test_a_pass_that_nobody_would_accept_is_not_signed(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"."):
         signed(**changes)
 

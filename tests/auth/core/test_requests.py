@@ -273,7 +273,7 @@ def test_ones_own_request_thrown_back_is_refused(bob: Side) -> None:
     ],
     ids=lambda envelope: f"{len(envelope)}-{envelope[:4].hex()}",
 )
-def test_what_is_no_envelope_is_malformed(bob: Side, envelope: bytes) -> None:
+def test_other_bytes_are_a_malformed_envelope(bob: Side, envelope: bytes) -> None:
     with refused(Reason.MALFORMED):
         bob.receive(envelope)
 

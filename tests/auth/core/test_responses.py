@@ -66,7 +66,7 @@ def test_an_answer_to_another_request_is_refused(alice: Side) -> None:
         alice.receive_answer(response(number=2), asked=nonce(1))
 
 
-def test_an_answer_of_another_than_the_asked_is_refused(alice: Side) -> None:
+def test_an_answer_of_a_peer_that_was_not_asked_is_refused(alice: Side) -> None:
     his = response(key=MALLORY, token=MALLORYS_TOKEN)
     with refused(Reason.NOT_THE_PEER):
         alice.receive_answer(his, asked=nonce(1))
@@ -132,12 +132,12 @@ def test_a_request_is_no_response(alice: Side) -> None:
     [response() + b"\0", response()[:-1], b"\xdc\x00\x03" + response()[1:], bytes(3000)],
     ids=lambda envelope: f"{len(envelope)}-{envelope[:4].hex()}",
 )
-def test_what_is_no_envelope_is_malformed(alice: Side, envelope: bytes) -> None:
+def test_other_bytes_are_a_malformed_envelope(alice: Side, envelope: bytes) -> None:
     with refused(Reason.MALFORMED):
         alice.receive_answer(envelope, asked=nonce(1))
 
 
-def test_whoever_was_revoked_meanwhile_is_not_believed(alice: Side) -> None:
+def test_a_peer_that_was_revoked_meanwhile_is_not_believed(alice: Side) -> None:
     alice.receive_answer(response(), asked=nonce(1))
     revoked = RevocationList(
         RUN, 1, NOW, (NameEntry("code:bob", NOW, NOW + HOUR),), (), AUTH.key_id

@@ -212,7 +212,7 @@ def test_a_full_list_says_what_to_do() -> None:
     assert len(held) == 1000
 
 
-def test_what_refuses_nobody_any_more_falls_out_and_the_latest_of_each_stays() -> None:
+def test_entries_without_effect_are_dropped_and_the_latest_of_each_name_stays() -> None:
     alice_early = NameEntry("github:alice", NOW, NOW + HOUR)
     alice_late = NameEntry("github:alice", NOW + 5, NOW + HOUR + 5)
     over = NameEntry("code:bob", NOW - HOUR, NOW)

@@ -215,7 +215,7 @@ def test_any_other_bytes_are_malformed(data: bytes) -> None:
     ],
     ids=lambda data: f"{len(data)}-{data[:2].hex()}",
 )
-def test_what_declares_much_is_refused_before_memory_is_taken(data: bytes) -> None:
+def test_a_token_that_declares_a_huge_size_is_refused_before_memory_is_taken(data: bytes) -> None:
     with refused(Reason.MALFORMED):
         read_token(data)
 

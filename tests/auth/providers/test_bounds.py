@@ -121,7 +121,7 @@ def test_an_end_forgets_every_way_to_the_session() -> None:
     assert begin(table, 1)
 
 
-def test_what_was_handed_out_frees_its_place_and_can_be_taken_back_for_a_while() -> None:
+def test_a_delivered_login_frees_its_place_and_can_be_taken_back_for_a_while() -> None:
     table = Sessions()
     session = begin(table, 1, address=ADDRESS)
     session.identity = SOMEBODY
@@ -135,7 +135,7 @@ def test_what_was_handed_out_frees_its_place_and_can_be_taken_back_for_a_while()
     assert not table.give_back(session.id, 1)  # its peer has begun another
 
 
-def test_what_was_handed_out_is_bounded_too() -> None:
+def test_the_number_of_delivered_logins_is_bounded() -> None:
     table = Sessions()
     first = begin(table, 0)
     first.identity = SOMEBODY

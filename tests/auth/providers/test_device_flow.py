@@ -248,7 +248,7 @@ async def test_a_silent_provider_does_not_hold_up_somebody_who_leaves(
         {"expires_in": "soon"},
     ],
 )
-async def test_what_no_terminal_should_show_is_an_outage(
+async def test_an_answer_that_no_terminal_should_show_is_an_outage(
     logins: Logins, imitation: OpenIdImitation, wrong: dict[str, object]
 ) -> None:
     imitation.device = wrong
@@ -266,7 +266,7 @@ async def test_what_no_terminal_should_show_is_an_outage(
     ],
     ids=["Google's name for the address", "Microsoft's numbers", "Microsoft's no"],
 )
-async def test_what_large_providers_do_otherwise_than_the_standard(
+async def test_deviations_of_large_providers_from_the_standard_are_understood(
     logins: Logins,
     imitation: OpenIdImitation,
     clock: trio.testing.MockClock,

@@ -129,7 +129,7 @@ def test_a_token_with_a_wrong_claim_is_refused(claims: dict[str, Any], why: str)
         {"sub": "a" * 255},
     ],
 )
-def test_what_the_standard_allows_is_accepted(claims: dict[str, Any]) -> None:
+def test_tokens_that_the_standard_allows_are_accepted(claims: dict[str, Any]) -> None:
     key = SigningKey()
     assert verify(imitation(claims=claims).id_token(), published(key))
 
@@ -253,7 +253,7 @@ DEEP = base64.urlsafe_b64encode(b"[" * 20_000).decode()
     "token",
     ["", ".", "..", "a.b.c", "é.é.é", "a" * 40_000, f"{DEEP}.e30.AA", f"{DEEP[:9000]}.e30.AA"],
 )
-def test_what_is_no_token_is_refused(token: str) -> None:
+def test_other_text_than_a_token_is_refused(token: str) -> None:
     why_refused(token, published(SigningKey()))
 
 

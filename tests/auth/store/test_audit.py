@@ -218,7 +218,7 @@ def cut(connection: sqlite3.Connection, after: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 13])
-def test_an_end_that_was_cut_off_is_found(original: Path, kept: int) -> None:
+def test_a_truncated_log_is_found(original: Path, kept: int) -> None:
     with copied(original) as folder:
         tamper(folder, lambda connection: cut(connection, kept))
         verdict = verdict_of(folder)
@@ -285,7 +285,7 @@ def test_another_runs_head_does_not_do(original: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["cut", "head", "file"])
-def test_what_was_done_while_the_server_was_stopped_is_told_after_it_starts(
+def test_changes_made_while_the_server_was_stopped_are_reported_after_it_starts(
     original: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its first transaction signs a new head; the evidence must not go with the old one."""
@@ -358,7 +358,7 @@ def test_every_byte_of_a_reason_in_the_file_counts(original: Path) -> None:
             assert (verdict.sound, verdict.broken_row) == (False, 5)
 
 
-def test_what_people_write_is_kept_on_one_line_and_within_bounds(server: Server) -> None:
+def test_reasons_are_kept_on_one_line_and_bounded(server: Server) -> None:
     server.moderation.allow("alice", actor="local:\n\x1b[2J", reason="x" * 10_000 + "\r\n")
     server.moderation.deny("alice", actor=ROOT, reason="\ud800 half a character")
     rows = server.moderation.audit(limit=2).rows

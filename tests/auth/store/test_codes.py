@@ -85,7 +85,7 @@ async def test_a_code_that_expired_or_was_cancelled_lets_nobody_new_in(server: S
         server.moderation.code_cancel("C2", actor=ROOT)
 
 
-async def test_what_is_no_code_is_refused_and_makes_no_account(server: Server) -> None:
+async def test_an_invalid_code_is_refused_and_makes_no_account(server: Server) -> None:
     for text in ("", "AAAAA-AAAAA-AAAAA-AAAAA", "x" * 100_000, "\ud800", "c1"):
         with refused(JoinReason.CODE_UNKNOWN):
             await Node(1, server).join_by_code(text)

@@ -57,7 +57,7 @@ def refuses(folder: Path, kind: type[AuthError], words: str) -> None:
     assert (folder / "auth.sqlite").read_bytes() == before
 
 
-def test_what_is_made_is_private_and_complete(folder: Path) -> None:
+def test_a_new_database_is_private_and_complete(folder: Path) -> None:
     made = create_store(folder, RUN, actor=ROOT)
     assert len(made.fingerprint) == 26
     names = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}

@@ -72,7 +72,7 @@ def test_a_bare_name_is_enough_where_only_one_can_be_meant(server: Server) -> No
     "text",
     ["", ":", "github:", ":alice", "git hub:alice", "a:b:c", "алиса", "-x", "a" * 120, "a\n"],
 )
-def test_what_is_no_name_changes_nothing(server: Server, text: str) -> None:
+def test_an_invalid_name_changes_nothing(server: Server, text: str) -> None:
     if text == "a\n":  # white space around a name is not part of it
         assert server.moderation.allow(text, actor=ROOT).value == "github:a"
         return

@@ -61,7 +61,7 @@ async def test_the_first_few_of_an_address_are_told_and_the_rest_counted(
     assert server.acts()[-1] == "refused"  # a new minute
 
 
-async def test_what_was_counted_is_told_when_the_server_stops(folder: Path) -> None:
+async def test_counted_refusals_are_logged_when_the_server_stops(folder: Path) -> None:
     clock = Clock()
     with running(folder, clock) as server:
         for _ in range(WRITTEN_EACH + 2):

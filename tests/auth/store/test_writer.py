@@ -47,7 +47,7 @@ def reasons(server: Server) -> list[str]:
     return [row.reason for row in reversed(server.moderation.audit(limit=5000).rows)][2:]
 
 
-async def test_what_waits_together_is_one_transaction(server: Server) -> None:
+async def test_operations_that_wait_together_are_one_transaction(server: Server) -> None:
     begun: list[int] = []
 
     def operation(transaction: Transaction) -> None:
@@ -110,7 +110,7 @@ async def test_an_operation_that_fails_is_undone_alone(server: Server) -> None:
     assert server.is_sound()
 
 
-async def test_what_is_done_later_happens_only_for_what_was_committed(server: Server) -> None:
+async def test_deferred_actions_run_only_for_committed_operations(server: Server) -> None:
     happened: list[str] = []
 
     def operation(how: str) -> Callable[[Transaction], None]:

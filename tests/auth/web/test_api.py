@@ -78,7 +78,7 @@ async def test_a_wrong_code_is_refused_under_the_auth_keys_signature(
     assert volunteer.refusal().code == "code-unknown"
 
 
-async def test_whoever_is_denied_is_refused_at_renewal(running: RunningServer) -> None:
+async def test_a_denied_account_is_refused_at_renewal(running: RunningServer) -> None:
     volunteer = Volunteer(running)
     await volunteer.join(running.new_code(name="bob"))
     running.moderation.deny("code:bob", actor=ACTOR, reason="a test")

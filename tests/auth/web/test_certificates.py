@@ -98,7 +98,7 @@ def test_files_that_vanish_leave_the_old_certificate(authority: Authority) -> No
     assert certificate.is_valid_at(certificate.current.not_before_ms)
 
 
-def test_what_cannot_be_used_from_the_start_is_an_error(
+def test_a_certificate_that_is_unusable_from_the_start_is_an_error(
     authority: Authority, tmp_path: Path
 ) -> None:
     certificate_file, key_file = authority.issue()
@@ -139,7 +139,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(
 @pytest.mark.parametrize(
     ("ends", "word"), [(DAY * 3, "expires in 3.0 days"), (DAY * -1 / 2, "EXPIRED"), (DAY * 30, "")]
 )
-def test_an_end_that_is_near_is_warned_of(
+def test_a_certificate_that_expires_soon_is_warned_of(
     authority: Authority, ends: object, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate = Certificate(*authority.issue(ends=ends))  # type: ignore[arg-type]

@@ -130,12 +130,14 @@ async def among_a_crowd(folder: Path, count: int, clock: MockClock) -> None:
 
 
 @pytest.mark.slow
-async def test_whoever_behaves_is_served_among_those_who_do_not(
+async def test_a_well_behaved_client_is_served_among_misbehaving_ones(
     hurried: MockClock, tmp_path: Path
 ) -> None:
     await among_a_crowd(tmp_path, CROWD, hurried)
 
 
 @pytest.mark.soak
-async def test_very_many_who_misbehave(hurried: MockClock, tmp_path: Path) -> None:
+async def test_a_well_behaved_client_is_served_among_very_many_misbehaving_ones(
+    hurried: MockClock, tmp_path: Path
+) -> None:
     await among_a_crowd(tmp_path, SOAK_CROWD, hurried)

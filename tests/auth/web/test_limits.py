@@ -84,7 +84,7 @@ async def test_nobody_uses_up_the_renewals_of_another_account(tmp_path: Path) ->
         assert (await bob.renew()).status == 200
 
 
-async def test_whom_a_trusted_proxy_names_has_a_limit_of_their_own(tmp_path: Path) -> None:
+async def test_clients_that_a_trusted_proxy_names_have_their_own_limits(tmp_path: Path) -> None:
     limits = {"requests_per_minute_per_address": 4}
     async with auth_server(tmp_path, server_lines='trusted_proxies = ["127.0.0.1/32"]',
                            **limits) as running:  # fmt: skip

@@ -76,7 +76,7 @@ def _pages(running: RunningServer) -> int:
     return int(pages)
 
 
-async def test_what_was_answered_is_counted_by_route_and_reason(tmp_path: Path) -> None:
+async def test_answers_are_counted_by_route_and_reason(tmp_path: Path) -> None:
     async with auth_server(tmp_path) as running:
         volunteer = Volunteer(running)
         await volunteer.join("AAAAA-AAAAA-AAAAA-AAAAA")

@@ -212,7 +212,7 @@ def test_after_kill_9_every_pass_that_was_handed_out_is_in_the_log(
         ([], "", "no certificate", 2),
     ],
 )
-def test_what_cannot_be_served_is_said_in_three_sentences(
+def test_a_server_that_cannot_start_explains_it_in_three_sentences(
     home: Home, words: list[str], settings: str, word: str, code: int
 ) -> None:
     least = f'run = "{RUN}"\npublic_url = "https://auth.example"\n'

@@ -20,7 +20,7 @@ def test_a_burst_is_allowed_and_then_the_steady_rate() -> None:
     assert limit.wait_seconds("a", 2.0) == 2
 
 
-def test_whoever_is_told_to_wait_and_waits_is_let_in() -> None:
+def test_a_client_that_waits_as_told_is_let_in() -> None:
     limit = RateLimit(AllowedRate.per_hour(7))
     now = 0.0
     for _ in range(50):

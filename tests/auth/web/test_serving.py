@@ -197,7 +197,7 @@ SLOW = {
 @pytest.mark.slow
 @pytest.mark.parametrize("words", SLOW.values(), ids=SLOW.keys())
 @pytest.mark.parametrize("tls", [True, False])
-async def test_who_connects_and_says_nothing_is_dropped(
+async def test_a_client_that_connects_and_says_nothing_is_dropped(
     authority: Authority, words: bytes, tls: bool, hurried: MockClock
 ) -> None:
     certificate = Certificate(*authority.issue()) if tls else None
@@ -244,7 +244,7 @@ async def test_a_head_that_never_ends_is_refused_at_its_limit() -> None:
         b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_ends_the_connection_and_nothing_else(words: bytes) -> None:
+async def test_other_bytes_than_http_end_only_their_connection(words: bytes) -> None:
     async with listening() as here:
         async with connect(here.port, None) as client:
             await client.send(words)
@@ -254,7 +254,7 @@ async def test_what_is_not_http_ends_the_connection_and_nothing_else(words: byte
             assert (await client.ask("GET", "/")).status == 200
 
 
-async def test_nobody_is_taken_to_another_protocol() -> None:
+async def test_a_request_to_upgrade_the_protocol_is_not_followed() -> None:
     upgrades = (
         {"upgrade": "h2c", "connection": "upgrade, http2-settings", "http2_settings": "AAMAAABk"},
         {
@@ -271,7 +271,7 @@ async def test_nobody_is_taken_to_another_protocol() -> None:
                 assert (answer.status, answer.json()["version"]) == (200, "1.1")
 
 
-async def test_when_there_is_no_room_whoever_is_idle_for_longest_makes_way() -> None:
+async def test_without_room_the_longest_idle_connection_makes_way() -> None:
     async with listening(most=3) as here, contextlib.AsyncExitStack() as stack:
         clients = []
         for _ in range(3):
@@ -286,7 +286,7 @@ async def test_when_there_is_no_room_whoever_is_idle_for_longest_makes_way() -> 
         assert here.refused == ["idle"]
 
 
-async def test_who_is_being_answered_makes_way_for_nobody() -> None:
+async def test_a_connection_that_is_being_answered_does_not_make_way() -> None:
     go = trio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -308,7 +308,7 @@ async def test_who_is_being_answered_makes_way_for_nobody() -> None:
             assert (await client.answer()).status == 200
 
 
-async def test_so_many_handshakes_of_one_address_and_no_more() -> None:
+async def test_handshakes_of_one_address_are_limited() -> None:
     async with listening(handshakes=AllowedRate(burst=3, per_second=0.001)) as here:
         for _ in range(3):
             async with connect(here.port, None) as client:
@@ -330,7 +330,7 @@ async def test_a_proxy_of_ours_has_as_many_connections_as_there_are() -> None:
             assert (await client.ask("GET", "/")).status == 200
 
 
-async def test_so_many_connections_from_one_address_and_no_more() -> None:
+async def test_connections_from_one_address_are_limited() -> None:
     async with listening(most_per_address=2) as here, contextlib.AsyncExitStack() as stack:
         for _ in range(2):
             client = await stack.enter_async_context(connect(here.port, None))
@@ -340,7 +340,7 @@ async def test_so_many_connections_from_one_address_and_no_more() -> None:
         assert here.refused == ["connections_per_address"]
 
 
-async def test_who_asks_and_never_reads_is_dropped(hurried: MockClock) -> None:
+async def test_a_client_that_asks_and_never_reads_is_dropped(hurried: MockClock) -> None:
     async def much(scope: Scope, receive: Receive, send: Send) -> None:
         await json_answer({"x": "y" * 1_000_000})(scope, receive, send)
 
@@ -353,7 +353,7 @@ async def test_who_asks_and_never_reads_is_dropped(hurried: MockClock) -> None:
         await trio.aclose_forcefully(client)
 
 
-async def test_who_is_answered_early_and_goes_on_sending_is_dropped() -> None:
+async def test_a_client_that_goes_on_sending_after_its_answer_is_dropped() -> None:
     async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
         await json_answer({"no": True}, 413)(scope, receive, send)
 
@@ -398,7 +398,7 @@ async def _send_what_is_taken(client: HttpClient, data: bytes) -> None:
         await client.send(data)
 
 
-async def test_who_leaves_before_the_answer_leaves_nothing_behind() -> None:
+async def test_a_client_that_leaves_before_the_answer_leaves_nothing_behind() -> None:
     finished = trio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -443,7 +443,7 @@ async def test_a_request_in_flight_is_answered_before_the_end() -> None:
 
 
 @pytest.mark.slow
-async def test_what_hangs_does_not_hold_up_the_end() -> None:
+async def test_a_request_that_hangs_does_not_hold_up_the_end() -> None:
     async def hang(_scope: Scope, _receive: Receive, _send: Send) -> None:
         await trio.sleep_forever()
 
@@ -455,7 +455,7 @@ async def test_what_hangs_does_not_hold_up_the_end() -> None:
             await client.is_closed()
 
 
-async def test_who_never_reads_does_not_hold_up_the_end() -> None:
+async def test_a_client_that_never_reads_does_not_hold_up_the_end() -> None:
     async def much(scope: Scope, receive: Receive, send: Send) -> None:
         await json_answer({"x": "y" * 20_000_000})(scope, receive, send)
 

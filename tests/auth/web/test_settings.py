@@ -50,7 +50,7 @@ def test_files_lie_beside_the_settings() -> None:
 
 
 @pytest.mark.parametrize("missing", ["run", "public_url"])
-def test_what_nobody_can_guess_is_asked_for(missing: str) -> None:
+def test_required_settings_are_asked_for(missing: str) -> None:
     text = "\n".join(line for line in LEAST.splitlines() if not line.startswith(missing))
     with pytest.raises(SettingsError, match=f"does not say `{missing}`") as caught:
         read(text)

@@ -48,7 +48,7 @@ async def test_a_newcomer_leaves_nobody_outside(world: SimulatedWorld) -> None:
 
 
 @simulated
-async def test_without_names_it_takes_the_place_of_one_who_was_counted(
+async def test_without_names_a_newcomer_takes_the_place_of_a_counted_peer(
     world: SimulatedWorld,
 ) -> None:
     *inside, outside = (await newcomer_comes_first(world, named=False))[:3]
@@ -59,7 +59,7 @@ async def test_without_names_it_takes_the_place_of_one_who_was_counted(
 
 
 @simulated
-async def test_who_is_slow_is_waited_for_until_the_deadline_and_no_longer(
+async def test_a_slow_peer_is_waited_for_until_the_deadline(
     world: SimulatedWorld,
 ) -> None:
     *prompt, slow = peers = await averagers(world, 4)
@@ -76,7 +76,7 @@ async def test_who_is_slow_is_waited_for_until_the_deadline_and_no_longer(
 
 
 @simulated
-async def test_who_has_just_come_and_whose_address_nobody_knows_is_not_taken_for_gone(
+async def test_a_newcomer_without_known_addresses_is_not_taken_for_gone(
     world: SimulatedWorld,
 ) -> None:
     peers = await averagers(world, 3)
@@ -110,7 +110,7 @@ async def seconds_without(world: SimulatedWorld, *, named: bool, silently: bool)
 
 
 @simulated
-async def test_who_awaits_only_the_dead_is_alone_before_the_deadline(
+async def test_a_peer_that_awaits_only_dead_ones_is_alone_before_the_deadline(
     world: SimulatedWorld,
 ) -> None:
     one, *others = await averagers(world, 3)
@@ -124,7 +124,7 @@ async def test_who_awaits_only_the_dead_is_alone_before_the_deadline(
     assert one.ended[-1].seconds < SETTINGS.matchmaking_seconds / 2
 
 
-def test_who_is_dead_costs_no_more_than_without_names() -> None:
+def test_awaiting_a_dead_peer_by_name_takes_no_longer_than_without_names() -> None:
     for silently in (False, True):
         seconds: dict[bool, float] = {}
         for named in (False, True):

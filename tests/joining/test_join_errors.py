@@ -77,7 +77,7 @@ def test_for_a_program_it_is_an_object(tmp_path: Path, capsys: pytest.CaptureFix
     assert told["exit_code"] == 3
 
 
-def test_a_home_of_nobody_is_told_as_that(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_of_an_unknown_user_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["join", "--home", "~nobody-here/potluck", TEXT]) == 2
     error = capsys.readouterr().err
     assert "There is no home directory" in error
@@ -116,7 +116,7 @@ def test_every_trouble_of_a_disk_has_its_own_words(number: int, told: tuple[str,
     assert "POTLUCK_HOME" in caught.value.advice
 
 
-def test_what_cannot_be_made_is_told_by_the_folder_whose_permissions_matter(tmp_path: Path) -> None:
+def test_an_error_about_permissions_names_the_folder_that_matters(tmp_path: Path) -> None:
     with pytest.raises(HomeUnusable) as caught, kept_in(tmp_path / "new" / "home"):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     assert f"permissions of {tmp_path}," in caught.value.advice

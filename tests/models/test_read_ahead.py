@@ -139,7 +139,7 @@ def test_an_error_in_the_block_ends_the_reader_and_goes_on(described: DataSettin
     assert not reading_threads()
 
 
-def test_what_breaks_the_reading_is_raised_where_the_batch_would_be(site: Site) -> None:
+def test_an_error_while_reading_is_raised_in_place_of_the_batch(site: Site) -> None:
     described = one_source("text", f"{site.url}/missing")
     with (
         open_data(described, seed=1) as data,

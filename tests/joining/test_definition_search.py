@@ -52,7 +52,7 @@ def test_a_forger_who_is_met_first_does_not_keep_the_others_from_being_asked() -
     between_two(scenario)
 
 
-def test_where_nothing_but_forgeries_comes_that_is_the_end_of_it() -> None:
+def test_if_only_forgeries_come_the_search_ends() -> None:
     async def scenario(pair: Pair) -> None:
         serve_definitions(pair.answering).keep(NAME, FORGED)
         await pair.alice.connect(pair.bob_id)
@@ -74,7 +74,7 @@ async def another_without_it(pair: Pair, name: str) -> AsyncIterator[None]:
         yield
 
 
-def test_where_nobody_has_it_yet_it_is_asked_for_until_somebody_does() -> None:
+def test_if_nobody_has_the_definition_yet_it_is_asked_for_until_somebody_does() -> None:
     async def scenario(pair: Pair) -> None:
         told: list[str] = []
         served = serve_definitions(pair.answering)

@@ -90,7 +90,7 @@ def test_a_forger_changes_nothing_and_costs_nothing() -> None:
     assert seconds < FIRST_CALL_SECONDS + OTHERS_SECONDS
 
 
-def test_who_has_it_does_not_download_it_again() -> None:
+def test_a_peer_that_has_the_definition_does_not_download_it_again() -> None:
     known = accept(NEW)
     assert fetched(NEW, OLD, known=known)[0] is known
     assert fetched(NEW, known=accept(OLD))[0].data == NEW
@@ -163,7 +163,7 @@ def test_nobody_to_ask_is_told() -> None:
 
 
 @pytest.mark.parametrize("size", [0, LARGEST_DEFINITION_BYTES + 1])
-def test_what_nobody_would_take_is_not_served(size: int) -> None:
+def test_an_unacceptable_definition_is_not_served(size: int) -> None:
     def attempt(pair: Pair) -> Awaitable[None]:
         async def scenario() -> None:
             with pytest.raises(ProtocolMisuse):

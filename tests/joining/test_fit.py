@@ -72,7 +72,7 @@ def test_a_cap_below_what_every_run_takes_is_told_before_anything_is_loaded() ->
     assert costs_of(SMALL).memory_bytes(0) > 0.43 * GB
 
 
-def test_what_fits_computes_as_many_samples_at_once_as_the_run_says() -> None:
+def test_a_run_that_fits_computes_as_many_samples_at_once_as_it_says() -> None:
     assert most_samples(SMALL, 4) == most_samples(SMALL, None, cap_gb=4) == 4
 
 
@@ -134,7 +134,7 @@ def test_the_owner_may_say_that_it_may_hold_more_than_there_is() -> None:
     assert most_samples(SIXTEEN_GIGABYTES, 8, cap_gb=640) == 4
 
 
-def test_who_brings_no_samples_needs_no_memory_for_any() -> None:
+def test_a_helper_without_samples_needs_no_memory_for_them() -> None:
     long = read_definition(
         changed("context = 16\nwidth = 16\nlayers = 1", "context = 65536\nwidth = 16\nlayers = 64")
     )

@@ -184,7 +184,7 @@ BAD_TARGETS = [
 
 
 @pytest.mark.parametrize("target", BAD_TARGETS)
-def test_redirects_to_what_is_no_address_are_not_followed(site: Site, target: str) -> None:
+def test_redirects_to_invalid_addresses_are_not_followed(site: Site, target: str) -> None:
     site.answers["/a"] = status(302, location=target)
     site.answers["/b"] = serving(TEXT)
     events: list[SourceEvent] = []

@@ -70,7 +70,7 @@ def test_a_code_is_shown_once_and_a_private_key_never(moderation: Moderation, fo
         assert not [seed for seed in seeds if seed in said], act
 
 
-def test_an_act_of_another_version_is_said_to_be_one(moderation: Moderation) -> None:
+def test_an_act_of_another_version_is_named_as_such(moderation: Moderation) -> None:
     for act, arguments in (
         ("promote", {}),
         ("", {}),
@@ -86,7 +86,7 @@ def test_an_act_of_another_version_is_said_to_be_one(moderation: Moderation) -> 
     assert perform(moderation, "list", {}, ME)["total"] == 0
 
 
-def test_what_makes_no_sense_is_refused_in_words(moderation: Moderation) -> None:
+def test_an_act_that_makes_no_sense_is_refused_with_an_explanation(moderation: Moderation) -> None:
     for act, arguments in (
         ("courier", {"peer": "xyz"}),
         ("audit", {"of_act": "x" * 10_000}),

@@ -141,7 +141,7 @@ def test_a_result_can_be_averaged_further() -> None:
     assert buffers.other_than(second).data_ptr() == first.data_ptr()  # and there are no more
 
 
-def test_whoever_was_alone_stays_in_its_row() -> None:
+def test_a_peer_that_was_alone_keeps_its_coordinates() -> None:
     grid = Grid(3, 2)
     walk = walk_of(5, grid)
     index = walk.index

@@ -29,7 +29,7 @@ from tests.moshpit.one_gathering import (
 )
 
 
-def test_those_who_wait_are_sent_on_only_to_somebody_who_has_answered() -> None:
+def test_waiting_peers_are_redirected_only_to_a_leader_that_has_answered() -> None:
     one = gathering(B)
     joins(one, C, D)
     assert sees(one, A) == [Follow(A, ())]
@@ -38,7 +38,7 @@ def test_those_who_wait_are_sent_on_only_to_somebody_who_has_answered() -> None:
     assert joins(one, E) == [SendOn(ticket(E), A)]
 
 
-def test_whoever_has_passed_over_our_leader_waits_here_instead() -> None:
+def test_a_peer_that_has_passed_over_our_leader_waits_here_instead() -> None:
     one = gathering(B)
     sees(one, A)
     one.leader.answers(A, 0.01, 0.1)
@@ -51,7 +51,7 @@ def test_whoever_has_passed_over_our_leader_waits_here_instead() -> None:
     assert passes(one, 1.0) == [Lead({C: 1})]
 
 
-def test_whoever_has_passed_over_our_leader_is_sent_to_it_again_after_a_while() -> None:
+def test_a_peer_that_has_passed_over_our_leader_is_sent_to_it_again_after_a_while() -> None:
     """It may have come a moment too early. Otherwise the leader would wait for it in vain."""
     one = gathering(B)
     sees(one, A)
@@ -67,7 +67,7 @@ def test_whoever_has_passed_over_our_leader_is_sent_to_it_again_after_a_while() 
     assert sent.following == A
 
 
-def test_who_was_not_there_yet_is_not_named_as_passed_over() -> None:
+def test_a_leader_that_was_not_there_yet_is_not_named_as_passed_over() -> None:
     one = gathering(C)
     sees(one, A)
     one.leader.is_gone(A, Absence.ELSEWHERE, "it looks for no group now", 0.1)
@@ -91,7 +91,7 @@ def test_a_leader_that_names_an_impossible_one_is_passed_over() -> None:
         assert one.following is None
 
 
-def test_being_sent_to_and_fro_ends() -> None:
+def test_redirections_back_and_forth_end() -> None:
     one = gathering(C)
     sees(one, B)
     for turn in range(200):
@@ -102,7 +102,7 @@ def test_being_sent_to_and_fro_ends() -> None:
     assert one.following is None
 
 
-def test_who_waits_for_its_leader_is_not_late_by_what_others_show_it() -> None:
+def test_a_list_shown_by_others_does_not_make_a_waiting_follower_late() -> None:
     """The list that they show may be the one that is on its way."""
     one = gathering(B)
     sees(one, A)

@@ -98,11 +98,11 @@ def test_the_organisers_own_peer_sees_what_is_signed_in_its_folder(tmp_path: Pat
         (TEXT + b"[schedule]\nname = 'constant'", ["[schedule]"]),
     ],
 )
-def test_only_what_makes_steps_unlike_parts_the_peers(text: bytes, places: list[str]) -> None:
+def test_only_changes_that_affect_steps_separate_the_peers(text: bytes, places: list[str]) -> None:
     assert incompatible_parts(read_definition(TEXT), read_definition(text)) == places
 
 
-def test_a_run_that_was_trained_is_not_parted_by_mistake(tmp_path: Path) -> None:
+def test_a_run_with_checkpoints_is_not_split_by_mistake(tmp_path: Path) -> None:
     folder, before = RunFolder(tmp_path), read_signed(SIGNED, run=NAME, organiser=FINGERPRINT)
     folder.definition_file.write_bytes(changed("0.003", "0.01"))
     refuse_to_part(folder, before)  # nobody has trained in it yet
@@ -116,6 +116,6 @@ def test_a_run_that_was_trained_is_not_parted_by_mistake(tmp_path: Path) -> None
     refuse_to_part(folder, before)
 
 
-def test_places_are_said_in_a_row() -> None:
+def test_places_are_listed_in_a_sentence() -> None:
     assert places_in_words(["a"]) == "a"
     assert places_in_words(["a", "b", "c"]) == "a, b and c"

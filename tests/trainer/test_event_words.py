@@ -66,7 +66,7 @@ def test_the_owners_part_of_a_step_is_said() -> None:
     assert words_of(left).startswith("left after 1 min 15 s: 1,200 samples of yours are in 3 steps")
 
 
-def test_what_was_trained_alone_is_thanked_for() -> None:
+def test_samples_trained_alone_are_thanked_for() -> None:
     alone = Left(0, 0, 75.0, lost_samples=576, alone_samples=37_120, alone_steps=580)
     assert given_by(alone) == (
         "37,120 samples of yours are in 580 steps that you made alone; 576 are in none"

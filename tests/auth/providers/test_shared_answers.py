@@ -81,7 +81,7 @@ async def test_a_failure_is_told_to_all_who_wait_and_for_moments_more(
     assert await remembered.get() == 2
 
 
-async def test_who_leaves_while_it_is_asked_does_not_spoil_it_for_the_next(
+async def test_a_caller_that_leaves_does_not_spoil_the_answer_for_the_next(
     autojump_clock: MockClock,
 ) -> None:
     source = Source(autojump_clock)

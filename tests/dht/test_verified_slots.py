@@ -45,7 +45,7 @@ def test_failures_are_not_remembered() -> None:
     assert verified.signatures_checked == 3
 
 
-def test_what_is_remembered_is_bounded_and_the_recent_stays() -> None:
+def test_the_memory_is_bounded_and_recent_slots_stay() -> None:
     verified = VerifiedSlots(limit=10)
     often = note(sequence=0)
     for sequence in range(1, 100):

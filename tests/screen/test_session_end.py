@@ -49,7 +49,7 @@ async def train_until_thrown_out(display: Display) -> int:
     return await show_to_the_end(display, work, failed, lambda: False)
 
 
-async def test_who_is_thrown_out_is_left_with_a_picture_of_it(pseudo: Pseudo) -> None:
+async def test_a_revoked_volunteer_is_left_with_a_picture_that_says_so(pseudo: Pseudo) -> None:
     display = ScreenDisplay(Output(), Terminal(pseudo.descriptor, Look()), pseudo.descriptor)
     assert await train_until_thrown_out(display) == 3
     lines = pseudo.read()

@@ -36,7 +36,7 @@ def refused(home: Path, invite: str, code: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_who_is_not_let_in_is_told_why_and_by_whom(tmp_path: Path) -> None:
+def test_a_person_who_is_not_let_in_is_told_why_and_by_whom(tmp_path: Path) -> None:
     with running_auth_server(tmp_path / "server") as server:
         invite, used, denied = invite_to(server), server.new_code("bob"), server.new_code("dave")
         server.act("deny", name="code:dave", reason="was rude")

@@ -62,7 +62,7 @@ def test_the_next_time_none_is_needed_and_what_is_kept_has_no_code(tmp_path: Pat
         assert file.stat().st_mode & 0o077 == 0
 
 
-def test_what_is_none_is_said_by_name(tmp_path: Path) -> None:
+def test_text_that_is_no_invite_is_named(tmp_path: Path) -> None:
     places = places_in(tmp_path)
     with pytest.raises(NotAnInvite, match="cut short"):
         read_invited(places, TEXT[: len(TEXT) // 2], None, {})
@@ -92,7 +92,7 @@ def test_a_file_that_can_be_no_invite_is_said_by_name(tmp_path: Path) -> None:
         read_invited(places, None, str(binary), {})
 
 
-def test_whoever_is_in_may_type_the_same_line_when_it_has_expired(tmp_path: Path) -> None:
+def test_a_member_may_type_the_same_invite_after_it_has_expired(tmp_path: Path) -> None:
     places, later = places_in(tmp_path), INVITE.expires_ms + 1
     with pytest.raises(InviteExpired):
         check_still_good(places, INVITE, later)

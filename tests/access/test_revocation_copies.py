@@ -16,7 +16,7 @@ def test_nothing_is_published_before_there_is_a_list() -> None:
     assert not Copies("me").should_publish(b"")
 
 
-def test_whoever_finds_too_few_copies_of_the_newest_brings_one() -> None:
+def test_a_node_that_finds_too_few_copies_of_the_newest_list_publishes_one() -> None:
     assert kept_by(0, b"list 7").should_publish(b"list 7")
     assert kept_by(ENOUGH_COPIES - 1, b"list 7").should_publish(b"list 7")
     assert not kept_by(ENOUGH_COPIES, b"list 7").should_publish(b"list 7")
@@ -36,7 +36,7 @@ def test_an_old_copy_of_our_own_is_replaced_and_a_new_one_is_left_alone() -> Non
     assert not copies.should_publish(b"list 7")
 
 
-def test_a_copy_that_is_gone_is_none() -> None:
+def test_an_expired_copy_does_not_count() -> None:
     copies = kept_by(ENOUGH_COPIES, b"list 7")
     copies.saw(0, None)
     assert copies.should_publish(b"list 7")

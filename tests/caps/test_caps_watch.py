@@ -111,7 +111,7 @@ async def test_a_quota_warns_pauses_and_begins_anew(
         assert watched.used().month == "2026-12"
 
 
-async def test_what_was_used_is_known_after_a_restart(
+async def test_the_used_quota_is_known_after_a_restart(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     machine = Machine(tmp_path)
@@ -123,7 +123,7 @@ async def test_what_was_used_is_known_after_a_restart(
         assert watched.used().month_bytes == 99 * GB
 
 
-async def test_what_was_carried_before_anybody_looked_counts(
+async def test_traffic_before_the_first_look_counts(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     machine = Machine(tmp_path)
@@ -181,7 +181,7 @@ async def test_a_kill_loses_some_seconds_of_counting_and_no_more(
         assert on_disk.now.sent_bytes >= machine.carried.sent_bytes - 7 * 2_000_000
 
 
-async def test_whoever_leaves_at_once_has_counted_everything(
+async def test_a_node_that_leaves_at_once_has_counted_everything(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     machine = Machine(tmp_path)
@@ -282,14 +282,14 @@ def test_a_key_pauses_at_once_and_for_a_while() -> None:
     assert not idleness.is_needed
 
 
-def test_what_is_not_known_pauses_nothing() -> None:
+def test_unknown_measurements_pause_nothing() -> None:
     idleness = Idleness()
     idleness.look(0.0, SignsOfUse())
     idleness.look(2.0, SignsOfUse())
     assert not idleness.is_needed
 
 
-def test_ones_own_work_is_not_that_of_others() -> None:
+def test_the_nodes_own_work_is_not_counted_as_that_of_others() -> None:
     load = OtherLoad()
     load.see()
     began = own_seconds()
@@ -317,7 +317,7 @@ def test_batches_shrink_no_faster_than_it_can_show() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells and limits it")
-def test_the_kernel_stops_what_grows_beyond_the_cap_at_once() -> None:
+def test_the_kernel_stops_a_process_that_grows_beyond_the_cap() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     held = 100_000_000
     with BackStop(held) as back_stop:
@@ -329,7 +329,7 @@ def test_the_kernel_stops_what_grows_beyond_the_cap_at_once() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-def test_what_is_used_is_said_beside_what_is_allowed() -> None:
+def test_usage_is_shown_beside_the_limit() -> None:
     assert used_rows(CapsUsed(upload_bytes_per_second=1.5e6)) == [
         ("traffic", "sends 1.5 MB/s, receives 0 B/s")
     ]

@@ -39,7 +39,7 @@ def test_a_limited_peer_reduces_less_for_others() -> None:
 
 
 @pytest.mark.parametrize("contributes", [[True, True, True], [True, True, False]])
-def test_who_has_no_limit_is_soon_given_more_though_rounds_show_it_no_faster(
+def test_an_unlimited_peer_is_soon_given_more_although_rounds_do_not_show_it_faster(
     contributes: list[bool],
 ) -> None:
     """All start as equals, since nothing is known of the others. Then each is known by what it has
@@ -114,7 +114,7 @@ def test_the_settings_file_says_all_of_them(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_is_limited_that_nobody_limited(tmp_path: Path) -> None:
+def test_without_settings_nothing_is_limited(tmp_path: Path) -> None:
     configuration = read_configuration(environment={"POTLUCK_HOME": str(tmp_path)})
     assert caps_of(configuration) == Caps()
     assert Caps().words() == {}
@@ -131,7 +131,7 @@ def test_nothing_is_limited_that_nobody_limited(tmp_path: Path) -> None:
         ("CPUs", "cpu"),
     ],
 )
-def test_what_is_no_device_is_refused_with_the_nearest(text: str, meant: str) -> None:
+def test_an_unknown_device_is_refused_with_the_nearest_name(text: str, meant: str) -> None:
     with pytest.raises(WrongUse) as caught:
         device_as_written(text)
     assert f"Did you mean {meant}?" in str(caught.value)
@@ -147,7 +147,7 @@ def test_devices_are_written_in_small_letters() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1025", "two", "1.5", "²", "9" * 5000])
-def test_what_is_no_number_of_threads_is_refused_with_the_cores_there_are(text: str) -> None:
+def test_an_invalid_number_of_threads_is_refused_with_the_number_of_cores(text: str) -> None:
     with pytest.raises(WrongUse, match=f"{available_cores()} processor cores"):
         threads_as_written(text)
 
@@ -159,7 +159,7 @@ def test_more_threads_than_there_are_cores_are_refused() -> None:
         check_threads(1000)
 
 
-def test_a_device_that_is_not_here_is_refused_with_those_that_are() -> None:
+def test_a_missing_device_is_refused_with_the_available_ones() -> None:
     with pytest.raises(NoSuchDevice, match=r"no device cuda:99 on this machine.*torch sees .*cpu"):
         choose_device("cuda:99")
     assert str(choose_device("cpu")) == "cpu"

@@ -56,7 +56,7 @@ def test_nothing_is_removed_through_a_link_or_with_another_name(
     assert notes.exists()
 
 
-def test_who_leaves_hears_how_much_stays(places: Places) -> None:
+def test_a_volunteer_that_leaves_is_told_how_much_is_kept(places: Places) -> None:
     assert kept_in_home(places)["kept_bytes"] == 0
     written(places.pass_file, 1_000)
     written(places.data_folder / "thesis.tex", 70_000)  # of whoever trains in a folder of theirs

@@ -29,7 +29,7 @@ def read(data: bytes, run: str | None = NAME, not_before_ms: int = 0) -> bytes:
     return read_signed(data, run=run, organiser=FINGERPRINT, not_before_ms=not_before_ms).text
 
 
-def test_what_was_signed_is_what_is_read_to_the_byte() -> None:
+def test_the_signed_text_is_read_back_to_the_byte() -> None:
     signed = read_signed(DATA, run=NAME, organiser=FINGERPRINT)
     assert (signed.text, signed.data, signed.signed_ms) == (TEXT, DATA, NOW_MS)
     assert signed.definition.name == NAME
@@ -56,7 +56,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("data", "told"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_not_the_runs_definition_is_refused_by_name(data: bytes, told: str) -> None:
+def test_an_invalid_definition_is_refused_by_name(data: bytes, told: str) -> None:
     with pytest.raises(NotTheDefinition, match=told) as caught:
         read(data)
     assert caught.value.exit_code == 3
@@ -81,7 +81,7 @@ def test_the_next_one_is_later_whatever_the_clock_says() -> None:
     assert read(data, not_before_ms=NOW_MS + 1) == TEXT
 
 
-def test_what_cannot_be_is_not_signed() -> None:
+def test_an_impossible_definition_is_not_signed() -> None:
     with pytest.raises(WrongDefinition):
         sign_definition(changed("batch = 64", "batch = 0"), ORGANISER, now_ms=NOW_MS)
 
@@ -103,7 +103,7 @@ def test_a_genuine_one_from_a_later_potluck_says_so() -> None:
     assert caught.value.signed_ms == NOW_MS
 
 
-def test_what_a_later_potluck_knows_and_this_one_does_not_says_which_version_is_needed() -> None:
+def test_a_definition_for_a_later_potluck_names_the_needed_version() -> None:
     new_key = changed("batch = 64", "batch = 64\nsparkle = 2")
     with pytest.raises(NewerPotluckNeeded, match=r"signed with potluck 99\.1") as caught:
         read(signed_by_hand(new_key, version="99.1"))

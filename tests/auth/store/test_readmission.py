@@ -13,7 +13,7 @@ from tests.auth.store.test_issuing import refused
 ALICE = Person("alice")
 
 
-async def test_whoever_shared_a_stolen_name_is_not_back_when_its_owner_is(server: Server) -> None:
+async def test_a_thief_is_not_back_when_the_owner_of_the_name_is(server: Server) -> None:
     """A login was stolen, the name revoked, and allowed when the login was its owner's again."""
     server.allow("alice")
     owner, thief = Node(1, server), Node(2, server)

@@ -12,7 +12,7 @@ def order(paces: Paces) -> str:
     return "".join(one.peer for one in paces.ordered(SOURCES))
 
 
-def test_who_is_not_known_yet_is_asked_first_and_then_the_fastest() -> None:
+def test_unknown_peers_are_asked_first_and_then_the_fastest() -> None:
     paces = Paces()
     assert order(paces) == "abc"
     paces.sent(PeerId("a"), 1000, 0.2)
@@ -22,7 +22,7 @@ def test_who_is_not_known_yet_is_asked_first_and_then_the_fastest() -> None:
     assert order(paces) == "cba"
 
 
-def test_who_fails_once_is_asked_again_where_the_others_are_slower_than_half_of_it() -> None:
+def test_a_peer_that_failed_once_is_asked_again_if_the_others_are_less_than_half_as_fast() -> None:
     paces = Paces()
     for name, seconds in zip("abc", (0.1, 0.15, 0.3), strict=True):
         paces.sent(PeerId(name), 1000, seconds)
@@ -34,7 +34,7 @@ def test_who_fails_once_is_asked_again_where_the_others_are_slower_than_half_of_
     assert order(paces) == "abc"
 
 
-def test_only_so_many_are_remembered() -> None:
+def test_the_number_of_remembered_peers_is_bounded() -> None:
     paces = Paces()
     paces.sent(PeerId("a"), 1, 1.0)
     for number in range(MOST_KNOWN):
