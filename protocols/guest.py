@@ -12,8 +12,7 @@ never after the end of the block: each waiting guest is then woken with the erro
 chose, and every later call raises it. If a begun function raises an error of ours, that is raised
 in the guest's thread. Any other error ends the block, as it does in a task of a nursery.
 
-Easy to get wrong: the block does not wait for the guest's thread. The code that started the thread
-must join it.
+The block does not wait for the guest's thread. The code that started the thread must join it.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class LinkFacts:
 
 @dataclass(frozen=True)
 class TrafficFacts:
-    """What this node has sent and received on all links since it started. Only grows.
+    """The bytes that this node has sent and received on all links since it started. Only grows.
 
     Counts what the network carries, with handshakes, encryption and headers.
     """
@@ -185,7 +185,7 @@ class Network(ABC):
         """All current links."""
 
     def traffic(self) -> TrafficFacts:
-        """What was sent and received in all; zero on a network that does not count."""
+        """The bytes sent and received in all; zero on a network that does not count."""
         return TrafficFacts()
 
     @abstractmethod

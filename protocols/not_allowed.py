@@ -20,7 +20,7 @@ CODE_PREFIX = "not-allowed/"
 
 
 class NotAllowed(Refused):
-    """Somebody may not take part, or not in this. `reason` is None if we do not know the reason."""
+    """A peer may not take part, or may not do this. `reason` is None if it is not known."""
 
     def __init__(
         self, what: str, *, why: str = "", advice: str = "", reason: Reason | None = None

@@ -10,7 +10,7 @@ from protocols.dht.bootstrap import BootstrapState, Joined
 from protocols.dht.contacts import ADDRESSES_PER_CONTACT, LONGEST_ADDRESS, Contact, contact_of
 from protocols.dht.families import Families, Family
 from protocols.dht.keeper import Keeper, KeepingFailed, KeptSlot
-from protocols.dht.reading import Breadth, SlotEntry
+from protocols.dht.reader import Breadth, SlotEntry
 from protocols.dht.service import Dht, open_dht
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import LARGEST_VALUE_BYTES, LONGEST_KEY_BYTES, Slot, SlotRefused, check_key

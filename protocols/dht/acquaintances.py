@@ -46,7 +46,7 @@ IDLE_LINKS = 64  # above this, unused links are closed, those idle for longest f
 
 class _Acquaintance:
     __slots__ = (
-        "addresses", "checked_at", "contact", "forged", "is_in_vain", "sampled_at", "spoken_at",
+        "addresses", "checked_at", "contact", "forged", "is_undialable", "sampled_at", "spoken_at",
         "told", "we_opened",
     )  # fmt: skip
 
@@ -54,30 +54,30 @@ class _Acquaintance:
         self.told: Introduction | None = None  # the introduction that it has from us
         self.addresses: tuple[str, ...] = ()
         self.contact: Contact | None = None  # proven
-        self.is_in_vain = False  # none of its addresses answered
+        self.is_undialable = False  # none of its addresses answered
         self.checked_at = float("-inf")
         self.sampled_at = float("-inf")
         self.spoken_at = float("-inf")
-        self.forged = 0  # forged slots that it brought
+        self.forged = 0  # forged slots that it sent
         self.we_opened = False  # whether we opened the link, to ask it something
 
 
 class Acquaintances:
     """Invariant: a contact goes into the table here and nowhere else.
 
-    `welcome` is called with each contact that is new in the table, `ask_whether_there` with each
+    `contact_added` is called with each contact that is new in the table, `check_contact` with each
     that may be gone.
     """
 
     def __init__(
         self,
         state: DhtState,
-        welcome: Callable[[Contact], None],
-        ask_whether_there: Callable[[Contact], None],
+        contact_added: Callable[[Contact], None],
+        check_contact: Callable[[Contact], None],
     ) -> None:
         self._state = state
-        self._welcome = welcome
-        self._ask_whether_there = ask_whether_there
+        self._contact_added = contact_added
+        self._check_contact = check_contact
         self._known = BoundedMap[PeerId, _Acquaintance](ACQUAINTANCES)
         self._introduction = Introduction()
         self._introduction_until = float("-inf")
@@ -107,7 +107,7 @@ class Acquaintances:
             return Dialled.UNKNOWN
         if known.contact is not None:
             return Dialled.ANSWERED
-        return Dialled.IN_VAIN if known.is_in_vain else Dialled.UNKNOWN
+        return Dialled.FAILED if known.is_undialable else Dialled.UNKNOWN
 
     def answered(
         self,
@@ -121,10 +121,10 @@ class Acquaintances:
         if told is not None:
             known.told = told
         state = self._state
-        if state.dialability.says(peer, response.dialled):
-            _say(state)
+        if state.dialability.report(peer, response.dialled):
+            _log_dialability(state)
         now = self._heard(peer, known, response.responder, answered=True)
-        # Only peers in the table, so that the owner of one network cannot give many samples.
+        # Only peers in the table, so that the owner of one network cannot supply many samples.
         is_due = now - known.sampled_at >= SAMPLE_SECONDS
         if is_due and known.contact is not None and known.contact.node_id in state.table:
             known.sampled_at = now
@@ -143,7 +143,7 @@ class Acquaintances:
             known.we_opened = True
 
     def brought_forged(self, peer: PeerId, slots: int) -> int:
-        """Count forged slots that a peer brought; return the total for this link."""
+        """Count forged slots that a peer sent; return the total for this link."""
         known = self._acquaintance(peer)
         known.forged += slots
         return known.forged
@@ -174,7 +174,7 @@ class Acquaintances:
         known = self._known.pop(peer, None)
         contact = known.contact if known is not None else None
         if contact is not None and contact.node_id in self._state.table:
-            self._ask_whether_there(contact)
+            self._check_contact(contact)
 
     def _acquaintance(self, peer: PeerId) -> _Acquaintance:
         known = self._known.get(peer)
@@ -196,7 +196,7 @@ class Acquaintances:
             self._introduced(peer, known, introduction)
         contact = known.contact
         if contact is None:
-            if known.is_in_vain:
+            if known.is_undialable:
                 self._check(peer, known)
         elif not answered and contact in self._state.lost:
             # A peer that asks and does not answer is no use; an answer lets it back in.
@@ -210,7 +210,7 @@ class Acquaintances:
         has_moved = addresses != known.addresses
         known.addresses = addresses
         if not addresses:
-            known.is_in_vain = False
+            known.is_undialable = False
             if known.contact is not None:
                 self._state.table.remove(known.contact)
                 known.contact = None
@@ -224,7 +224,7 @@ class Acquaintances:
     def _proven(self, peer: PeerId, known: _Acquaintance, address: str) -> Contact:
         proven = without_peer(peer, (address,))
         known.contact = contact = contact_of(peer, (*proven, *known.addresses))
-        known.is_in_vain = False
+        known.is_undialable = False
         self._state.network.learn_addresses(peer, contact.addresses)
         return contact
 
@@ -250,7 +250,7 @@ class Acquaintances:
         try:
             address = await network.check_dialable(peer, likely)
         except Unreachable as error:
-            known.is_in_vain = known.contact is None
+            known.is_undialable = known.contact is None
             counts.peers_not_dialable += 1
             log.debug("%s cannot be dialled and is not passed on: %s", peer, error)
             return
@@ -261,22 +261,22 @@ class Acquaintances:
     def _put_in_table(self, contact: Contact) -> None:
         table = self._state.table
         is_new = contact.node_id not in table
-        in_the_way = table.heard_from(contact, trio.current_time())
-        if in_the_way is not None:
-            self._ask_whether_there(in_the_way)
+        blocking = table.heard_from(contact, trio.current_time())
+        if blocking is not None:
+            self._check_contact(blocking)
         if is_new and contact.node_id in table:
-            self._welcome(contact)
+            self._contact_added(contact)
         else:
             self._state.lost.discard(contact)
 
 
-def _say(state: DhtState) -> None:
+def _log_dialability(state: DhtState) -> None:
     dialability = state.dialability
-    if dialability.is_given:
+    if dialability.is_dialable:
         log.info("this node can be dialled after all: %s", dialability)
     else:
         log.warning(
             "this node cannot be dialled: %s. It reads and writes, and keeps nothing for others "
-            "until its addresses let somebody in",
+            "until a peer reaches one of its addresses",
             dialability,
         )

@@ -1,4 +1,4 @@
-"""Joining the swarm, and rejoining it, for ever.
+"""Joining the swarm, and rejoining it when it is lost.
 
 Two kinds of peers are tried: the bootstrap addresses that a person gave, and peers that this node
 knew before (from its cache, or lost since). All are greeted. When one has answered, this node looks
@@ -9,8 +9,8 @@ again, ever more rarely. Nodes that start at the same moment with the same addre
 separate groups; the retries join them into one swarm. Lost peers are tried again for the same
 reason: after a split of the network, each half needs them to find the other.
 
-If nobody answers, it is mostly not our fault, and a person has to be told the cause.
-`BootstrapState` has each address's last failure in words.
+If no peer answers, a person has to learn why. `BootstrapState` has each address's last failure in
+words.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import trio
 
-from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact, contact_of
-from protocols.dht.reading import SlotReader
+from protocols.dht.reader import SlotReader
+from protocols.dht.requester import Requester
 from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState, log
 from protocols.errors import MalformedMessage, PotluckError, ProtocolMisuse
@@ -32,7 +32,7 @@ from protocols.not_allowed import NotAllowed
 
 GREETED_AT_ONCE = 8
 CACHED_PEERS = 128  # of the cache, tried as long as we know nobody
-REJOINED_RARER = 30  # the factor by which an address is tried more rarely once we have joined
+JOINED_DELAY_FACTOR = 30  # the factor by which an address is tried more rarely once we have joined
 
 # After a failed round, a random part of the delay is left out, so that nodes that lost the swarm
 # together do not come back together.
@@ -72,7 +72,7 @@ class BootstrapState:
         return f"trying: {failed or 'no answer yet'}"
 
 
-class _Place:
+class _Address:
     """A bootstrap address and the results of its tries."""
 
     __slots__ = ("address", "answered", "attempts", "contact", "failure", "next_try", "refused")
@@ -90,16 +90,16 @@ class _Place:
 class Bootstrap:
     """Greets peers until they answer. Looks this node up when it has met some."""
 
-    def __init__(self, state: DhtState, asker: Asker, reader: SlotReader) -> None:
+    def __init__(self, state: DhtState, requester: Requester, reader: SlotReader) -> None:
         self._state = state
-        self._asker = asker
+        self._requester = requester
         self._reader = reader
-        self._places = [_place(address) for address in state.settings.bootstrap]
-        self._places = [one for one in self._places if one.contact.peer != state.peer_id]
+        self._addresses = [_address_from(address) for address in state.settings.bootstrap]
+        self._addresses = [one for one in self._addresses if one.contact.peer != state.peer_id]
         self._cached: list[Contact] = []
         self._rounds_failed = 0
-        self._complaints: set[str] = set()
-        self._is_new_here = True
+        self._logged: set[str] = set()
+        self._must_join = True
         self._changed = trio.Event()
         self.joined = trio.Event()
         """Set when this node has met a peer and looked itself up for the first time."""
@@ -115,10 +115,10 @@ class Bootstrap:
         if not self._state.is_alone:
             joined = Joined.JOINED
         else:
-            joined = Joined.TRYING if self._places or self._cached else Joined.ALONE
+            joined = Joined.TRYING if self._addresses or self._cached else Joined.ALONE
         addresses = tuple(
             AddressState(one.address, one.answered, one.attempts, one.failure)
-            for one in self._places
+            for one in self._addresses
         )
         return BootstrapState(joined, addresses, len(self._cached), self._rounds_failed)
 
@@ -129,39 +129,39 @@ class Bootstrap:
         return self._refusal
 
     async def run(self) -> None:
-        """Keep trying, for ever."""
+        """Keep trying until cancelled."""
         state = self._state
-        if not self._places and not self._cached:
+        if not self._addresses and not self._cached:
             self.joined.set()  # the first of a new swarm is complete by itself
         while True:
             self._changed = trio.Event()
             await self._try_all()
             if state.is_alone:
-                self._is_new_here = True
-            elif self._is_new_here:
-                self._is_new_here = False
-                await self._look_around()
+                self._must_join = True
+            elif self._must_join:
+                self._must_join = False
+                await self._fill_table()
             with trio.move_on_after(self._seconds_until_next_round()):
                 await self._changed.wait()
 
     def try_again_now(self) -> None:
         """Retry now what has failed, because something has changed."""
         self._rounds_failed = 0
-        for place in self._places:
-            place.attempts, place.next_try = 0, 0.0
+        for address in self._addresses:
+            address.attempts, address.next_try = 0, 0.0
         self._changed.set()
 
-    def met_somebody(self) -> None:
+    def peer_added(self) -> None:
         """A new peer is in the table. If we have not joined yet, join through it."""
-        if self._is_new_here:
+        if self._must_join:
             self._changed.set()
 
-    def lost_somebody(self) -> None:
+    def peer_lost(self) -> None:
         """A peer no longer answers. If it was the last one, bootstrap again."""
-        if self._state.is_alone and not self._is_new_here:
+        if self._state.is_alone and not self._must_join:
             self._changed.set()
 
-    async def _look_around(self) -> None:
+    async def _fill_table(self) -> None:
         """Look ourselves up, and then everything farther away."""
         state = self._state
         await self._reader.closest([state.own_id])
@@ -178,7 +178,7 @@ class Bootstrap:
         now = trio.current_time()
         is_alone = self._state.is_alone
         due = [
-            one for one in self._places if one.next_try <= now and (is_alone or not one.answered)
+            one for one in self._addresses if one.next_try <= now and (is_alone or not one.answered)
         ]
         contacts = [one.contact for one in due]
         if is_alone:
@@ -187,18 +187,18 @@ class Bootstrap:
         if not contacts:
             return
         failures = await self._greet_all(contacts)
-        for place in due:
-            self._note(place, failures.get(place.contact.peer))
+        for address in due:
+            self._note(address, failures.get(address.contact.peer))
         if len(failures) < len(contacts):
-            self._rounds_failed, self._complaints = 0, set()
+            self._rounds_failed, self._logged = 0, set()
             return
         self._rounds_failed += 1
         refusals = [one for one in failures.values() if isinstance(one, NotAllowed)]
-        if len(refusals) == len(failures) and all(place.refused for place in self._places):
+        if len(refusals) == len(failures) and all(address.refused for address in self._addresses):
             self._refusal = refusals[0]
             self._turned_away.set()
         if self._state.is_alone:
-            self._complain()
+            self._log_failures()
 
     async def _greet_all(self, contacts: Iterable[Contact]) -> dict[PeerId, PotluckError]:
         """Greet these; return the errors of those that failed."""
@@ -208,7 +208,7 @@ class Bootstrap:
         async def greet(contact: Contact) -> None:
             async with limit:
                 try:
-                    await self._asker.greet(contact)
+                    await self._requester.greet(contact)
                 except PotluckError as error:
                     failures[contact.peer] = error
 
@@ -217,19 +217,19 @@ class Bootstrap:
                 nursery.start_soon(greet, contact)
         return failures
 
-    def _note(self, place: _Place, failure: PotluckError | None) -> None:
+    def _note(self, address: _Address, failure: PotluckError | None) -> None:
         settings = self._state.settings
-        place.attempts += 1
-        place.answered = failure is None
-        place.refused = isinstance(failure, NotAllowed)
-        place.failure = "" if failure is None else str(failure)
+        address.attempts += 1
+        address.answered = failure is None
+        address.refused = isinstance(failure, NotAllowed)
+        address.failure = "" if failure is None else str(failure)
         longest = settings.longest_retry_seconds
         if not self._state.is_alone:
-            longest *= REJOINED_RARER
-        delay = min(longest, settings.first_retry_seconds * 2 ** min(place.attempts - 1, 30))
-        place.next_try = trio.current_time() + self._shortened(delay)
+            longest *= JOINED_DELAY_FACTOR
+        delay = min(longest, settings.first_retry_seconds * 2 ** min(address.attempts - 1, 30))
+        address.next_try = trio.current_time() + self._shortened(delay)
 
-    def _complain(self) -> None:
+    def _log_failures(self) -> None:
         """Log the failures that were not logged yet, whenever the number of attempts has doubled.
 
         The addresses of one peer fail together.
@@ -238,24 +238,24 @@ class Bootstrap:
         if rounds & (rounds - 1):
             return
         failures: dict[str, list[str]] = {}
-        for place in self._places:
-            if place.failure:
-                failures.setdefault(place.failure, []).append(place.address)
+        for address in self._addresses:
+            if address.failure:
+                failures.setdefault(address.failure, []).append(address.address)
         said = {f"cannot join at {', '.join(at)}: {why}" for why, at in failures.items()}
         if self._cached:
             known = len(self._cached)
             none = "the peer" if known == 1 else f"none of {known} peers"
             either = "does not answer either" if known == 1 else "answers either"
             said.add(f"{none} known from before {either}")
-        for words in sorted(said - self._complaints):
+        for words in sorted(said - self._logged):
             log.warning("%s", words)
-        self._complaints = said
+        self._logged = said
 
     def _seconds_until_next_round(self) -> float:
         settings = self._state.settings
         now = trio.current_time()
         is_alone = self._state.is_alone
-        waiting = [one.next_try - now for one in self._places if is_alone or not one.answered]
+        waiting = [one.next_try - now for one in self._addresses if is_alone or not one.answered]
         if is_alone and self._cached:
             delay = settings.first_retry_seconds * 2 ** min(self._rounds_failed, 30)
             waiting.append(self._shortened(min(settings.longest_retry_seconds, delay)))
@@ -269,13 +269,13 @@ class Bootstrap:
 MINIMUM_SECONDS = 0.1  # between two rounds, whatever the settings
 
 
-def _place(address: str) -> _Place:
+def _address_from(address: str) -> _Address:
     body, _, peer = address.rpartition("/p2p/")
     try:
-        return _Place(address, contact_of(peer, (body,)))
+        return _Address(address, contact_of(peer, (body,)))
     except MalformedMessage as error:
         raise ProtocolMisuse(
-            f"{address!r} is no address to join at.",
+            f"{address!r} is not an address to join at.",
             why=error.what,
             advice="It has to end in /p2p/ and the peer id of the node there.",
         ) from None

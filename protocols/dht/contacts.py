@@ -21,8 +21,8 @@ from protocols.identity import PeerId
 ADDRESSES_PER_CONTACT = 8  # two families, three interfaces, a relay or two
 LONGEST_ADDRESS = 256  # characters; a relayed address with IPv6 and both peer ids has 170
 
-# What one customer of an internet provider usually gets. Renting addresses in many such networks is
-# expensive, which protects the tables.
+# An internet provider usually gives one customer such a network. Renting addresses in many of them
+# is expensive, which protects the tables.
 IP4_NETWORK_BITS = 24
 IP6_NETWORK_BITS = 48
 
@@ -57,8 +57,8 @@ def contact_of(peer: str, addresses: Iterable[str]) -> Contact:
 
 
 def _within_limits(addresses: Iterable[str]) -> tuple[str, ...]:
-    bearable = (address for address in addresses if len(address) <= LONGEST_ADDRESS)
-    return tuple(dict.fromkeys(bearable))[:ADDRESSES_PER_CONTACT]
+    short = (address for address in addresses if len(address) <= LONGEST_ADDRESS)
+    return tuple(dict.fromkeys(short))[:ADDRESSES_PER_CONTACT]
 
 
 def network_of(address: str) -> str | None:

@@ -1,13 +1,13 @@
 """Whether others can dial this node, by their own reports.
 
 A node behind a router that lets nothing in has addresses, and may not know that they do not work.
-Nobody has it in a table, so nobody brings it slots, and it is no useful replica. Peers that tried
+Nobody has it in a table, so no slots are sent to it, and it is no useful replica. Peers that tried
 its addresses report the result in their answers. If those that failed outnumber the others by more
 than two to one, this node no longer counts itself among the replicas of any key. It goes on
 announcing its addresses, which may work one day.
 
-A liar may report anything, so a wrong result must cost little. A node that wrongly counts itself
-out still keeps the slots that others bring.
+A liar may report anything, so a wrong result must cost little. A node that wrongly believes that it
+cannot be dialled still keeps the slots that others send.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protocols.identity import PeerId
 from protocols.network import LinkFacts, Reach
 
 PEERS_HEARD = 64  # the newest, as for swarm time
-IN_VAIN_PER_SUCCESS = 2
+FAILURES_PER_SUCCESS = 2
 
 
 class Dialled(enum.IntEnum):
@@ -30,42 +30,42 @@ class Dialled(enum.IntEnum):
     UNKNOWN = 0
     """It has not tried, or need not: this is no report."""
     ANSWERED = 1
-    IN_VAIN = 2
+    FAILED = 2
 
 
 class Dialability:
     """Invariant: at most PEERS_HEARD reports, one for each peer; the counts are theirs."""
 
     def __init__(self) -> None:
-        self._verdicts: OrderedDict[PeerId, bool] = OrderedDict()
+        self._reports: OrderedDict[PeerId, bool] = OrderedDict()
         self._answered = 0
 
     @property
-    def is_given(self) -> bool:
+    def is_dialable(self) -> bool:
         """Whether we can be dialled, as far as we know; True until reports say otherwise."""
-        in_vain = len(self._verdicts) - self._answered
-        return in_vain <= IN_VAIN_PER_SUCCESS * self._answered
+        failed = len(self._reports) - self._answered
+        return failed <= FAILURES_PER_SUCCESS * self._answered
 
-    def says(self, peer: PeerId, dialled: int) -> bool:
-        """Take a peer's report; return whether it changed `is_given`."""
-        if dialled not in (Dialled.ANSWERED, Dialled.IN_VAIN):
+    def report(self, peer: PeerId, dialled: int) -> bool:
+        """Take a peer's report; return whether it changed `is_dialable`."""
+        if dialled not in (Dialled.ANSWERED, Dialled.FAILED):
             return False
         answered = dialled == Dialled.ANSWERED
-        if self._verdicts.get(peer) is answered:
+        if self._reports.get(peer) is answered:
             return False
-        before = self.is_given
+        before = self.is_dialable
         self._forget(peer)
-        self._verdicts[peer] = answered
+        self._reports[peer] = answered
         self._answered += answered
-        if len(self._verdicts) > PEERS_HEARD:
-            self._forget(next(iter(self._verdicts)))
-        return self.is_given is not before
+        if len(self._reports) > PEERS_HEARD:
+            self._forget(next(iter(self._reports)))
+        return self.is_dialable is not before
 
     def __str__(self) -> str:
-        return f"{self._answered} of {len(self._verdicts)} peers that tried could dial this node"
+        return f"{self._answered} of {len(self._reports)} peers that tried could dial this node"
 
     def _forget(self, peer: PeerId) -> None:
-        self._answered -= self._verdicts.pop(peer, False)
+        self._answered -= self._reports.pop(peer, False)
 
 
 # Choosing which of a stranger's addresses to dial, to check whether it can be dialled.
@@ -78,7 +78,6 @@ class Dialability:
 #
 # In a private network (at home, in tests) nothing is public; there all addresses are tried in
 # order.
-# tried, as they come.
 
 
 ADDRESSES_TRIED = 3

@@ -25,7 +25,7 @@ from protocols.rpc import MessageType, encode
 VALUE_LIMIT_BYTES = 4096  # a record, not a file; a family that needs more declares it
 SLOTS_PER_KEY = 256  # four times the largest swarm that we measure on one machine
 BYTES_PER_KEY = 2 << 20  # for all of those with values of the usual size, and more
-# How much a reader can fetch of one key from one replica; see reading.PAGES_PER_KEY.
+# How much a reader can fetch of one key from one replica; see reader.PAGES_PER_KEY.
 LARGEST_BYTES_PER_KEY = 4 << 20
 LONGEST_TTL_SECONDS = 24 * 3600.0  # a publisher that was away for a day is gone
 
@@ -87,7 +87,7 @@ class Family:
                 SlotRefusal.WRONG_SCHEMA,
                 f"This value does not fit the family {self.name}.",
                 why=str(error),
-                advice="Both sides may run different versions.",
+                advice="The two sides may run different versions: upgrade the older one.",
             ) from error
 
     def encode(self, value: object) -> bytes:
@@ -109,7 +109,7 @@ class Family:
                 SlotRefusal.TOO_LARGE,
                 f"This value has {len(value):,} bytes.",
                 why=f"The family {self.name} allows {self.value_limit_bytes:,}.",
-                advice="Publish where the thing can be had, not the thing.",
+                advice="Publish where the data can be fetched, not the data.",
             )
 
 

@@ -1,8 +1,8 @@
-"""The interface to whatever keeps contacts and slots on a disk over a restart, if anything does.
+"""The interface to the store that keeps contacts and slots over a restart, usually on a disk.
 
-The directory works without a keeper. With one it hands over, now and then and at its end, the
+The directory works without a keeper. If it has one, it saves there, regularly and at its end, the
 contacts to ask first after a restart and the slots that it keeps for the swarm. At its start it
-gets them back.
+loads them.
 
 All methods are plain functions and are called one at a time: in a thread if the keeper `blocks`, or
 in the event loop if it answers from memory (a simulation's virtual clock waits for no thread). They

@@ -111,15 +111,15 @@ class Lookup:
         self._slow = 0
         self._answered = 0
         self._somebody_lies = False
-        self._hear_of(seeds, None)
+        self._add_candidates(seeds, None)
 
     def next_queries(self) -> list[Contact]:
         """The peers to ask now, closest first. They count as asked from now on."""
         if not self._unasked:
             return []
-        slow_in_the_way = max(0, self._slow - SLOW_AT_ONCE)
+        excess_slow = max(0, self._slow - SLOW_AT_ONCE)
         room = min(
-            self.alpha - self._in_flight - slow_in_the_way,
+            self.alpha - self._in_flight - excess_slow,
             QUESTIONS_PER_K * self.k - self.asked_count,
         )
         if room <= 0:
@@ -147,7 +147,7 @@ class Lookup:
         self._leave(candidate, _State.ANSWERED)
         self._answered += 1
         self._credit(candidate, successes=+1, failures=-1 if late else 0)
-        self._hear_of(islice(closer, self.k), candidate)
+        self._add_candidates(islice(closer, self.k), candidate)
 
     def failed(self, contact: Contact) -> None:
         """This peer could not be dialled, did not answer in time, or answered nonsense."""
@@ -222,12 +222,12 @@ class Lookup:
             if hopeful == self.k:
                 return
 
-    def _hear_of(self, contacts: Iterable[Contact], source: _Candidate | None) -> None:
+    def _add_candidates(self, contacts: Iterable[Contact], source: _Candidate | None) -> None:
         for contact in contacts:
             node_id = contact.node_id
             known = self._candidates.get(node_id)
             if known is not None:
-                self._hear_again(known, contact, source)
+                self._add_source(known, contact, source)
             elif node_id != self._own_id:
                 candidate = self._candidates[node_id] = _Candidate(contact, source)
                 self._unasked += 1
@@ -236,7 +236,7 @@ class Lookup:
                 self._distances.insert(place, distance)
                 self._by_distance.insert(place, candidate)
 
-    def _hear_again(self, known: _Candidate, contact: Contact, source: _Candidate | None) -> None:
+    def _add_source(self, known: _Candidate, contact: Contact, source: _Candidate | None) -> None:
         if known.state is _State.ANSWERED:
             return
         if (

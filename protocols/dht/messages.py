@@ -1,7 +1,7 @@
 """The messages of `/potluck/dht/1.0.0`: four methods, and the limits of each.
 
 `find` asks for the peers closest to some positions, and for the slots under some keys. `store`
-brings a few slots, `store-many` a batch of them. `greet` only introduces a node. Every answer
+carries a few slots, `store-many` a batch of them. `greet` only introduces a node. Every answer
 carries the answerer's swarm time. The first request to a peer on a link carries an introduction,
 and the answer carries the other's introduction. From then on the answers also say whether the
 introduced addresses were `dialled` in vain.
@@ -9,7 +9,7 @@ introduced addresses were `dialled` in vain.
 Both sides save bytes. A query names the peers that the asker has spoken with itself (`known`), so
 that an answer in a settled swarm names nobody. A repeated read asks each replica only for what is
 new `since` the last request: the answer says how far it goes (`cursor`), and the next query repeats
-that. Only one of several replicas brings slots; the others only name them, in 8 bytes each. Slots
+that. Only one of several replicas sends slots; the others only name them, in 8 bytes each. Slots
 that are then still missing are asked for by these names (`wanted`).
 
 `known` may only name peers that answered the asker themselves. With hearsay in it, a liar could
@@ -26,7 +26,7 @@ from msgspec import Meta
 from protocols.dht.contacts import ADDRESSES_PER_CONTACT, LONGEST_ADDRESS, Contact
 from protocols.dht.dialability import Dialled
 from protocols.dht.ids import ID_BYTES, node_id_of_key
-from protocols.dht.publishing import SLOTS_PER_BATCH
+from protocols.dht.publisher import SLOTS_PER_BATCH
 from protocols.dht.slots import LONGEST_KEY_BYTES, PublicKey, Slot, SlotNumber
 from protocols.identity import PeerId, peer_id_of, public_key_of
 from protocols.rpc import Message, Method

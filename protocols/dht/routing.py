@@ -183,7 +183,7 @@ class RoutingTable:
             bucket.spares.pop(node_id, None)
             bucket.add(_Entry(contact, now))
             return None
-        return self._wants_in(bucket, contact, now)
+        return self._make_room_for(bucket, contact, now)
 
     def failed(self, contact: Contact) -> None:
         """This peer did not answer, or could not be dialled."""
@@ -305,7 +305,7 @@ class RoutingTable:
             self._buckets[self._index_of(node_id)].add(entry)
         return True
 
-    def _wants_in(self, bucket: _Bucket, newcomer: Contact, now: float) -> Contact | None:
+    def _make_room_for(self, bucket: _Bucket, newcomer: Contact, now: float) -> Contact | None:
         leaves = next((id_ for id_, one in bucket.entries.items() if one.failures), None)
         if leaves is None:
             leaves = bucket.surplus(newcomer)
@@ -406,7 +406,7 @@ class LostPeers:
         return True
 
     def all_may_be_back(self, now: float) -> None:
-        """What kept them from answering may be over: try all of them soon."""
+        """Lost peers may answer again, because something has changed: try all of them soon."""
         for lost in self._lost.values():
             lost.due = now
 

@@ -6,7 +6,7 @@
             ...
 
 A value that was put is kept up until it is withdrawn or this node ends: it is signed again before
-it expires, and brought to the peers that are then closest. A read returns the newest value of each
+it expires, and sent to the peers that are then closest. A read returns the newest value of each
 publisher, checked against its signature, the family's type, and swarm time.
 
 Everything ends with the `async with`. A write returns when the replicas have answered (slow ones
@@ -26,28 +26,28 @@ from contextlib import asynccontextmanager
 import trio
 
 from protocols.dht.acquaintances import Acquaintances
-from protocols.dht.answering import Answering
-from protocols.dht.asking import Asker
 from protocols.dht.bootstrap import Bootstrap, BootstrapState
 from protocols.dht.contacts import Contact
 from protocols.dht.families import Families, Family
+from protocols.dht.handlers import RequestHandlers
 from protocols.dht.keeper import Keeper
-from protocols.dht.keeping import Keeping
-from protocols.dht.reading import Breadth, SlotEntry, SlotReader
+from protocols.dht.persistence import Persistence
+from protocols.dht.reader import Breadth, SlotEntry, SlotReader
+from protocols.dht.requester import Requester
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState, DhtStatistics
 from protocols.dht.storage import EXPIRED_AT_ONCE
 from protocols.dht.upkeep import Upkeep
-from protocols.dht.watching import Change, Watches
-from protocols.dht.writing import SIGNED_WITHOUT_A_PAUSE, Publications, Writer, Written
+from protocols.dht.watches import Change, Watches
+from protocols.dht.writer import SIGNED_PER_CHECKPOINT, Publications, Writer, Written
 from protocols.identity import PeerId
 from protocols.network import LinkEvent, Network, Reach
 from protocols.not_allowed import NotAllowed
 from protocols.rpc import Rpc
 
-KEYS_WITHOUT_A_PAUSE = 128  # decoding one publisher's value takes some 10 microseconds
-LAST_WRITES_SECONDS = 2.0  # for a node that ends to bring its writes to the rest of the replicas
+KEYS_PER_CHECKPOINT = 128  # decoding one publisher's value takes some 10 microseconds
+LAST_WRITES_SECONDS = 2.0  # for a node that ends to send its writes to the rest of the replicas
 
 
 @asynccontextmanager
@@ -85,43 +85,43 @@ class Dht:
 
     def __init__(self, state: DhtState, keeper: Keeper | None) -> None:
         self._state = state
-        self._keeping = None if keeper is None else Keeping(state, keeper)
-        self._acquaintances = Acquaintances(state, self._welcome, self._ask_whether_there)
-        self._asker = Asker(state, self._acquaintances)
-        self._reader = SlotReader(state, self._asker)
-        self._writer = Writer(state, self._asker, self._reader)
+        self._persistence = None if keeper is None else Persistence(state, keeper)
+        self._acquaintances = Acquaintances(state, self._contact_added, self._check_contact_soon)
+        self._requester = Requester(state, self._acquaintances)
+        self._reader = SlotReader(state, self._requester)
+        self._writer = Writer(state, self._requester, self._reader)
         self._publications = Publications(state, self._writer)
-        self._bootstrap = Bootstrap(state, self._asker, self._reader)
-        self._upkeep = Upkeep(state, self._acquaintances, self._asker, self._reader)
+        self._bootstrap = Bootstrap(state, self._requester, self._reader)
+        self._upkeep = Upkeep(state, self._acquaintances, self._requester, self._reader)
         self._watches = Watches(state, self._reader)
 
     async def start(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
         """Serve, and start the background tasks. `open_dht` calls it."""
         state = self._state
-        Answering(state, self._acquaintances).serve()
+        RequestHandlers(state, self._acquaintances).serve()
         start = state.nursery.start_soon
         start(self._follow_links, events)
-        if self._keeping is not None:
-            self._bootstrap.add_cached(await self._keeping.load_contacts())
-            start(self._keeping.run, self._bootstrap.joined)
+        if self._persistence is not None:
+            self._bootstrap.add_cached(await self._persistence.load_contacts())
+            start(self._persistence.run, self._bootstrap.joined)
         start(self._bootstrap.run)
         start(self._publications.keep_up)
-        start(self._writer.bring_the_rest)
+        start(self._writer.write_the_rest)
         start(self._upkeep.refresh)
         start(self._upkeep.settle, self._bootstrap.joined)
         start(self._upkeep.find_lost_peers)
-        start(self._upkeep.look_after_links)
+        start(self._upkeep.check_links)
         start(self._upkeep.tidy)
         await trio.lowlevel.checkpoint()
 
     async def end(self) -> None:
-        """Bring and save what is left. `open_dht` calls it."""
+        """Send the last writes and save the rest. `open_dht` calls it."""
         if not self._state.nursery.cancel_scope.cancel_called:
             with trio.CancelScope(shield=True), trio.move_on_after(LAST_WRITES_SECONDS):
                 await self._writer.flush()
-        if self._keeping is not None:
+        if self._persistence is not None:
             with trio.CancelScope(shield=True):
-                await self._keeping.save()
+                await self._persistence.save()
 
     # -- writing
 
@@ -148,7 +148,7 @@ class Dht:
         self._publications.check_number(len(entries))  # before the first is kept up
         slots: dict[str, Slot] = {}
         for place, (key, value, ttl) in enumerate(entries):
-            if place and place % SIGNED_WITHOUT_A_PAUSE == 0:
+            if place and place % SIGNED_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             slots[key] = self._publications.prepare(key, value, ttl, keep_up=keep_up)
         self._state.counts.puts += len(slots)
@@ -174,8 +174,8 @@ class Dht:
     ) -> tuple[dict[PeerId, SlotEntry], frozenset[PeerId]]:
         """`get` for repeated reads: it costs only what has changed since the last time.
 
-        Also returns the publishers that have withdrawn their value. Nobody knows why other ones are
-        missing.
+        Also returns the publishers that have withdrawn their value. The reason why others are
+        missing is not known.
         """
         found = await self._reader.look(key, breadth)
         gone = frozenset(slot.publisher_peer for slot in found if slot.withdrawn)
@@ -188,7 +188,7 @@ class Dht:
         found = await self._reader.read(keys, latest_enough=latest_enough)
         entries = {}
         for place, (key, slots) in enumerate(found.items()):
-            if place and place % KEYS_WITHOUT_A_PAUSE == 0:
+            if place and place % KEYS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             entries[key] = self._entries(slots)
         return entries
@@ -199,7 +199,7 @@ class Dht:
             async for change in dht.watch("group/7"):
                 ...
 
-        Leaving the loop ends the reading at some time; `contextlib.aclosing` ends it at once.
+        After the loop the reading goes on for a while; `contextlib.aclosing` ends it at once.
         """
         self._state.check_open()
         return self._watches.watch(key)
@@ -213,7 +213,7 @@ class Dht:
                 entries[peer] = SlotEntry(peer, value, slot.expires, slot.sequence)
         return entries
 
-    # -- how it is
+    # -- state
 
     @property
     def heard_at(self) -> float:
@@ -257,7 +257,7 @@ class Dht:
             copies_cached=len(storage.cache),
             slots_published=len(state.publisher),
             watched_keys=len(self._watches),
-            can_be_dialled=not state.is_client and state.dialability.is_given,
+            can_be_dialled=not state.is_client and state.dialability.is_dialable,
             chores_dropped=state.chores.dropped + state.checks.dropped,
             peers_lost=len(state.lost),
             clock_offset_ms=state.swarm_time.offset_ms,
@@ -268,20 +268,20 @@ class Dht:
 
     # -- background work
 
-    def _welcome(self, contact: Contact) -> None:
+    def _contact_added(self, contact: Contact) -> None:
         """A contact has come into the table."""
-        self._upkeep.came(contact)
-        self._bootstrap.met_somebody()
+        self._upkeep.contact_added(contact)
+        self._bootstrap.peer_added()
 
-    def _ask_whether_there(self, contact: Contact) -> None:
+    def _check_contact_soon(self, contact: Contact) -> None:
         """A contact in the table may be gone."""
-        self._state.chore(self._find_out, contact)
+        self._state.chore(self._check_contact, contact)
 
-    async def _find_out(self, contact: Contact) -> None:
+    async def _check_contact(self, contact: Contact) -> None:
         try:
-            await self._asker.is_there(contact)
+            await self._requester.probe(contact)
         finally:
-            self._bootstrap.lost_somebody()
+            self._bootstrap.peer_lost()
 
     async def _follow_links(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
         async for event in events:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protocols.dht.lookup import ALPHA
-from protocols.dht.publishing import PublishingSettings
+from protocols.dht.publisher import PublishingSettings
 from protocols.dht.routing import REFRESH_SECONDS, K
 from protocols.dht.storage import StorageLimits
 

@@ -210,7 +210,7 @@ class SlotRefusal(enum.IntEnum):
     BYTES_PER_KEY = 13
     """The slots under this key have as many bytes as its family allows."""
     BYTES_PER_SENDER = 14
-    """The sender has brought as many bytes as one network may bring to one node."""
+    """The sender has sent as many bytes as one network may send to one node."""
 
 
 class SlotRefused(Refused):

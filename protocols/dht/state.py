@@ -13,7 +13,7 @@ from protocols.dht.dialability import Dialability
 from protocols.dht.families import Families, check_time, check_value
 from protocols.dht.ids import distance, node_id_of
 from protocols.dht.keeper import UnsavedSlots
-from protocols.dht.publishing import Publisher
+from protocols.dht.publisher import Publisher
 from protocols.dht.routing import LostPeers, RoutingTable
 from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot, SlotRefusal, SlotRefused, check_form
@@ -34,8 +34,8 @@ CHECKS_WAITING = 128
 ADDRESSES_LOOKED_AT_SECONDS = 10.0
 
 
-def _nobody_cares(_key: str) -> None:
-    """Does nothing; stands in until there is a listener."""
+def _ignore(_key: str) -> None:
+    """Does nothing: the default while nothing listens."""
 
 
 class DhtState:
@@ -68,7 +68,7 @@ class DhtState:
         """When any peer last answered any request."""
         self.unsaved: UnsavedSlots | None = None
         """Slots that the keeper has not been given yet; None without a keeper."""
-        self.was_kept: Callable[[str], None] = _nobody_cares
+        self.on_new_slot: Callable[[str], None] = _ignore
         """Called with each key under which this node has kept something new."""
         self._client_until = float("-inf")
         self._is_client = False
@@ -107,11 +107,11 @@ class DhtState:
             return
         if self.unsaved is not None:
             self.unsaved.add(slot)
-        self.was_kept(slot.key)
+        self.on_new_slot(slot.key)
 
     def is_replica_of(self, position: int) -> bool:
         """Whether this node should keep the slots at this position, as far as it knows."""
-        if self.is_client or not self.dialability.is_given:
+        if self.is_client or not self.dialability.is_dialable:
             return False
         closest = self.table.closest(position)
         if len(closest) < self.settings.k:
@@ -175,9 +175,9 @@ class Chores:
             async with self._limiter:
                 await work(*arguments)
         except PotluckError as error:
-            log.debug("%s came to nothing: %s", getattr(work, "__name__", work), error)
+            log.debug("%s failed: %s", getattr(work, "__name__", work), error)
         except Exception:  # a bug in a chore must not end the node
-            log.exception("a chore of the directory broke")
+            log.exception("a chore of the directory ended by an error of our own")
         finally:
             self._unfinished -= 1
 

@@ -44,8 +44,8 @@ from protocols.dht.slots import (
 #
 # A stored slot is never dropped for a new one, so the first comer could take everything. Four
 # limits keep room for others. A key has a limit of publishers and bytes, by its family. A publisher
-# has a limit of keys and bytes at one node. Keys cost nothing, and one peer can bring the slots of
-# a thousand throw-away publishers. So there is also a limit on what one *sender* has brought: a
+# has a limit of keys and bytes at one node. Keys cost nothing, and one peer can send the slots of
+# a thousand throw-away publishers. So there is also a limit on what one *sender* has sent: a
 # network of the public internet gets a quarter of the node for its own slots, and a quarter for
 # those of others (as a replica hands them over). It cannot fill any node alone. Senders that are
 # not on the public internet count separately.
@@ -98,7 +98,7 @@ class StorageLimits:
     """For all those keys with values of 4 KiB, and more; a sixteenth of the node."""
 
     bytes_per_sender: int = 16 << 20
-    """Of what one sender brought; see above. A quarter of the node."""
+    """Of the slots from one sender; see above. A quarter of the node."""
 
     cached_bytes: int = 4 << 20
     """Of all cached copies, counted in the same way, beside `total_bytes`."""
@@ -152,7 +152,7 @@ class Quotas:
                 SlotRefusal.BYTES_PER_PUBLISHER,
                 f"{slot.publisher_peer} has {publishers:,} bytes here already.",
                 why=f"A node keeps {limits.bytes_per_publisher:,} for one publisher.",
-                advice="Publish where the things can be had, not the things.",
+                advice="Publish where the data can be fetched, not the data.",
             )
         if self.total_bytes + growth > limits.total_bytes:
             raise SlotRefused(
@@ -174,8 +174,8 @@ class Quotas:
             return before
         raise SlotRefused(
             SlotRefusal.BYTES_PER_SENDER,
-            "The sender of this slot has brought as much as this node takes from one sender.",
-            why=f"It keeps {self.limits.bytes_per_sender:,} bytes of what one network brings.",
+            "The sender of this slot has sent as much as this node takes from one sender.",
+            why=f"It keeps {self.limits.bytes_per_sender:,} bytes of what one network sends.",
             advice="This node will have room as slots expire; others have room now.",
         )
 
@@ -304,7 +304,7 @@ def check_newer(slot: Slot, record: Record) -> None:
 # area is small, the least recently read key goes when it is full, and a copy lives for seconds,
 # never beyond its slot's expiry.
 #
-# A copy that is brought again does not live longer: otherwise a peer that keeps bringing an old
+# A copy that is sent again does not live longer: otherwise a peer that keeps sending an old
 # copy would keep an old value alive here. Copies of a key may be incomplete, so they may only
 # answer a reader that accepts slightly old slots.
 
@@ -541,7 +541,7 @@ class Storage:
         return [] if under_key is None else under_key.since(change, now_ms)
 
     def change_of(self, slot: Slot) -> int:
-        """The number of the change that brought this slot, which must be here."""
+        """The number of the change by which this slot came. The slot must be here."""
         return self._keys[slot.key].records[slot.publisher].change
 
     @property
@@ -632,7 +632,7 @@ class Storage:
         return self._quotas.share_for(share, slot_bytes(slot), before, size_before)
 
     def _brought_again(self, record: Record, sender: Sender) -> None:
-        """Count a slot for its publisher, which now brings it itself."""
+        """Count a slot for its publisher, which now sends it itself."""
         share = sender.share_of(record.publisher)
         if (
             sender.public_key == record.publisher

@@ -15,7 +15,7 @@ if its clock was right in between.
 
 Swarm time is not monotonic. It moves by hours when the first peers are met, in either direction. A
 node must tell peers the swarm time, not its own clock: otherwise in a swarm of two, each would
-follow the other's clock for ever.
+follow the other's clock forever.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class FarOff:
         side = "behind" if self.offset_ms > 0 else "ahead of"
         return (
             f"The clock of this machine is {_in_words(abs(self.offset_ms))} {side} the swarm's, "
-            f"by what {self.peers} {'peer says' if self.peers == 1 else 'peers say'}. "
-            "The directory goes by the swarm's time, so it works; set the clock all the same."
+            f"according to {self.peers} {'peer' if self.peers == 1 else 'peers'}. "
+            "The directory uses the swarm's time, so it works, but set the clock."
         )
 
 
@@ -63,7 +63,7 @@ class SwarmTime:
     def __init__(self) -> None:
         self.offset_ms = 0
         self._samples = BoundedMap[PeerId, _Sample](PEERS_SAMPLED)
-        self._far_off_was_said = False
+        self._has_warned = False
 
     @property
     def peers(self) -> int:
@@ -87,7 +87,7 @@ class SwarmTime:
         self._samples[peer] = _Sample(said_ms - (asked_ms + heard_ms) // 2, heard_ms)
         self._forget_old(heard_ms)
         self.offset_ms = offset_from([one.offset_ms for one in self._samples.values()])
-        return self._say_once()
+        return self._warn_once()
 
     def _forget_old(self, local_ms: int) -> None:
         """Drop samples that are old, or from before this machine's clock was set back."""
@@ -95,12 +95,12 @@ class SwarmTime:
             if not 0 <= local_ms - one.taken_ms <= SAMPLE_LIFE_MS:
                 del self._samples[peer]
 
-    def _say_once(self) -> FarOff | None:
+    def _warn_once(self) -> FarOff | None:
         if abs(self.offset_ms) <= FAR_OFF_MS // 2:
-            self._far_off_was_said = False
-        if abs(self.offset_ms) <= FAR_OFF_MS or self._far_off_was_said:
+            self._has_warned = False
+        if abs(self.offset_ms) <= FAR_OFF_MS or self._has_warned:
             return None
-        self._far_off_was_said = True
+        self._has_warned = True
         return FarOff(self.offset_ms, len(self._samples))
 
 

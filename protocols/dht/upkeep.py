@@ -17,28 +17,28 @@ from __future__ import annotations
 import trio
 
 from protocols.dht.acquaintances import Acquaintances
-from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact
 from protocols.dht.families import CLOCK_TOLERANCE_MS
 from protocols.dht.ids import distance, position_of
-from protocols.dht.publishing import batches
-from protocols.dht.reading import SlotReader
+from protocols.dht.publisher import batches
+from protocols.dht.reader import SlotReader
+from protocols.dht.requester import Requester
 from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState
 from protocols.dht.storage import EXPIRED_AT_ONCE
 
-REFRESH_LOOK_SECONDS = 60.0  # between checks of the buckets; each is due once an hour
+REFRESH_CHECK_SECONDS = 60.0  # between checks of the buckets; each is due once an hour
 SETTLING_SECONDS = (1.0, 5.0, 30.0, 300.0)  # after joining; a lookup of our own id each
-LOST_LOOK_SECONDS = 2.0  # between checks of lost peers, while there are any
+LOST_CHECK_SECONDS = 2.0  # between checks of lost peers, while there are any
 LOST_AT_ONCE = 4
 # A hundred contacts that are silent for a quarter of an hour are a ping every nine seconds.
-LINKS_LOOK_SECONDS = 15.0
+LINK_CHECK_SECONDS = 15.0
 PINGED_AT_ONCE = 4
 CLOSED_AT_ONCE = 16
 TIDY_SECONDS = 10.0
-GIVERS = 3  # replicas of a key that hand over to a newcomer: one may be down, or lie
-KEYS_WITHOUT_A_PAUSE = 64  # some two milliseconds of table lookups
-KEYS_SKIMMED_WITHOUT_A_PAUSE = 1024  # half a millisecond of comparing distances
+HANDOVER_REPLICAS = 3  # replicas of a key that hand over to a newcomer: one may be down, or lie
+KEYS_PER_CHECKPOINT = 64  # some two milliseconds of table lookups
+KEYS_SKIMMED_PER_CHECKPOINT = 1024  # half a millisecond of comparing distances
 BATCH_PAUSE_SECONDS = 0.2  # a newcomer gets its share over seconds, not in one burst
 
 
@@ -46,20 +46,24 @@ class Upkeep:
     """Tasks that run as long as the directory."""
 
     def __init__(
-        self, state: DhtState, acquaintances: Acquaintances, asker: Asker, reader: SlotReader
+        self,
+        state: DhtState,
+        acquaintances: Acquaintances,
+        requester: Requester,
+        reader: SlotReader,
     ) -> None:
         self._state = state
         self._acquaintances = acquaintances
-        self._asker = asker
+        self._requester = requester
         self._reader = reader
-        self._look_for_the_lost = trio.Event()
+        self._lost_may_be_back = trio.Event()
 
     async def refresh(self) -> None:
-        """Look up the parts without recent lookups, a bucket at a time, for ever."""
+        """Keep looking up the parts without recent lookups, a bucket at a time."""
         state = self._state
         while True:
             chance = state.network.random
-            await trio.sleep(REFRESH_LOOK_SECONDS * (0.5 + chance.random()))
+            await trio.sleep(REFRESH_CHECK_SECONDS * (0.5 + chance.random()))
             now = trio.current_time()
             due = state.table.buckets_to_refresh(now, state.settings.refresh_seconds)
             if due and len(state.table):
@@ -78,28 +82,28 @@ class Upkeep:
             await self._look_up(state.own_id)
 
     async def find_lost_peers(self) -> None:
-        """Keep trying peers that no longer answer, for ever."""
+        """Keep trying peers that no longer answer."""
         state = self._state
         while True:
-            self._look_for_the_lost = trio.Event()
-            with trio.move_on_after(LOST_LOOK_SECONDS):
-                await self._look_for_the_lost.wait()
+            self._lost_may_be_back = trio.Event()
+            with trio.move_on_after(LOST_CHECK_SECONDS):
+                await self._lost_may_be_back.wait()
             for contact in state.lost.due(trio.current_time(), LOST_AT_ONCE):
-                state.chore(self._asker.is_there, contact)
+                state.chore(self._requester.probe, contact)
 
     def try_lost_peers_now(self) -> None:
         """Try lost peers now, because something has changed."""
         self._state.lost.all_may_be_back(trio.current_time())
-        self._look_for_the_lost.set()
+        self._lost_may_be_back.set()
 
-    async def look_after_links(self) -> None:
-        """Ping silent peers of the table, and close unneeded links, for ever."""
+    async def check_links(self) -> None:
+        """Keep pinging silent peers of the table and closing unneeded links."""
         state = self._state
         while True:
-            await trio.sleep(LINKS_LOOK_SECONDS * (0.5 + state.network.random.random()))
+            await trio.sleep(LINK_CHECK_SECONDS * (0.5 + state.network.random.random()))
             now = trio.current_time()
             for contact in state.table.quiet(now, at_most=PINGED_AT_ONCE):
-                state.chore(self._asker.is_there, contact)
+                state.chore(self._requester.probe, contact)
             for peer in self._acquaintances.idle_links(now)[:CLOSED_AT_ONCE]:
                 link = state.network.link(peer)
                 if link is not None and not link.open_streams:
@@ -107,7 +111,7 @@ class Upkeep:
                     await state.network.disconnect(peer)
 
     async def tidy(self) -> None:
-        """Drop what has expired, a little at a time, for ever."""
+        """Keep dropping expired slots, a few at a time."""
         state = self._state
         latest_ms = state.now_ms()
         while True:
@@ -121,7 +125,7 @@ class Upkeep:
                 await trio.lowlevel.checkpoint()
             state.storage.cache.expire(now_ms)
 
-    def came(self, contact: Contact) -> None:
+    def contact_added(self, contact: Contact) -> None:
         """A new contact is in the table."""
         state = self._state
         if state.lost.found(contact, trio.current_time()):
@@ -133,15 +137,15 @@ class Upkeep:
         await self._reader.closest([target])
 
     async def _hand_over(self, newcomer: Contact) -> None:
-        """Give a newcomer the slots of the keys that it is closer to than we are."""
+        """Send a newcomer the slots of the keys that it is closer to than we are."""
         state = self._state
         keys = await self._keys_for(newcomer)
-        for start in range(0, len(keys), KEYS_WITHOUT_A_PAUSE):
+        for start in range(0, len(keys), KEYS_PER_CHECKPOINT):
             now_ms = state.now_ms()
-            some = keys[start : start + KEYS_WITHOUT_A_PAUSE]
+            some = keys[start : start + KEYS_PER_CHECKPOINT]
             slots = [slot for key in some for slot in state.storage.get(key, now_ms)]
             for batch in batches([(slot, (newcomer.peer,)) for slot in slots]):
-                response = await self._asker.store(newcomer, batch.slots)
+                response = await self._requester.store(newcomer, batch.slots)
                 state.counts.slots_handed_over += response.refusals.count(0)
                 await trio.sleep(BATCH_PAUSE_SECONDS)
 
@@ -150,18 +154,18 @@ class Upkeep:
         keys: list[str] = []
         looked_at = 0
         for place, key in enumerate(storage.all_keys()):
-            if place % KEYS_SKIMMED_WITHOUT_A_PAUSE == 0:
+            if place % KEYS_SKIMMED_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             if not storage.is_closer(key, newcomer.node_id):
                 continue
             looked_at += 1
-            if looked_at % KEYS_WITHOUT_A_PAUSE == 0:
+            if looked_at % KEYS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
-            if self._is_ours_to_give(key, newcomer):
+            if self._hands_over(key, newcomer):
                 keys.append(key)
         return keys
 
-    def _is_ours_to_give(self, key: str, newcomer: Contact) -> bool:
+    def _hands_over(self, key: str, newcomer: Contact) -> bool:
         state = self._state
         position = position_of(key)
         closest = state.table.closest(position)
@@ -172,4 +176,4 @@ class Upkeep:
             one.node_id != newcomer.node_id and distance(one.node_id, position) < own_distance
             for one in closest
         )
-        return closer < GIVERS
+        return closer < HANDOVER_REPLICAS

@@ -191,7 +191,7 @@ class ExchangeAttempt:
         member = self.others[place].index
         self.last_heard[member] = trio.current_time()
         for transfer in self._transfers.get(member, ()):
-            transfer.is_slow()
+            transfer.extend_timeouts()
 
     # -- how far it is
 

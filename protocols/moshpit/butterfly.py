@@ -529,7 +529,7 @@ class PartService:
         attempt, sender, transfer = self._attempt, self._sender, self._transfer
         reduction = attempt.reduction
         sending = attempt.meter.sending_to(sender.peer)
-        transfer.send_alike(reduction.count)
+        transfer.share_count(reduction.count)
         chunks = len(reduction.chunks)
         with attempt.pace.averages(attempt.steps_to(sender.index), chunks) as stream:
             for number in range(chunks):

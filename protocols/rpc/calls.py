@@ -62,7 +62,7 @@ from protocols.rpc.messages import (
     message_type,
 )
 from protocols.rpc.method import Method, Request, Response, encode_within
-from protocols.rpc.remote_errors import NO_ERRORS, describe, error_to_tell, told
+from protocols.rpc.remote_errors import NO_ERRORS, describe, known_error, received_error
 from protocols.rpc.state import RpcState
 
 CLOSE_SECONDS = 1.0  # if closing an idle stream takes longer, it is reset
@@ -287,7 +287,7 @@ class CallStream:
             if kind != ERROR:
                 raise MalformedMessage("A response came for call 0, which cannot be made.")
             exchange = Exchange(self.peer, self.protocol, "")
-            self._end(told(self._state.guard, exchange, body, head.envelope))
+            self._end(received_error(self._state.guard, exchange, body, head.envelope))
         # else the call was cancelled meanwhile, and its answer is late
 
     def _judge(
@@ -301,7 +301,9 @@ class CallStream:
         guard = self._state.guard
         try:
             if kind == ERROR:
-                error = told(guard, waiting.exchange, body, head.envelope, waiting.method.errors)
+                error = received_error(
+                    guard, waiting.exchange, body, head.envelope, waiting.method.errors
+                )
                 self._state.accepted(waiting.exchange)
                 return outcome.Error(error)
             guard.open(waiting.exchange, Part.RESPONSE, body, head.envelope)
@@ -390,11 +392,11 @@ _CANCEL_HEAD = message_type(CancelHead)
 
 @dataclass(frozen=True)
 class ServedMethod:
-    """A method with its handler. `waits`: the handler is async."""
+    """A method with its handler. `is_async`: the handler is async."""
 
     method: Method[Any, Any]
     handler: Handler
-    waits: bool
+    is_async: bool
 
 
 class AnsweringStream:
@@ -530,7 +532,7 @@ class AnsweringStream:
     def _take(self, head: RequestHead, body: bytes, handlers: trio.Nursery) -> None:
         """Check a request, then answer it or start its handler."""
         if head.id == 0 or head.id in self._running:
-            raise MalformedMessage(f"The id {head.id} of a request is not a fresh one.")
+            raise MalformedMessage(f"The id {head.id} of a request is zero or already in use.")
         exchange = Exchange(self._peer, self._protocol, head.method)
         served = self._methods.get(head.method)
         errors = served.method.errors if served is not None else NO_ERRORS
@@ -554,7 +556,7 @@ class AnsweringStream:
         caller = self._plain_caller
         if exchange.credentials is not None:
             caller = Caller(self._peer, exchange.credentials)
-        if not served.waits:
+        if not served.is_async:
             self._answer_now(exchange, head.id, served, caller, request)
         elif self._state.served.enter(self._peer):
             scope = trio.CancelScope(deadline=trio.current_time() + head.milliseconds / 1000.0)
@@ -608,7 +610,7 @@ class AnsweringStream:
     def _fail(
         self, exchange: Exchange, call_id: int, method: Method[Any, Any], error: Exception
     ) -> None:
-        if error_to_tell(error) is None:
+        if known_error(error) is None:
             log.error("the handler of %s %s failed", self._protocol, method.name, exc_info=error)
         self._push_error(exchange, call_id, describe(error, method.errors))
 

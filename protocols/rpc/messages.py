@@ -114,9 +114,9 @@ ERROR_BODY_LIMIT_BYTES = 4 * (3 * LONGEST_ERROR_TEXT + LONGEST_METHOD_NAME) + 32
 _ENCODER = msgspec.msgpack.Encoder()
 encode = _ENCODER.encode
 
-# What msgspec raises for invalid bytes: its own errors, UnicodeDecodeError (a ValueError),
+# msgspec raises these for invalid bytes: its own errors, UnicodeDecodeError (a ValueError),
 # RecursionError for deep nesting, TypeError for an unhashable member of a set.
-_WHAT_BAD_BYTES_RAISE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
+_DECODING_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, RecursionError)
 
 _LONGEST_REASON = 200
 
@@ -132,7 +132,7 @@ class MessageType(Generic[T]):
         """Decode one object; MalformedMessage unless the bytes are exactly one of this type."""
         try:
             return self._decoder.decode(data)
-        except _WHAT_BAD_BYTES_RAISE as error:
+        except _DECODING_ERRORS as error:
             reason = str(error)[:_LONGEST_REASON]
         raise MalformedMessage(f"These bytes are not a {self.name}: {reason}.")
 

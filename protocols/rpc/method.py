@@ -120,4 +120,4 @@ def encode_within(what: str, message: object, limit: int) -> bytes:
 
 def _check_name(protocol: str, name: str) -> None:
     if not protocol.startswith("/") or not 0 < len(name) <= LONGEST_METHOD_NAME:
-        raise ProtocolMisuse(f"{protocol!r}, {name!r} cannot be a protocol and a method of it.")
+        raise ProtocolMisuse(f"{protocol!r}, {name!r} are not a valid protocol and method name.")

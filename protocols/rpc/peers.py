@@ -3,7 +3,7 @@
 - `Penalties`: a peer that broke the protocol is avoided for a while, longer each time.
 - `ShutOut`: a peer that may not take part is not talked to until it shows a new token.
 - `RefusalPace`: a peer that is refused again and again is read slowly.
-- `Engagements`: everything that is open with a peer, to end it at once.
+- `OpenWork`: everything that is open with a peer, to end it at once.
 
 The first three are pure: the time is an argument. Each remembers at most `MOST_PEERS`, well under a
 megabyte, and forgets the oldest first.
@@ -31,7 +31,7 @@ FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 600.0
 FORGIVEN_AFTER_SECONDS = 3600.0  # by then the peer may have upgraded; a bit flip is no offence
 
-LET_IN_EVERY_SECONDS = 5.0  # the longest wait, at any peer, of a person who is allowed again
+LET_IN_EVERY_SECONDS = 5.0  # the longest wait for a person who is allowed again
 KNOCK_EVERY_SECONDS = 60.0  # each knock opens a link to a peer that should have none
 
 REFUSED_AT_ONCE = 256  # twice the calls that a node has in flight on one stream
@@ -100,7 +100,7 @@ class ShutOut:
     Calls to a revoked peer fail at once with the reason, and its streams are reset before anything
     on them is read. But the same key may be allowed again and come with a new token. So one stream
     every few seconds is let in, and an accepted token ends the shut-out (`readmit`). If this node
-    wants to call such a peer, it first *knocks*, rarely: it sends a request for nothing, and the
+    wants to call such a peer, it first *knocks*, rarely: it sends an empty request, and the
     answer shows the peer's token. Without that, a node that only answers would stay shut out for
     ever.
 
@@ -196,7 +196,7 @@ class Endable:
         return self.error if self.scope.cancelled_caught else None
 
 
-class Engagements:
+class OpenWork:
     """Everything that is open with any peer: calls, handlers, transfers.
 
     Work with a peer registers here with the function that ends it, and leaves when it has ended.
@@ -223,7 +223,7 @@ class Engagements:
                 self._left.pop(peer).set()
 
     @contextmanager
-    def engaged(self, peer: PeerId) -> Iterator[Endable]:
+    def register(self, peer: PeerId) -> Iterator[Endable]:
         """Run the block so that it can be ended from outside. Check `cut_short` after it."""
         ending = Endable()
         self.enter(peer, ending.end_with)

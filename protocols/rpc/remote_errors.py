@@ -53,15 +53,15 @@ NO_ERRORS: ErrorCodes = {}
 
 _HANDLER_FAILED = ErrorBody(
     "handler-failed",
-    "The other side's handler broke on this request.",
-    "It is an error over there; its log has the details.",
-    "Tell whoever runs that node, with the time.",
+    "The other side's handler failed on this request.",
+    "It is a bug on that node; its log has the details.",
+    "Tell the person who runs that node, with the time.",
 )
 
 
 def describe(error: BaseException, own_codes: ErrorCodes = NO_ERRORS) -> ErrorBody:
     """Describe an error for the other side."""
-    known = error_to_tell(error)
+    known = known_error(error)
     if known is None:
         return _HANDLER_FAILED
     return ErrorBody(
@@ -79,7 +79,7 @@ def revive(body: ErrorBody, own_codes: ErrorCodes = NO_ERRORS) -> PotluckError:
     return type_(what, why=why, advice=advice)
 
 
-def error_to_tell(error: BaseException) -> PotluckError | None:
+def known_error(error: BaseException) -> PotluckError | None:
     """The error itself, or the only one in a nursery's exception groups; None for a bug."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
@@ -109,17 +109,17 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
-# The error that an ERROR message tells, in the other side's words if it proves them.
+# The error in an ERROR message, in the other side's words if its envelope proves them.
 #
-# An error has effects: a caller tries elsewhere, or again, or never. So an error whose envelope
-# does not verify is not believed. The caller is told that this peer did not prove itself, why, and
-# what it claimed.
+# A caller acts on an error: it tries another peer, or again, or gives up. So an error whose
+# envelope does not verify is not believed. The caller then learns that this peer did not prove
+# itself, why, and which error it sent.
 
 
 _ERROR_BODY = message_type(ErrorBody)
 
 
-def told(
+def received_error(
     guard: Guard,
     exchange: Exchange,
     body: bytes,

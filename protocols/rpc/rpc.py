@@ -106,9 +106,9 @@ class Rpc:
         self._state = state
         self._nursery = nursery
         self._calling: dict[tuple[PeerId, str], CallStream] = {}
-        self._leaving: set[CallStream] = set()
+        self._retiring: set[CallStream] = set()
         self._answering: set[AnsweringStream] = set()
-        self._conversations: set[trio.CancelScope] = set()
+        self._stream_scopes: set[trio.CancelScope] = set()
         self._services: dict[str, Service] = {}
 
     @property
@@ -187,7 +187,7 @@ class Rpc:
                 self._retire(stream)
             stream = CallStream(self._network, peer, protocol, self._state)
             self._calling[peer, protocol] = stream
-            self._state.engagements.enter(peer, stream.end_with)
+            self._state.open_work.enter(peer, stream.end_with)
             self._nursery.start_soon(self._run_call_stream, stream)
         return stream
 
@@ -197,14 +197,14 @@ class Rpc:
         except Exception:  # a bug of ours ends the calls of this stream, not the node
             log.exception("calls to %s (%s) ended by an error of our own", *stream.key)
         finally:
-            self._state.engagements.leave(stream.peer, stream.end_with)
-            self._leaving.discard(stream)
+            self._state.open_work.leave(stream.peer, stream.end_with)
+            self._retiring.discard(stream)
             if self._calling.get(stream.key) is stream:
                 del self._calling[stream.key]
 
     def _retire(self, stream: CallStream) -> None:
         self._calling.pop(stream.key, None)
-        self._leaving.add(stream)
+        self._retiring.add(stream)
         stream.retire()
 
     def _check_not_avoided(self, peer: PeerId) -> None:
@@ -212,15 +212,15 @@ class Rpc:
         if seconds > 0.0:
             error = Unreachable(
                 f"{peer} is avoided for another {seconds:.0f} s.",
-                why="It broke a protocol; the log has what it did.",
-                advice="If you run it, upgrade it; it is forgiven by itself.",
+                why="It broke a protocol; the log has the details.",
+                advice="If you run it, upgrade it. It is called again after this time.",
             )
             error.surely_not_executed = True
             raise error
 
     def _check_not_shut_out(self, peer: PeerId, protocol: str) -> None:
         state = self._state
-        reason = state.shut_out_because(peer)
+        reason = state.shut_out_reason(peer)
         if reason is not None:
             if state.shut_out.may_knock(peer, trio.current_time()):
                 self._nursery.start_soon(self._knock, peer, protocol)
@@ -229,13 +229,13 @@ class Rpc:
             raise error
 
     async def _knock(self, peer: PeerId, protocol: str) -> None:
-        """Send a request for nothing to a peer that is shut out.
+        """Send an empty request to a peer that is shut out.
 
         If its answer proves that it may take part again, the peer is let in.
         """
         method = Method(protocol, KNOCK, Empty, Empty)
         stream = CallStream(self._network, peer, protocol, self._state)
-        self._state.engagements.enter(peer, stream.end_with)
+        self._state.open_work.enter(peer, stream.end_with)
         self._nursery.start_soon(self._run_call_stream, stream)
         with trio.move_on_after(KNOCK_SECONDS) as patience:
             try:
@@ -288,18 +288,18 @@ class Rpc:
     def _service(self, protocol: str) -> Service:
         service = self._services.get(protocol)
         if service is None:
-            self._network.serve(protocol, self._converse)
+            self._network.serve(protocol, self._serve_stream)
             service = self._services[protocol] = Service(protocol)
         return service
 
-    async def _converse(self, stream: Stream) -> None:
+    async def _serve_stream(self, stream: Stream) -> None:
         """Serve one stream that a peer opened, from its first frame to its end."""
         peer = stream.remote_peer
         if not self._state.takes_stream(peer):
             stream.reset()
             return
         with trio.CancelScope() as scope:
-            self._conversations.add(scope)
+            self._stream_scopes.add(scope)
             try:
                 await self._answer(stream)
             except RemoteMisbehaviour as error:
@@ -309,7 +309,7 @@ class Rpc:
             except (trio.BrokenResourceError, trio.ClosedResourceError, DeadlineExceeded):
                 stream.reset()
             finally:
-                self._conversations.discard(scope)
+                self._stream_scopes.discard(scope)
                 self._state.streams.leave(peer)
         if scope.cancelled_caught:
             stream.reset()
@@ -317,7 +317,7 @@ class Rpc:
     async def _answer(self, stream: Stream) -> None:
         service = self._services[stream.protocol]
         peer, header = stream.remote_peer, None
-        with self._state.engagements.engaged(peer) as ending:
+        with self._state.open_work.register(peer) as ending:
             with trio.move_on_after(self._state.limits.first_frame_seconds):
                 header = await receive_frame_header(stream)
         if header is None or ending.error is not None:
@@ -329,11 +329,11 @@ class Rpc:
             return
         calls = AnsweringStream(stream, service.methods, service.request_limit, self._state)
         self._answering.add(calls)
-        self._state.engagements.enter(peer, calls.end_with)
+        self._state.open_work.enter(peer, calls.end_with)
         try:
             await calls.run(header)
         finally:
-            self._state.engagements.leave(peer, calls.end_with)
+            self._state.open_work.leave(peer, calls.end_with)
             self._answering.discard(calls)
 
     # Ending
@@ -351,9 +351,9 @@ class Rpc:
         """
         state = self._state
         state.shut_out.shut(peer, error, trio.current_time())
-        ended = state.engagements.end_all_with(peer, error)
+        ended = state.open_work.end_all_with(peer, error)
         with trio.move_on_after(FAREWELL_SECONDS):
-            await state.engagements.ended(peer)
+            await state.open_work.ended(peer)
         return ended
 
     def blame(self, peer: PeerId, protocol: str, error: RemoteMisbehaviour) -> None:
@@ -363,17 +363,17 @@ class Rpc:
         is avoided for a while.
         """
         self._state.misbehaved(peer, protocol, error)
-        self._state.engagements.end_all_with(peer, error)
+        self._state.open_work.end_all_with(peer, error)
 
     def shut_out(self, peer: PeerId) -> PotluckError | None:
         """Why a peer is shut out; None if it is not, or was let in again."""
-        return self._state.shut_out_because(peer)
+        return self._state.shut_out_reason(peer)
 
     def waits_for(self, peer: PeerId) -> bool:
         """Whether a call of ours to this peer is in flight."""
         return any(
             stream.in_use and stream.peer == peer
-            for stream in (*self._calling.values(), *self._leaving)
+            for stream in (*self._calling.values(), *self._retiring)
         )
 
     def readmit(self, peer: PeerId) -> None:
@@ -408,7 +408,7 @@ class Rpc:
         """Stop serving, and end what is being served."""
         for protocol in self._services:
             self._network.stop_serving(protocol)
-        for scope in self._conversations:
+        for scope in self._stream_scopes:
             scope.cancel()
 
 

@@ -18,7 +18,7 @@ from protocols.errors import PotluckError, RemoteMisbehaviour
 from protocols.guard import Exchange, Guard
 from protocols.identity import PeerId
 from protocols.rpc.frames import QueuedBytes
-from protocols.rpc.peers import Engagements, Penalties, RefusalPace, ShutOut
+from protocols.rpc.peers import OpenWork, Penalties, RefusalPace, ShutOut
 
 log = logging.getLogger("potluck.rpc")
 
@@ -67,12 +67,12 @@ class RpcLimits:
     stall_seconds: float = 30.0
     """A stream is reset if a message on it, or its reader, makes no progress for so long."""
     first_frame_seconds: float = 30.0
-    """A stream that a peer opened must bring its first frame within this time."""
+    """A stream that a peer opened must carry its first frame within this time."""
 
 
 @dataclass
 class RpcStatistics:
-    """What rpc did since it was opened, and what is in flight."""
+    """Counts of what rpc did since it was opened, and of what is in flight."""
 
     calls_made: int = 0
     calls_answered: int = 0
@@ -142,7 +142,7 @@ class RpcState:
         self.transfers = Tally(limits.transfers_per_peer, limits.transfers_in_total)
         self.queued = QueuedBytes(limits.queued_bytes_in_total)
         self.streams = Tally(limits.streams_per_peer, limits.streams_per_peer * 1024)
-        self.engagements = Engagements()
+        self.open_work = OpenWork()
         self.shut_out = ShutOut()
         self.pace = RefusalPace()
 
@@ -176,7 +176,7 @@ class RpcState:
         few = self.streams.of(peer) < self.limits.streams_per_stranger
         return (few or self.guard.knows(peer)) and self.streams.enter(peer)
 
-    def shut_out_because(self, peer: PeerId) -> PotluckError | None:
+    def shut_out_reason(self, peer: PeerId) -> PotluckError | None:
         """Why a peer is shut out; None if it is not."""
         return self.shut_out.reason(peer) if len(self.shut_out) else None
 

@@ -51,7 +51,7 @@ from protocols.rpc.messages import (
 )
 from protocols.rpc.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
 from protocols.rpc.peers import Endable
-from protocols.rpc.remote_errors import NO_ERRORS, describe, error_to_tell, told
+from protocols.rpc.remote_errors import NO_ERRORS, describe, known_error, received_error
 from protocols.rpc.state import RpcState
 from protocols.rpc.transfers import BulkHandler, Transfer, receive_payload
 
@@ -72,7 +72,7 @@ async def open_transfer(
     whole = False
     ended_from_outside = False
     try:
-        with state.engagements.engaged(peer) as ending:
+        with state.open_work.register(peer) as ending:
             begun = await _begin(network, state, exchange, bulk, body, timeout, ending)
             stream, transfer = begun
             state.counts.transfers_opened += 1
@@ -98,7 +98,7 @@ async def _tell(
     state: RpcState,
 ) -> None:
     """Send the reason for the end, unless after a cut frame or our closing message."""
-    if transfer.may_say_error:
+    if transfer.may_send_error:
         await refuse(stream, exchange, describe(error), state)
     else:
         stream.reset()
@@ -180,7 +180,7 @@ async def _receive_answer(
             state.guard.open(exchange, Part.ACCEPTED, body, envelope)
             return message_type(bulk.accepted).decode(body)
         envelope = message_type(ErrorHead).decode(head).envelope
-        error = told(state.guard, exchange, body, envelope, bulk.errors)
+        error = received_error(state.guard, exchange, body, envelope, bulk.errors)
     except RemoteMisbehaviour as misbehaviour:
         state.misbehaved(exchange.peer, exchange.protocol, misbehaviour)
         raise
@@ -247,7 +247,7 @@ async def _serve(
     transfer: Transfer[Any, Any, Any]
     caller = Caller(exchange.peer, exchange.credentials)
     try:
-        with state.engagements.engaged(exchange.peer) as ending:
+        with state.open_work.register(exchange.peer) as ending:
             transfer = Transfer(stream, bulk, exchange, state, ending, opener=False)
             with trio.move_on_after(head.milliseconds / 1000.0) as until_accepted:
                 transfer.when_accepted(lambda: setattr(until_accepted, "deadline", math.inf))
@@ -255,10 +255,10 @@ async def _serve(
         if ending.cut_short is not None:
             raise again(ending.cut_short)
     except Exception as error:
-        known = error_to_tell(error)
+        known = known_error(error)
         if known is None:
             log.error("the handler of %s %s failed", bulk.protocol, bulk.name, exc_info=error)
-        if transfer.may_say_error and not isinstance(known, Unreachable):
+        if transfer.may_send_error and not isinstance(known, Unreachable):
             await refuse(stream, exchange, describe(error, bulk.errors), state)
         else:
             stream.reset()

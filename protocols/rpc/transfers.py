@@ -73,7 +73,7 @@ from protocols.rpc.messages import (
 )
 from protocols.rpc.method import Accepted, BulkMethod, Closed, Closing, Opening, encode_within
 from protocols.rpc.peers import Endable
-from protocols.rpc.remote_errors import told
+from protocols.rpc.remote_errors import received_error
 from protocols.rpc.state import RpcState
 
 Sent = TypeVar("Sent")
@@ -155,7 +155,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
         return self._receiver.count.digest
 
     @property
-    def may_say_error(self) -> bool:
+    def may_send_error(self) -> bool:
         """Whether ERROR can still be sent: not after a cut frame or our closing message."""
         return not self._cut and not self._sent_closing
 
@@ -180,15 +180,15 @@ class Transfer(Generic[Accepted, Sent, Received]):
 
     # Sending
 
-    def send_alike(self, count: ChunkCount) -> None:
+    def share_count(self, count: ChunkCount) -> None:
         """Use `count` to count and hash chunks that are sent on several transfers.
 
         Call this before the first chunk. The code that makes the chunks adds them to `count`.
         Before the closing message all chunks in `count` must have been sent on this transfer.
         """
         if self._sent.chunks:
-            raise ProtocolMisuse("What is hashed elsewhere is hashed there from the first chunk.")
-        self._sent = ChunkCount(self._hashed, alike=count if self._hashed else None)
+            raise ProtocolMisuse("A shared count must be set before the first chunk is sent.")
+        self._sent = ChunkCount(self._hashed, shared=count if self._hashed else None)
 
     async def send_chunk(self, chunk: bytes | bytearray | memoryview) -> None:
         """Send the bytes of a contiguous buffer. When this returns, the buffer may be reused."""
@@ -216,7 +216,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
         try:
             await self._stream.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            await self._look_for_the_reason()
+            await self._read_final_error()
             raise lost(self._bulk, self._exchange) from None
 
     async def say_alive(self) -> None:
@@ -232,7 +232,9 @@ class Transfer(Generic[Accepted, Sent, Received]):
 
     def _check_may_send(self) -> None:
         if self._sent_closing or self._accepted is None:
-            raise ProtocolMisuse("Chunks go between accepting and the closing message.")
+            raise ProtocolMisuse(
+                "Chunks can only be sent between the acceptance and the closing message."
+            )
 
     async def _send(self, start: bytes, rest: memoryview | None) -> None:
         try:
@@ -259,13 +261,13 @@ class Transfer(Generic[Accepted, Sent, Received]):
             )
             self._cut = False
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            await self._look_for_the_reason()
+            await self._read_final_error()
             raise lost(self._bulk, self._exchange) from None
         finally:
             if self._cut:
                 self._stream.reset()
 
-    async def _look_for_the_reason(self) -> None:
+    async def _read_final_error(self) -> None:
         """Check whether the other side sent an ERROR: one that gives up does, and stops reading."""
         if self._receiver.busy or self._receiver.announced is not None:
             return
@@ -299,7 +301,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
     async def receive_closing(self) -> Received:
         """The other side's closing message. Its chunks must have been received before."""
         if await self._receiver.next_header() is not None:
-            raise ProtocolMisuse("The other side's chunks must be received before its closing.")
+            raise ProtocolMisuse("All chunks must be received before the closing message.")
         assert self._receiver.closing is not None
         return self._receiver.closing
 
@@ -309,14 +311,14 @@ class Transfer(Generic[Accepted, Sent, Received]):
             await self.send_closing(closing)
         return await self.receive_closing()
 
-    def is_slow(self) -> None:
+    def extend_timeouts(self) -> None:
         """Extend the timeouts because the other side is slow but alive.
 
         Call this when something else that came from it shows that it lives: its bytes wait behind
         others.
         """
         self._heard()
-        self._receiver.put_off(trio.current_time() + self._bulk.stall_seconds)
+        self._receiver.extend_deadline(trio.current_time() + self._bulk.stall_seconds)
 
     def _heard(self) -> None:
         """Extend the timeout of what we are sending: the other side is active."""
@@ -340,31 +342,31 @@ _TRANSCRIPT = struct.Struct(">QQB")
 
 
 def closing_transcript(head: CloseHead, body: bytes) -> bytes:
-    """What the guard signs at the end of a direction: everything that this side sent."""
+    """The bytes that the guard signs at the end of a direction. They cover all sent chunks."""
     return _TRANSCRIPT.pack(head.chunks, head.chunk_bytes, len(head.digest)) + head.digest + body
 
 
 class ChunkCount:
     """The chunks of one direction so far.
 
-    With `alike`, a count and hash for several transfers, this one only counts the chunks and takes
+    With `shared`, a count and hash for several transfers, this one only counts the chunks and takes
     the hash from there.
     """
 
-    def __init__(self, hashed: bool, alike: ChunkCount | None = None) -> None:
+    def __init__(self, hashed: bool, shared: ChunkCount | None = None) -> None:
         self.chunks = 0
         self.chunk_bytes = 0
-        self._hash = blake3() if hashed and alike is None else None
-        self._alike = alike
+        self._hash = blake3() if hashed and shared is None else None
+        self._shared = shared
 
     @property
     def digest(self) -> bytes:
         """The hash of the chunks so far; empty if they are not hashed."""
-        if self._alike is None:
+        if self._shared is None:
             return self._hash.digest() if self._hash is not None else b""
-        if (self._alike.chunks, self._alike.chunk_bytes) != (self.chunks, self.chunk_bytes):
-            raise ProtocolMisuse("The chunks that were sent are not all that were hashed for it.")
-        return self._alike.digest
+        if (self._shared.chunks, self._shared.chunk_bytes) != (self.chunks, self.chunk_bytes):
+            raise ProtocolMisuse("The chunks that were sent differ from those in the shared count.")
+        return self._shared.digest
 
     def add(self, header: bytes, chunk: memoryview) -> None:
         self.chunks += 1
@@ -562,7 +564,7 @@ class ChunkReceiver(Generic[Received]):
             ALIVE: 0,
         }
 
-    def put_off(self, deadline: float) -> None:
+    def extend_deadline(self, deadline: float) -> None:
         """Set the stall deadline of the current wait to this time at least."""
         if self.busy and self._patience.deadline < deadline:
             self._patience.deadline = deadline
@@ -572,7 +574,7 @@ class ChunkReceiver(Generic[Received]):
         if self.closing is not None:
             return None
         if self.announced is None:
-            self.announced = await self._alone(self._receive_header)
+            self.announced = await self._exclusively(self._receive_header)
         return self.announced
 
     async def receive_into(self, buffer: bytearray | memoryview) -> int | None:
@@ -588,7 +590,7 @@ class ChunkReceiver(Generic[Received]):
                 "were expected."
             )
         with view[:length] as destination:
-            await self._alone(self._fill, destination)
+            await self._exclusively(self._fill, destination)
             self.announced = None
             self.under_way = 0
             self.count.add(header, destination)
@@ -596,7 +598,7 @@ class ChunkReceiver(Generic[Received]):
         self._state.counts.chunk_bytes_received += length
         return length
 
-    async def _alone(self, receive: Callable[..., Awaitable[Any]], *what: Any) -> Any:
+    async def _exclusively(self, receive: Callable[..., Awaitable[Any]], *what: Any) -> Any:
         """Run one receiving step; only one may run at a time."""
         if self.busy:
             raise trio.BusyResourceError("another task is receiving from this transfer")
@@ -620,7 +622,7 @@ class ChunkReceiver(Generic[Received]):
             raise
         finally:
             self.busy = False
-            if not keep_stream and self._ending.error is None:  # else it is to be told why
+            if not keep_stream and self._ending.error is None:  # else it is sent the reason
                 self._stream.reset()
         if isinstance(result, PotluckError):
             self._failure = result
@@ -670,7 +672,9 @@ class ChunkReceiver(Generic[Received]):
         head, body = split_payload(kind, payload)
         if kind == ERROR:
             envelope = _ERROR_HEAD.decode(head).envelope
-            return told(self._state.guard, self._exchange, body, envelope, self._bulk.errors)
+            return received_error(
+                self._state.guard, self._exchange, body, envelope, self._bulk.errors
+            )
         self._take_closing(_CLOSE_HEAD.decode(head), body)
         return None
 
@@ -678,9 +682,9 @@ class ChunkReceiver(Generic[Received]):
         counted = self.count.head()
         if (head.chunks, head.chunk_bytes) != (counted.chunks, counted.chunk_bytes):
             raise MalformedMessage(
-                f"The closing message speaks of {head.chunks:,} chunks with "
+                f"The closing message counts {head.chunks:,} chunks with "
                 f"{head.chunk_bytes:,} bytes; {counted.chunks:,} with "
-                f"{counted.chunk_bytes:,} came."
+                f"{counted.chunk_bytes:,} arrived."
             )
         if head.digest != counted.digest:
             raise MalformedMessage("The closing message's hash is not that of the chunks.")

@@ -120,7 +120,7 @@ def within(values: Tensor, largest: float) -> bool:
 def _not_finite(source: Tensor, bad: Tensor, name: str, codec: str) -> NotFinite:
     first = int(torch.nonzero(bad)[0].item())
     return NotFinite(
-        f"{name} has {int(bad.sum().item()):,} values that {codec} cannot carry; "
+        f"{name} has {int(bad.sum().item()):,} values that {codec} cannot encode; "
         f"the first is {source[first].item()!r} at {first:,} of {len(source):,}.",
         why="The loss has diverged, or the values are too large for this codec.",
         advice="Hold these values back, or choose a codec with a wider range (bfloat16, none).",
@@ -260,7 +260,7 @@ class BlockwiseCodec:
         codes = tensor_over(source, torch.int8, destination.numel(), SCALE_BYTES * blocks)
         for start in range(0, len(codes), SERIAL_VALUES):
             if int((codes[start : start + SERIAL_VALUES] & 0x7F).max()) == FLOAT8_NAN:
-                raise MalformedMessage(f"A {self.name} tensor came with what is not a number.")
+                raise MalformedMessage(f"A {self.name} tensor came with a NaN.")
 
 
 def _side_by_side(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -113,7 +113,9 @@ def describe(tensor: Tensor, codec: CodecName = "none") -> TensorHeader:
     """Make the header of a tensor of ours; ProtocolMisuse if the codec does not fit it."""
     name = _NAMES.get(tensor.dtype)
     if name is None or tensor.dim() > MOST_DIMENSIONS:
-        raise ProtocolMisuse(f"A {tensor.dtype} tensor of {tensor.dim()} dimensions cannot travel.")
+        raise ProtocolMisuse(
+            f"A {tensor.dtype} tensor of {tensor.dim()} dimensions cannot be sent."
+        )
     _codec(codec, tensor.dtype)
     return TensorHeader(tuple(tensor.shape), name, codec)
 
@@ -160,7 +162,7 @@ def encode_into(tensor: Tensor, codec: CodecName, destination: Buffer, *, name: 
     size = chosen.encoded_bytes(flat.numel())
     view = memoryview(destination).cast("B")
     if len(view) < size:
-        raise ProtocolMisuse(f"{name} takes {size:,} bytes encoded; {len(view):,} are there.")
+        raise ProtocolMisuse(f"{name} takes {size:,} bytes encoded; the buffer has {len(view):,}.")
     chosen.encode(flat, view[:size], name)
     return size
 
@@ -193,7 +195,7 @@ def accumulate(
 ) -> None:
     """destination += weight × decoded. On any error the destination is unchanged.
 
-    The destination is float32 or float64: less precise sums are not worth the traffic.
+    The destination is float32 or float64: a less precise sum would waste the precision sent.
     """
     if destination.dtype not in _WIDE:
         raise ProtocolMisuse(f"Sums are kept in float32 or float64, not in {destination.dtype}.")
@@ -218,7 +220,7 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     The view keeps the tensor's memory alive. Nothing checks that the values are finite.
     """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ProtocolMisuse("Only a contiguous tensor on the CPU can be sent as it lies.")
+        raise ProtocolMisuse("Only the memory of a contiguous tensor on the CPU can be sent.")
     if tensor.numel() == 0:
         return memoryview(b"")
     array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()

@@ -61,7 +61,7 @@ class Link:
     ) -> None:
         self.number = number
         self.streams_opened = 0
-        self.impeded_since: float | None = None  # since when one direction is blocked
+        self.blocked_since: float | None = None  # since when one direction is blocked
         near = LinkEnd(self, dialler, listener, inbound=False, remote_address=address)
         far = LinkEnd(self, listener, dialler, inbound=True, remote_address=dialler.address)
         near.other, far.other = far, near
@@ -208,7 +208,7 @@ class LinkEnd:
                 self._last_arrival = arrival
                 self._timeline.at(arrival, self._arrive, message)
 
-    # -- what the wire brings --------------------------------------------------------------
+    # -- arriving messages -----------------------------------------------------------------
 
     def on_data(self, number: int, segment: bytes) -> None:
         stream = self.streams.get(number)
@@ -257,7 +257,7 @@ class LinkEnd:
         if answer is not None:
             answer.set()
 
-    # -- what the node does with it --------------------------------------------------------
+    # -- used by the node ------------------------------------------------------------------
 
     async def round_trip(self) -> float:
         """Send an empty message there and back; Unreachable if the link is lost meanwhile."""
@@ -303,7 +303,7 @@ class LinkEnd:
         self.break_now(why)
 
     def say_goodbye(self, why: str, *, after_seconds: float = 0.0) -> None:
-        """Tell the other end that this one closes. What was sent before arrives before it."""
+        """Tell the other end that this one closes. Earlier messages arrive before it."""
         if self.alive and after_seconds:
             self._timeline.at(self._timeline.now() + after_seconds, self._carry_goodbye, why)
         elif self.alive:
@@ -392,26 +392,26 @@ class LinkLife:
         self._chance = chance
         self._silence_seconds = silence_seconds
 
-    def begins(self, link: Link) -> None:
+    def add(self, link: Link) -> None:
         """Decide for a new link when it will be lost for no reason, if ever."""
         rate = max(end.path.breaks_per_hour for end in link.ends)
         if rate > 0:
             lasts = self._chance.expovariate(rate / SECONDS_PER_HOUR)
             self._timeline.at(self._timeline.now() + lasts, self._lose, link)
 
-    def look_at(self, links: Iterable[Link]) -> None:
+    def check(self, links: Iterable[Link]) -> None:
         """Check these links: something may have changed for them."""
         now = self._timeline.now()
         for link in links:
-            impeded = any(_gets_nothing_through(end) for end in link.ends)
-            if not impeded:
-                link.impeded_since = None
-            elif link.impeded_since is None:
-                link.impeded_since = now
+            is_blocked = any(_is_blocked(end) for end in link.ends)
+            if not is_blocked:
+                link.blocked_since = None
+            elif link.blocked_since is None:
+                link.blocked_since = now
                 self._timeline.at(now + self._silence_seconds, self._give_up, link, now)
 
     def _give_up(self, link: Link, since: float) -> None:
-        if link.impeded_since == since:
+        if link.blocked_since == since:
             for end in link.ends:
                 if end.node.stopped_at is None:
                     end.close("nothing came through any more")
@@ -421,6 +421,6 @@ class LinkLife:
             end.break_now("the connection was lost")
 
 
-def _gets_nothing_through(end: LinkEnd) -> bool:
+def _is_blocked(end: LinkEnd) -> bool:
     source, target = end.node, end.other.node
     return source.stopped_at is not None or source.silent or end.node.world.is_cut(source, target)

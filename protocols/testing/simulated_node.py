@@ -22,7 +22,7 @@ import trio
 from protocols.errors import ProtocolMisuse, Unreachable
 from protocols.identity import Identity, PeerId
 from protocols.network import LinkEvent, LinkFacts, Network, Reach, StreamHandler
-from protocols.testing.dialling import check, dial
+from protocols.testing.dialler import check, dial
 from protocols.testing.link import Link, LinkEnd
 from protocols.testing.link_model import Pipe, segment_bytes
 from protocols.testing.settings import NodeSettings
@@ -81,12 +81,12 @@ class SimulatedNetwork(Network):
         self._runs = 0
         self.messages_sent = 0  # onto the wire, without goodbyes
         self.bytes_sent = 0  # on all links, ended ones too
-        self._fates: dict[int, Callable[[], None]] = {}  # by message number: what happens instead
+        self._calls_at_message: dict[int, Callable[[], None]] = {}  # by message number
 
     def __repr__(self) -> str:
         return f"<simulated node {self.name}>"
 
-    # -- who and where ---------------------------------------------------------------------
+    # -- identity and addresses ------------------------------------------------------------
 
     @property
     def identity(self) -> Identity:
@@ -278,14 +278,14 @@ class SimulatedNetwork(Network):
             finally:
                 del self._running[number]
 
-    def befall(self, message: int, what: Callable[[], None]) -> None:
+    def call_at_message(self, message: int, what: Callable[[], None]) -> None:
         """Call `what` when the node is about to send its message of that number, counted from 1."""
-        self._fates[message] = what
+        self._calls_at_message[message] = what
 
     def about_to_send(self) -> None:
         """The link ends call this before each message."""
         self.messages_sent += 1
-        what = self._fates.pop(self.messages_sent, None)
+        what = self._calls_at_message.pop(self.messages_sent, None)
         if what is not None:
             what()
 
@@ -299,7 +299,7 @@ class SimulatedNetwork(Network):
         await trio.lowlevel.checkpoint()
 
     def end(self, *, politely: bool) -> None:
-        """End this node now. Whatever it still tries finds everything closed."""
+        """End this node now. Its tasks then find everything closed."""
         if self.closed:
             return
         self.closed = True

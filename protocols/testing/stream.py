@@ -282,7 +282,7 @@ class SimulatedStream(Stream):
         self._wake_both()
         self._opened.set()
 
-    # -- what the wire brings --------------------------------------------------------------
+    # -- arriving messages -----------------------------------------------------------------
 
     def data_arrived(self, segment: bytes) -> None:
         if self._closed:

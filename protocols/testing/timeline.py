@@ -126,7 +126,7 @@ def _abort(_: object) -> trio.lowlevel.Abort:
 #
 # This only orders tasks. A program is as repeatable as its own code: iterating over a set, ordering
 # by `id()`, reading a real clock, drawing from `random` or from the operating system, and threads
-# all bring randomness back.
+# all make it random again.
 
 
 @contextmanager

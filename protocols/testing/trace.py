@@ -17,7 +17,7 @@ NOBODY = -1
 
 
 class TraceKind(enum.IntEnum):
-    """What can be seen on a wire or done to the world."""
+    """The kinds of events: on a wire, or done to the world."""
 
     DATA = 1
     END = 2

@@ -87,7 +87,7 @@ def run_simulation(
 
 
 class SimulatedWorld:
-    """The nodes of a simulation, the paths between them, and the faults that it injects."""
+    """The nodes of a simulation, the paths between them, and the injected faults."""
 
     def __init__(self, *, seed: int = 0, settings: WorldSettings | None = None) -> None:
         self.seed = seed
@@ -179,7 +179,7 @@ class SimulatedWorld:
 
         self.nursery.start_soon(process)
 
-    # -- what befalls nodes ----------------------------------------------------------------
+    # -- faults of nodes -------------------------------------------------------------------
 
     def crash(
         self, node: SimulatedNetwork, *, silently: bool = False, heard_out: bool = False
@@ -187,7 +187,7 @@ class SimulatedWorld:
         """End a node at once, without a goodbye from it, and cancel all that it runs.
 
         As with SIGKILL its machine closes the connections, so peers notice one latency later. Data
-        that it sent at the last instant is lost, or with `heard_out` read before the end.
+        that it sent at the last instant is lost; with `heard_out`, peers read it before the end.
         `silently` is a power cut: nothing answers any more, and peers notice only by their
         keep-alive.
         """
@@ -200,7 +200,7 @@ class SimulatedWorld:
                     "the node was killed", after_seconds=READING_SECONDS if heard_out else 0.0
                 )
         node.end(politely=False)
-        self._look_at_links()
+        self._check_links()
 
     def restart(self, node: SimulatedNetwork) -> SimulatedNetwork:
         """Start the node again with the same key and place, and without its memory."""
@@ -222,14 +222,14 @@ class SimulatedWorld:
         if node.stopped_at is None:
             node.stopped_at = trio.current_time()
             self.record(TraceKind.NODE_STOPPED, node)
-            self._look_at_links()
+            self._check_links()
 
     def resume(self, node: SimulatedNetwork) -> None:
         """Let a stopped node go on: held messages arrive, and what it sent goes out."""
         if node.stopped_at is not None:
             node.stopped_at = None
             self.record(TraceKind.NODE_CONTINUED, node)
-            self._look_at_links()
+            self._check_links()
 
     def at_message(self, node: SimulatedNetwork, number: int, what: Callable[[], None]) -> None:
         """Call `what` when the node is about to send this message, the next being number 1.
@@ -241,7 +241,7 @@ class SimulatedWorld:
         """
         if number < 1:
             raise ProtocolMisuse("The next message of a node has the number 1.")
-        node.befall(node.messages_sent + number, what)
+        node.call_at_message(node.messages_sent + number, what)
 
     def throttle(
         self,
@@ -258,7 +258,7 @@ class SimulatedWorld:
         """Let a node's clock jump to this far ahead of a correct one."""
         node.clock_skew_seconds = seconds
 
-    # -- faults of the paths between them ---------------------------------------------------
+    # -- faults of paths -------------------------------------------------------------------
 
     def cut(
         self, sources: Iterable[SimulatedNetwork], targets: Iterable[SimulatedNetwork]
@@ -271,21 +271,21 @@ class SimulatedWorld:
         return self._add_cuts(cuts_between([_indices(group) for group in groups]))
 
     def heal(self, cuts: Iterable[Cut] | None = None) -> None:
-        """Remove these cuts, or all of them. What was held on the way arrives."""
+        """Remove these cuts, or all of them. Messages that they held arrive."""
         gone = tuple(self._cuts if cuts is None else cuts)
         self._cuts = [cut for cut in self._cuts if cut not in gone]
         self.trace.record(self.now(), TraceKind.HEALED, NOBODY)
-        self._look_at_links()
+        self._check_links()
 
     def _add_cuts(self, cuts: tuple[Cut, ...]) -> tuple[Cut, ...]:
         self._cuts.extend(cuts)
         self.trace.record(self.now(), TraceKind.PARTITIONED, NOBODY)
-        self._look_at_links()
+        self._check_links()
         return cuts
 
-    def _look_at_links(self) -> None:
+    def _check_links(self) -> None:
         links = tuple(self._links.values())
-        self._link_life.look_at(links)
+        self._link_life.check(links)
         for link in links:
             for end in link.ends:
                 end.release_held()
@@ -352,7 +352,7 @@ class SimulatedWorld:
         """Whether nothing gets from `source` to `target` now."""
         if not self._cuts:
             return False
-        return any(cut.lies_between(source.index, target.index) for cut in self._cuts)
+        return any(cut.blocks(source.index, target.index) for cut in self._cuts)
 
     # -- links -----------------------------------------------------------------------------
 
@@ -362,14 +362,14 @@ class SimulatedWorld:
 
     def remember_link(self, link: Link) -> None:
         self._links[link.number] = link
-        self._link_life.begins(link)
+        self._link_life.add(link)
         near, far = link.ends
         self.record(TraceKind.CONNECTED, near.node, far.node)
 
     def forget_link(self, link: Link) -> None:
         self._links.pop(link.number, None)
 
-    # -- what can be seen ------------------------------------------------------------------
+    # -- time and the trace ----------------------------------------------------------------
 
     def now(self) -> float:
         """Seconds since the start of this world."""
@@ -415,7 +415,7 @@ class Cut:
     sources: frozenset[int]
     targets: frozenset[int]
 
-    def lies_between(self, source: int, target: int) -> bool:
+    def blocks(self, source: int, target: int) -> bool:
         return source in self.sources and target in self.targets
 
 

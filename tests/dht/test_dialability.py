@@ -13,15 +13,15 @@ from protocols.network import LinkFacts, Reach
 def heard(*verdicts: Dialled) -> Dialability:
     made = Dialability()
     for number, verdict in enumerate(verdicts):
-        made.says(PeerId(f"peer-{number}"), verdict)
+        made.report(PeerId(f"peer-{number}"), verdict)
     return made
 
 
-YES, NO = Dialled.ANSWERED, Dialled.IN_VAIN
+YES, NO = Dialled.ANSWERED, Dialled.FAILED
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "is_given"),
+    ("verdicts", "is_dialable"),
     [
         ((), True),
         ((Dialled.UNKNOWN, Dialled.UNKNOWN), True),
@@ -32,28 +32,28 @@ YES, NO = Dialled.ANSWERED, Dialled.IN_VAIN
     ],
 )
 def test_more_than_two_to_one_that_tried_in_vain_count_a_node_out(
-    verdicts: tuple[Dialled, ...], is_given: bool
+    verdicts: tuple[Dialled, ...], is_dialable: bool
 ) -> None:
-    assert heard(*verdicts).is_given is is_given
+    assert heard(*verdicts).is_dialable is is_dialable
 
 
 def test_a_peer_has_one_verdict_the_latest() -> None:
     made = Dialability()
-    assert made.says(PeerId("one"), NO), "that changed something"
-    assert not made.says(PeerId("one"), NO)
-    assert made.says(PeerId("one"), YES)
-    assert made.is_given
+    assert made.report(PeerId("one"), NO), "that changed something"
+    assert not made.report(PeerId("one"), NO)
+    assert made.report(PeerId("one"), YES)
+    assert made.is_dialable
     assert str(made) == "1 of 1 peers that tried could dial this node"
 
 
 def test_numbers_of_newer_nodes_say_nothing() -> None:
-    assert not Dialability().says(PeerId("one"), 77)
+    assert not Dialability().report(PeerId("one"), 77)
 
 
 def test_no_more_verdicts_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialability, "PEERS_HEARD", 4)
     made = heard(YES, YES, YES, YES, NO, NO, NO, NO)
-    assert not made.is_given
+    assert not made.is_dialable
     assert str(made).startswith("0 of 4")
 
 

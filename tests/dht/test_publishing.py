@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from protocols.dht import Families, Slot, SlotRefused
-from protocols.dht.publishing import (
+from protocols.dht.publisher import (
     SLOTS_PER_BATCH,
     Publisher,
     PublishingSettings,

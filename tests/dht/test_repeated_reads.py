@@ -11,7 +11,7 @@ import trio
 
 from protocols.dht import Breadth, DhtSettings, Family, Slot, contact_of
 from protocols.dht.messages import FIND, FindRequest, Found, Query, prefix_of_slot
-from protocols.dht.reading import OLD_NAMES_KEPT, TURN_SECONDS, VIEWS_KEPT, Handful, View, Views
+from protocols.dht.reader import OLD_NAMES_KEPT, TURN_SECONDS, VIEWS_KEPT, ReplicaQueue, View, Views
 from protocols.testing.world import SimulatedWorld
 from tests.dht.impostors import that_greets
 from tests.dht.members import Member, joined, member, simulated, swarm
@@ -296,25 +296,25 @@ def test_views_of_few_keys_are_kept() -> None:
 
 def test_a_handful_asks_another_for_each_that_fails_or_is_slow() -> None:
     replicas = contacts(5)
-    handful = Handful(replicas, 2)
-    assert handful.next_queries() == replicas[:2]
-    handful.failed(replicas[0])
-    assert handful.next_queries() == replicas[2:3]
-    handful.slow(replicas[1])
-    assert handful.next_queries() == replicas[3:4]
-    handful.answered(replicas[2], ())
-    assert not handful.is_done
-    handful.answered(replicas[1], ())  # late, and taken
-    assert handful.is_done
+    queue = ReplicaQueue(replicas, 2)
+    assert queue.next_queries() == replicas[:2]
+    queue.failed(replicas[0])
+    assert queue.next_queries() == replicas[2:3]
+    queue.slow(replicas[1])
+    assert queue.next_queries() == replicas[3:4]
+    queue.answered(replicas[2], ())
+    assert not queue.is_done
+    queue.answered(replicas[1], ())  # late, and taken
+    assert queue.is_done
 
 
 def test_a_handful_that_runs_out_is_content_with_whoever_answered() -> None:
     replicas = contacts(2)
-    handful = Handful(replicas, 2)
-    handful.next_queries()
-    handful.answered(replicas[0], ())
-    handful.slow(replicas[1])
-    assert not handful.is_done
-    assert handful.waits_for_slow_only
-    handful.failed(replicas[1])
-    assert handful.is_done
+    queue = ReplicaQueue(replicas, 2)
+    queue.next_queries()
+    queue.answered(replicas[0], ())
+    queue.slow(replicas[1])
+    assert not queue.is_done
+    assert queue.waits_for_slow_only
+    queue.failed(replicas[1])
+    assert queue.is_done

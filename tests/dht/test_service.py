@@ -118,7 +118,7 @@ async def test_a_key_with_more_than_fits_in_one_answer_is_read_whole(
     expires = int((world.honest_time() + 600) * 1000)
     slots = [note(publisher(one), "note/full", "x" * 4000, 1, expires) for one in range(1, 101)]
     for start in range(0, 100, 8):
-        await members[0].dht._asker.store(contact(members[1]), slots[start : start + 8])
+        await members[0].dht._requester.store(contact(members[1]), slots[start : start + 8])
     found = await members[2].dht.get("note/full")
     assert set(found) == {one.publisher_peer for one in slots}
     several = await members[3].dht.get_many(["note/none", "note/full", "note/nothing"])

@@ -10,20 +10,20 @@ import pytest
 from protocols.dht import (
     DhtSettings,
     acquaintances,
-    answering,
     contacts,
     dialability,
     families,
+    handlers,
     lookup,
     messages,
-    reading,
+    reader,
     routing,
     swarm_time,
     upkeep,
-    walking,
+    walk,
 )
 from protocols.dht.families import NOTE
-from protocols.dht.publishing import PublishingSettings
+from protocols.dht.publisher import PublishingSettings
 from protocols.dht.routing import K
 from protocols.dht.slots import SlotRefusal
 from protocols.dht.storage import SLOT_OVERHEAD_BYTES, StorageLimits
@@ -65,10 +65,10 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"up to {messages.WANTED_PER_QUERY:,} slots",
         f"up to {messages.CURSOR_BYTES} bytes that mean something",
         f"more names ({messages.NAMES_PER_ANSWER:,})",
-        f"looks at for one ({answering.SLOTS_LOOKED_AT:,} slots)",
-        f"drawn by chance, every {reading.TURN_SECONDS:.0f} seconds anew",
+        f"looks at for one ({handlers.SLOTS_LOOKED_AT:,} slots)",
+        f"drawn by chance, every {reader.TURN_SECONDS:.0f} seconds anew",
         f"the closest {DhtSettings().enough_written} instead",
-        f"Every {reading.SURVEY_SECONDS:.0f} seconds a read of all k",
+        f"Every {reader.SURVEY_SECONDS:.0f} seconds a read of all k",
         f"({messages.SLOT_BYTES_PER_ANSWER >> 10} KiB in a response)",
         f"The first {messages.REASONS_PER_ANSWER} `reasons`",
         f"(up to {messages.NEWER_PER_ANSWER}, {messages.NEWER_BYTES_PER_ANSWER >> 10} KiB)",
@@ -98,13 +98,13 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"used them for {acquaintances.IDLE_LINK_SECONDS / 60:.0f} minutes, or sooner when over "
         f"{acquaintances.IDLE_LINKS} of them",
         f"up to {dialability.ADDRESSES_TRIED} are tried",
-        f"(within a factor of {walking.NEAR_ENOUGH})",
-        f"older than {reading.STILL_WRITTEN_MS // 1000} seconds are sent it",
+        f"(within a factor of {walk.NEAR_ENOUGH})",
+        f"older than {reader.WRITE_IN_PROGRESS_MS // 1000} seconds are sent it",
         f"the newest {swarm_time.PEERS_SAMPLED} peers and "
         f"{swarm_time.SAMPLE_LIFE_MS // 3_600_000} hours",
         f"differ by over {swarm_time.AGREE_WITHIN_MS // 1000} seconds",
-        f"bringing more than {answering.FORGED_SLOTS_BORNE} such slots",
-        f"the {upkeep.GIVERS} closest of a key's other replicas",
+        f"bringing more than {handlers.FORGED_SLOTS_ALLOWED} such slots",
+        f"the {upkeep.HANDOVER_REPLICAS} closest of a key's other replicas",
         f"at least every {PublishingSettings().longest_interval_seconds / 60:.0f} minutes",
         "again after 1, 5, 30 and 300 seconds",
         f"{StorageLimits().bytes_per_publisher >> 20} MiB at one node, counted in the same way",

@@ -9,9 +9,9 @@ import trio
 
 from protocols.dht import DhtSettings, contact_of
 from protocols.dht.messages import without_peer
-from protocols.dht.publishing import PublishingSettings
-from protocols.dht.watching import Change
-from protocols.dht.writing import SPARE_WRITES
+from protocols.dht.publisher import PublishingSettings
+from protocols.dht.watches import Change
+from protocols.dht.writer import SPARE_WRITES
 from protocols.testing.world import LinkSettings, SimulatedWorld
 from tests.dht.members import Member, joined, member, simulated, swarm
 
@@ -225,14 +225,14 @@ async def test_no_replica_is_sent_a_slot_that_it_has(world: SimulatedWorld) -> N
     contact = contact_of(other.peer_id, without_peer(other.peer_id, other.addresses()))
     assert contact in contacts
     answers: list[int] = []
-    ask = reader._asker.find
+    ask = reader._requester.find
 
     async def listen(*arguments: object) -> object:
         response = await ask(*arguments)  # type: ignore[arg-type]
         answers.extend(len(found.contacts) for found in response.answers)
         return response
 
-    reader._asker.find = listen  # type: ignore[method-assign, assignment]
+    reader._requester.find = listen  # type: ignore[method-assign, assignment]
     await reader.get("note/nothing")
     assert answers
     assert not any(answers)

@@ -25,7 +25,7 @@ from protocols.dht.messages import (
 )
 from protocols.dht.slots import SlotRefusal, sign_slot
 from protocols.dht.storage import slot_bytes
-from protocols.dht.writing import LARGEST_PUT
+from protocols.dht.writer import LARGEST_PUT
 from protocols.errors import LimitExceeded, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.testing.world import SimulatedWorld
@@ -77,7 +77,7 @@ async def test_a_refusal_of_a_newer_node_is_a_refusal(world: SimulatedWorld) -> 
     one.dht._state.storage.limits = one.dht._state.storage._quotas.limits = (
         one.dht._state.settings.storage.__class__(total_bytes=1)
     )
-    with pytest.raises(SlotRefused, match="Nobody would keep"):
+    with pytest.raises(SlotRefused, match="Every peer refused"):
         await one.dht.put("note/x", "x", 600)
     written = (await one.dht.put_many([("note/x", "x", 600)]))[0]
     assert written.refused == Counter({None: 1, SlotRefusal.MEMORY: 1})

@@ -171,7 +171,7 @@ def test_a_wrong_clock_is_said_once() -> None:
     first, *later = told
     assert first == FarOff(2 * HOUR, 1)
     assert later == [None] * 9
-    assert "2.0 hours behind the swarm's, by what 1 peer says." in str(first)
+    assert "2.0 hours behind the swarm's, according to 1 peer." in str(first)
 
 
 def test_it_is_said_again_only_after_the_clock_was_right_in_between() -> None:

@@ -94,9 +94,9 @@ def test_a_segment_holds_the_slowest_pipe_for_a_hundredth_of_a_second(
 
 def test_a_cut_is_one_way() -> None:
     cut = Cut(frozenset({1}), frozenset({2, 3}))
-    assert cut.lies_between(1, 2)
-    assert not cut.lies_between(2, 1)
-    assert not cut.lies_between(2, 3)
+    assert cut.blocks(1, 2)
+    assert not cut.blocks(2, 1)
+    assert not cut.blocks(2, 3)
 
 
 @given(st.lists(st.integers(min_value=0, max_value=4), min_size=1, max_size=20))
@@ -105,7 +105,7 @@ def test_a_partition_separates_exactly_those_of_different_groups(group_of: list[
     cuts = cuts_between(groups)
     for one, group in enumerate(group_of):
         for other, other_group in enumerate(group_of):
-            cut = any(each.lies_between(one, other) for each in cuts)
+            cut = any(each.blocks(one, other) for each in cuts)
             assert cut == (group != other_group)
 
 

@@ -45,7 +45,7 @@ from lab.simulate.rare_collections import rare_collections
 from protocols.dht import Contact, Families, Slot, SlotRefused
 from protocols.dht.ids import node_id_of_key, position_of
 from protocols.dht.lookup import Lookup
-from protocols.dht.publishing import Publisher, PublishingSettings, batches
+from protocols.dht.publisher import Publisher, PublishingSettings, batches
 from protocols.dht.routing import REFRESH_SECONDS, REFRESH_WIDTH, K, RoutingTable
 from protocols.dht.slots import VerifiedSlots, supersedes
 from protocols.dht.storage import Storage

@@ -1,4 +1,4 @@
-"""Running lookups: ask the peers that they name, and report the results, until each is done.
+"""Runs lookups: asks the peers that they name and reports the results, until each is done.
 
 Several lookups run at once and share messages: their requests to the same peer at the same time
 travel together. So hundreds of keys cost one message a neighbour.
@@ -21,11 +21,11 @@ from protocols.dht.lookup import Lookup
 from protocols.dht.state import DhtState, log
 from protocols.errors import PotluckError
 
-ERRANDS_WITHOUT_A_PAUSE = 32  # one or two milliseconds of choosing the first peers
+OPERATIONS_PER_CHECKPOINT = 32  # one or two milliseconds of choosing the first peers
 MESSAGES_AT_ONCE = 64  # of one walk: a put of many keys asks hundreds of peers
 
 
-class Questions(Protocol):
+class QueryPlan(Protocol):
     """Says which peers to ask next, and gets the results: see `lookup.Lookup`."""
 
     def next_queries(self) -> list[Contact]: ...
@@ -43,10 +43,10 @@ class Questions(Protocol):
     def waits_for_slow_only(self) -> bool: ...
 
 
-class Errand:
+class Operation:
     """A lookup and its purpose. A subclass may be done before the lookup is."""
 
-    def __init__(self, lookup: Questions) -> None:
+    def __init__(self, lookup: QueryPlan) -> None:
         self.lookup = lookup
 
     @property
@@ -54,72 +54,69 @@ class Errand:
         """Whether no more peers need be asked."""
         return self.lookup.is_done
 
-    @property
-    def is_content(self) -> bool:
-        """Whether the caller need not wait any longer, though it is not done."""
-        return self.lookup.waits_for_slow_only
 
-
-E = TypeVar("E", bound=Errand)
+E = TypeVar("E", bound=Operation)
 
 Ask = Callable[[Contact, Sequence[E]], Awaitable[Sequence[Iterable[Contact]]]]
-"""Ask a peer for these errands; return for each the contacts that the answer named."""
+"""Ask a peer for these operations; return for each the contacts that the answer named."""
 
 
 @dataclass(frozen=True)
-class Load(Generic[E]):
-    """The limits of one message: the number of errands, and their bytes by `size_of`."""
+class MessageLimits(Generic[E]):
+    """The limits of one message: the number of operations, and their bytes by `size_of`."""
 
-    errands: int
+    operations: int
     bytes: int
     size_of: Callable[[E], int]
 
 
-class _Question(Generic[E]):
-    __slots__ = ("contact", "errands", "is_open", "size", "slow_at")
+class _Request(Generic[E]):
+    __slots__ = ("contact", "is_open", "operations", "size", "slow_at")
 
-    def __init__(self, contact: Contact, errands: list[E]) -> None:
+    def __init__(self, contact: Contact, operations: list[E]) -> None:
         self.contact = contact
-        self.errands = errands
+        self.operations = operations
         self.size = 0
         self.slow_at = 0.0
         self.is_open = True
 
 
 class Walk(Generic[E]):
-    """One run of several errands.
+    """One run of several operations.
 
     Invariant: each request is in `_waiting`, or open and counted in `_in_flight`, or over.
-    `_unfinished` has the errands that were not done when last checked, `_awaited` those of them
-    that are not content either.
+    `_unfinished` has the operations that were not done when last checked, `_awaited` those of them
+    that the caller still waits for.
 
-    An errand changes only when one of its own requests is answered, fails or is slow. So only those
-    errands are checked then; otherwise the cost of thousands of errands would be their square. An
-    errand that was done is not checked again: it may go on in another walk, while requests of this
-    one are still open.
+    An operation changes only when one of its own requests is answered, fails or is slow. So only
+    those operations are checked then; otherwise thousands of operations would cost their square. An
+    operation that was done is not checked again: it may go on in another walk, while requests of
+    this one are still open.
     """
 
-    def __init__(self, state: DhtState, errands: Iterable[E], ask: Ask[E], load: Load[E]) -> None:
+    def __init__(
+        self, state: DhtState, operations: Iterable[E], ask: Ask[E], limits: MessageLimits[E]
+    ) -> None:
         self._state = state
         self._ask = ask
-        self._load = load
-        self._errands = list(errands)
-        self._unfinished = set(self._errands)
-        self._awaited = set(self._errands)
-        self._waiting: deque[_Question[E]] = deque()
-        self._by_age: deque[_Question[E]] = deque()
+        self._limits = limits
+        self._operations = list(operations)
+        self._unfinished = set(self._operations)
+        self._awaited = set(self._operations)
+        self._waiting: deque[_Request[E]] = deque()
+        self._by_age: deque[_Request[E]] = deque()
         self._in_flight = 0
         self._over = trio.Event()
 
     async def run(self) -> None:
-        """Run until every errand is content. The rest goes on in the background.
+        """Run until the caller need not wait for any operation. The rest goes on in the background.
 
         trio.ClosedResourceError if the directory ends meanwhile. A task of the directory itself is
         cancelled then, and must raise that instead: the error would come from the directory itself.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         self._state.check_open()
-        self._state.counts.lookups += len(self._errands)
+        self._state.counts.lookups += len(self._operations)
         await self._begin()
         while not self._over.is_set():
             while self._by_age and not self._by_age[0].is_open:
@@ -134,57 +131,57 @@ class Walk(Generic[E]):
             self._state.check_open()
 
     async def _begin(self) -> None:
-        """Collect the first requests of all errands, to share messages, and send them."""
-        questions: dict[int, _Question[E]] = {}
-        for start in range(0, len(self._errands), ERRANDS_WITHOUT_A_PAUSE):
+        """Collect the first requests of all operations, to share messages, and send them."""
+        requests: dict[int, _Request[E]] = {}
+        for start in range(0, len(self._operations), OPERATIONS_PER_CHECKPOINT):
             if start:
                 await trio.lowlevel.checkpoint()
-            self._look_at(self._errands[start : start + ERRANDS_WITHOUT_A_PAUSE], questions)
+            self._look_at(self._operations[start : start + OPERATIONS_PER_CHECKPOINT], requests)
         self._send()
         self._end_if_over()
 
     def _give_up_waiting(self, now: float) -> None:
         waited_for: list[E] = []
         while self._by_age and self._by_age[0].slow_at <= now:
-            question = self._by_age.popleft()
-            if question.is_open:
-                waited_for += question.errands
-                for errand in question.errands:
-                    errand.lookup.slow(question.contact)
+            request = self._by_age.popleft()
+            if request.is_open:
+                waited_for += request.operations
+                for operation in request.operations:
+                    operation.lookup.slow(request.contact)
         self._advance(dict.fromkeys(waited_for))
 
-    def _advance(self, errands: Iterable[E]) -> None:
-        """Go on with the errands that have a new result."""
-        self._look_at(errands, {})
+    def _advance(self, operations: Iterable[E]) -> None:
+        """Go on with the operations that have a new result."""
+        self._look_at(operations, {})
         self._send()
         self._end_if_over()
 
-    def _look_at(self, errands: Iterable[E], questions: dict[int, _Question[E]]) -> None:
-        """Note which of these are content, and collect the requests of the others."""
-        for errand in errands:
-            if errand not in self._unfinished:
+    def _look_at(self, operations: Iterable[E], requests: dict[int, _Request[E]]) -> None:
+        """Note which of these need no more waiting, and collect the requests of the others."""
+        for operation in operations:
+            if operation not in self._unfinished:
                 continue
-            if errand.is_done:
-                self._unfinished.remove(errand)
-                self._awaited.discard(errand)
+            if operation.is_done:
+                self._unfinished.remove(operation)
+                self._awaited.discard(operation)
                 continue
-            for contact in errand.lookup.next_queries():
-                self._collect(errand, contact, questions)
-            if errand.is_content:
-                self._awaited.discard(errand)
+            for contact in operation.lookup.next_queries():
+                self._collect(operation, contact, requests)
+            if operation.lookup.waits_for_slow_only:
+                self._awaited.discard(operation)
 
-    def _collect(self, errand: E, contact: Contact, questions: dict[int, _Question[E]]) -> None:
-        size = self._load.size_of(errand)
-        question = questions.get(contact.node_id)
+    def _collect(self, operation: E, contact: Contact, requests: dict[int, _Request[E]]) -> None:
+        size = self._limits.size_of(operation)
+        request = requests.get(contact.node_id)
         if (
-            question is None
-            or len(question.errands) >= self._load.errands
-            or question.size + size > self._load.bytes
+            request is None
+            or len(request.operations) >= self._limits.operations
+            or request.size + size > self._limits.bytes
         ):
-            question = questions[contact.node_id] = _Question(contact, [])
-            self._waiting.append(question)
-        question.errands.append(errand)
-        question.size += size
+            request = requests[contact.node_id] = _Request(contact, [])
+            self._waiting.append(request)
+        request.operations.append(operation)
+        request.size += size
 
     def _end_if_over(self) -> None:
         # with no request in flight, no answer can come
@@ -193,35 +190,35 @@ class Walk(Generic[E]):
 
     def _send(self) -> None:
         while self._waiting and self._in_flight < MESSAGES_AT_ONCE:
-            question = self._waiting.popleft()
-            question.slow_at = trio.current_time() + self._state.settings.slow_seconds
-            self._by_age.append(question)
+            request = self._waiting.popleft()
+            request.slow_at = trio.current_time() + self._state.settings.slow_seconds
+            self._by_age.append(request)
             self._in_flight += 1
-            self._state.nursery.start_soon(self._run, question)
+            self._state.nursery.start_soon(self._run, request)
 
-    async def _run(self, question: _Question[E]) -> None:
-        contact = question.contact
+    async def _run(self, request: _Request[E]) -> None:
+        contact = request.contact
         try:
-            named = await self._ask(contact, question.errands)
+            named = await self._ask(contact, request.operations)
         except trio.Cancelled:
-            self._over.set()  # the directory ends, and a caller of this walk may outlive it
+            self._over.set()  # the directory ends; a caller of this walk may still be running
             raise
         except PotluckError as error:
-            log.debug("%s is passed over in a lookup: %s", contact.peer, error)
-            self._failed(question)
+            log.debug("%s failed in a lookup: %s", contact.peer, error)
+            self._failed(request)
         except Exception:  # noqa: BLE001 - a bug here must not end the node
-            log.exception("a question to %s broke", contact.peer)
-            self._failed(question)
+            log.exception("a request to %s ended by an error of our own", contact.peer)
+            self._failed(request)
         else:
-            for errand, contacts in zip(question.errands, named, strict=True):
-                errand.lookup.answered(contact, contacts)
-        question.is_open = False
+            for operation, contacts in zip(request.operations, named, strict=True):
+                operation.lookup.answered(contact, contacts)
+        request.is_open = False
         self._in_flight -= 1
-        self._advance(question.errands)
+        self._advance(request.operations)
 
-    def _failed(self, question: _Question[E]) -> None:
-        for errand in question.errands:
-            errand.lookup.failed(question.contact)
+    def _failed(self, request: _Request[E]) -> None:
+        for operation in request.operations:
+            operation.lookup.failed(request.contact)
 
 
 # The start of a lookup: the closest peers in the routing table, and how good they are.

@@ -93,9 +93,9 @@ def next_sequence(previous: int, now_ms: int) -> int:
     sequence = max(previous + 1, now_ms, 0)
     if sequence > LARGEST_NUMBER:
         raise ProtocolMisuse(
-            "There is no higher sequence than that of the slot that is there.",
-            why="Something else published under this identity with the largest number there is.",
-            advice="This key can be written again when that slot has expired.",
+            "The slot under this key has the highest possible sequence, so it cannot be replaced.",
+            why="Another program published under this identity with that number.",
+            advice="Write this key again when that slot has expired.",
         )
     return sequence
 
@@ -104,7 +104,7 @@ class Publisher:
     """The own slots of one identity, and when each has to be repeated.
 
     Signs, but sends nothing: `put`, `withdraw` and `due` return slots that the caller now has to
-    bring to their replicas; `failed` tells that it could not. Invariant: every publication with
+    send to their replicas; `failed` reports that it could not. Invariant: every publication with
     something left to repeat is in the index.
     """
 
@@ -202,7 +202,7 @@ class Publisher:
         return known.slot
 
     def due(self, now_ms: int, at_most: int | None = None) -> list[Slot]:
-        """The slots to bring to their replicas now, signed again where necessary.
+        """The slots to send to their replicas now, signed again where necessary.
 
         No more than `at_most` are checked. There are more if `next_due` has come.
         """

@@ -28,7 +28,6 @@ import msgspec
 import trio
 
 from auth.bounded_map import BoundedMap
-from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact
 from protocols.dht.ids import ID_BYTES, position_of
 from protocols.dht.lookup import Lookup
@@ -45,13 +44,14 @@ from protocols.dht.messages import (
     prefix_of_slot,
     prefixes,
 )
-from protocols.dht.publishing import batches
+from protocols.dht.publisher import batches
+from protocols.dht.requester import Requester
 from protocols.dht.slots import Slot, SlotRefusal, SlotRefused, supersedes
 from protocols.dht.state import DhtState, is_dishonest, log
-from protocols.dht.walking import (
-    ERRANDS_WITHOUT_A_PAUSE,
-    Errand,
-    Load,
+from protocols.dht.walk import (
+    OPERATIONS_PER_CHECKPOINT,
+    MessageLimits,
+    Operation,
     Walk,
     knows_well,
     lookup_from,
@@ -65,11 +65,11 @@ from protocols.identity import PeerId
 # under one key.
 PAGES_PER_KEY = 64
 
-SLOTS_WITHOUT_A_PAUSE = 8  # a millisecond of signatures; an answer can bring thousands of slots
+SLOTS_PER_CHECKPOINT = 8  # a millisecond of signatures; an answer can have thousands of slots
 
 # A slot may be replaced between being named and being asked for; so may two or three. A peer that
 # has none of this many is making names up.
-NAMED_IN_VAIN = 8
+NAMES_TO_BLAME = 8
 
 
 class Breadth(enum.Enum):
@@ -99,17 +99,17 @@ class SlotEntry:
 class SlotReader:
     """Finds slots under keys, and the peers closest to positions."""
 
-    def __init__(self, state: DhtState, asker: Asker) -> None:
+    def __init__(self, state: DhtState, requester: Requester) -> None:
         self._state = state
-        self._asker = asker
-        self._mending = Mending(state, asker)
+        self._requester = requester
+        self._repairs = Repairs(state, requester)
         self._views = Views()
 
     async def closest(self, targets: Sequence[int], k: int | None = None) -> list[list[Contact]]:
         """The live peers closest to each of these positions, by lookups that share messages."""
-        errands = [Seeking(self._state, target, k=k) for target in targets]
-        await Walk(self._state, errands, self.ask, LOAD).run()
-        return [errand.lookup.closest_answered() for errand in errands]
+        operations = [Search(self._state, target, k=k) for target in targets]
+        await Walk(self._state, operations, self.ask, MESSAGE_LIMITS).run()
+        return [operation.lookup.closest_answered() for operation in operations]
 
     async def read(self, keys: Sequence[str], *, latest_enough: bool) -> dict[str, list[Slot]]:
         """The slots under each key, with withdrawn ones."""
@@ -117,35 +117,35 @@ class SlotReader:
         for key in keys:
             state.families.family_of(key)
         state.counts.gets += len(keys)
-        content_with = state.settings.enough_replicas if latest_enough else 0
-        errands = []
+        replicas_wanted = state.settings.enough_replicas if latest_enough else 0
+        operations = []
         radius = own_radius(state)
         keys = list(dict.fromkeys(keys))
         for place, key in enumerate(keys):
-            if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
+            if place and place % OPERATIONS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             # Many keys are read once; a single key may be read again.
             view = self._views.of(key) if len(keys) == 1 else View()
             view.expire(state.now_ms())
             target = position_of(key)
-            errand = Seeking(
-                state, target, key, view=view, content_with=content_with, radius=radius
+            operation = Search(
+                state, target, key, view=view, replicas_wanted=replicas_wanted, radius=radius
             )
-            errand.holds_ourselves(state.storage.get(key, state.now_ms()))
+            operation.take_own(state.storage.get(key, state.now_ms()))
             for slot in self._published(key):
-                errand.take(slot)
-            errands.append(errand)
-        await Walk(state, errands, self.ask, LOAD).run()
-        await self._fetch_missing(errands)
+                operation.take(slot)
+            operations.append(operation)
+        await Walk(state, operations, self.ask, MESSAGE_LIMITS).run()
+        await self._fetch_missing(operations)
         found = {}
-        for place, errand in enumerate(errands):
-            if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
+        for place, operation in enumerate(operations):
+            if place and place % OPERATIONS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
-            errand.end()
+            operation.end()
             if not latest_enough:
-                errand.view.surveyed(errand.lookup.closest_answered(), trio.current_time())
-            await self._mending.mend(errand)
-            found[errand.key] = self._in(errand.view)
+                operation.view.surveyed(operation.lookup.closest_answered(), trio.current_time())
+            await self._repairs.repair(operation)
+            found[operation.key] = self._in(operation.view)
         return found
 
     async def look(self, key: str, breadth: Breadth) -> list[Slot]:
@@ -155,8 +155,8 @@ class SlotReader:
         target = position_of(key)
         view.expire(state.now_ms())
         replicas = self._replicas(view, target)
-        strangers = view.strangers_among(replicas)
-        if not replicas or not view.slots or 2 * strangers > len(replicas):
+        unsurveyed = view.unsurveyed_among(replicas)
+        if not replicas or not view.slots or 2 * unsurveyed > len(replicas):
             # either the first look, or the swarm is still forming and no two replicas hold the same
             return (await self.read([key], latest_enough=False))[key]
         state.counts.gets += 1
@@ -170,21 +170,21 @@ class SlotReader:
                 order, enough = replicas, state.settings.enough_written
             case Breadth.ALL:
                 order, enough = replicas, len(replicas)
-        errand = Looking(target, key, view, order, enough, source)
-        await Walk(state, [errand], self.ask, LOAD).run()
-        for contact in (*errand.lookup.failed_ones, *errand.lookup.slow_ones.values()):
+        operation = Look(target, key, view, order, enough, source)
+        await Walk(state, [operation], self.ask, MESSAGE_LIMITS).run()
+        for contact in (*operation.lookup.failed_ones, *operation.lookup.slow_ones.values()):
             view.failed(contact)
-        if not errand.lookup.answers and not is_replica:
+        if not operation.lookup.answers and not is_replica:
             return (await self.read([key], latest_enough=False))[key]
         self._take_own(key, target, view)  # what has arrived meanwhile need not be fetched
-        await self._fetch_missing([errand])
-        errand.end()
-        if view.wants_survey(strangers > 0, now, state.network.random):
+        await self._fetch_missing([operation])
+        operation.end()
+        if view.wants_survey(unsurveyed > 0, now, state.network.random):
             state.chore(self._survey, key)
         return self._in(view)
 
     def own(self, key: str) -> list[Slot]:
-        """What this node has under a key itself: as a replica, and as a publisher."""
+        """The slots that this node itself has under a key, as a replica and as a publisher."""
         return [*self._state.storage.get(key, self._state.now_ms()), *self._published(key)]
 
     async def _survey(self, key: str) -> None:
@@ -221,119 +221,119 @@ class SlotReader:
         return [published]
 
     async def ask(
-        self, contact: Contact, errands: Sequence[Reading]
+        self, contact: Contact, operations: Sequence[SlotRead]
     ) -> Sequence[Iterable[Contact]]:
-        """Send one message for all these errands; see `walking.Ask`."""
-        queries = [errand.query(contact) for errand in errands]
-        response = await self._asker.find(contact, queries)
-        for errand, query, found in zip(errands, queries, response.answers, strict=True):
-            await self._take_all(contact, errand, query, found)
+        """Send one message for all these operations; see `walk.Ask`."""
+        queries = [operation.query(contact) for operation in operations]
+        response = await self._requester.find(contact, queries)
+        for operation, query, found in zip(operations, queries, response.answers, strict=True):
+            await self._take_all(contact, operation, query, found)
         return [[contact_from(one) for one in found.contacts] for found in response.answers]
 
     async def _take_all(
-        self, contact: Contact, errand: Reading, query: Query, found: Found
+        self, contact: Contact, operation: SlotRead, query: Query, found: Found
     ) -> None:
-        """Take what one peer has under one key, page after page."""
+        """Take all slots that one peer has under one key, page after page."""
         names: dict[bytes, None] = {}
         copied, cursor = found.copied, found.cursor
-        if errand.key:
-            most = self._state.families.family_of(errand.key).slots_per_key
+        if operation.key:
+            most = self._state.families.family_of(operation.key).slots_per_key
             for _page in range(PAGES_PER_KEY):
-                names.update(await self._take(contact, errand, found.slots[:most]))
+                names.update(await self._take(contact, operation, found.slots[:most]))
                 names.update(dict.fromkeys(prefixes(found.names)[:most]))
                 cursor = found.cursor
                 if not found.more or copied or len(names) >= most or not cursor:
                     break  # no node keeps more under a key: the rest would be made up
                 following = msgspec.structs.replace(query, known=b"", since=cursor)
-                found = (await self._asker.find(contact, [following])).answers[0]
+                found = (await self._requester.find(contact, [following])).answers[0]
                 if found.more and found.cursor == cursor:
-                    break  # it claimed `more`, and sent nothing
-        told = Told(contact, tuple(names), cursor, whole=not query.since)
-        errand.heard(told, copied=copied)
+                    break  # it promised more and sent nothing
+        reply = Reply(contact, tuple(names), cursor, whole=not query.since)
+        operation.heard(reply, copied=copied)
 
-    async def _fetch_missing(self, errands: Sequence[Reading]) -> None:
-        """Ask for slots that were named and not brought, one peer after the other.
+    async def _fetch_missing(self, operations: Sequence[SlotRead]) -> None:
+        """Ask for slots that were named and not sent, one peer after the other.
 
         Mostly the first peer has all of them.
         """
         contacts = {
-            node_id: told.contact for errand in errands for node_id, told in errand.told.items()
+            node_id: reply.contact
+            for operation in operations
+            for node_id, reply in operation.replies.items()
         }
         in_any_order = list(contacts.values())
         self._state.network.random.shuffle(in_any_order)  # else all readers ask the same one
         for contact in in_any_order:
             wanted = []
-            for errand in errands:
-                told = errand.told.get(contact.node_id)
-                missing = errand.missing_at(told) if told is not None else []
+            for operation in operations:
+                reply = operation.replies.get(contact.node_id)
+                missing = operation.missing_at(reply) if reply is not None else []
                 for start in range(0, len(missing), WANTED_PER_QUERY):
-                    wanted.append((errand, missing[start : start + WANTED_PER_QUERY]))
+                    wanted.append((operation, missing[start : start + WANTED_PER_QUERY]))
             if not wanted:
                 continue
             try:
                 with trio.move_on_after(self._state.settings.slow_seconds):
                     await self._fetch(contact, wanted)
             except PotluckError as error:
-                log.debug("%s did not bring what it had named: %s", contact.peer, error)
+                log.debug("%s did not send slots that it had named: %s", contact.peer, error)
 
     async def _fetch(
-        self, contact: Contact, wanted: Sequence[tuple[Reading, Sequence[bytes]]]
+        self, contact: Contact, wanted: Sequence[tuple[SlotRead, Sequence[bytes]]]
     ) -> None:
         """Fetch slots by their names, in as many messages as necessary."""
         while wanted:
-            some: list[tuple[Reading, Sequence[bytes]]] = []
+            some: list[tuple[SlotRead, Sequence[bytes]]] = []
             size = 0
-            for errand, names in wanted[:QUERIES_PER_REQUEST]:
-                size += 64 + 4 * len(errand.key) + len(names) * PREFIX_BYTES
+            for operation, names in wanted[:QUERIES_PER_REQUEST]:
+                size += 64 + 4 * len(operation.key) + len(names) * PREFIX_BYTES
                 if some and size > REQUEST_BYTES:
                     break
-                some.append((errand, names))
-            queries = [errand.query_for(names) for errand, names in some]
-            answers = (await self._asker.find(contact, queries)).answers
+                some.append((operation, names))
+            queries = [operation.query_for(names) for operation, names in some]
+            answers = (await self._requester.find(contact, queries)).answers
             rest, brought = [], 0
-            for (errand, names), found in zip(some, answers, strict=True):
-                await self._take(contact, errand, found.slots[: len(names)])
-                missing = errand.view.missing(names)
+            for (operation, names), found in zip(some, answers, strict=True):
+                await self._take(contact, operation, found.slots[: len(names)])
+                missing = operation.view.missing(names)
                 brought += len(names) - len(missing)
                 if found.more and missing:
-                    rest.append((errand, missing))
+                    rest.append((operation, missing))
             if not brought:
-                if sum(len(names) for _, names in some) >= NAMED_IN_VAIN:
+                if sum(len(names) for _, names in some) >= NAMES_TO_BLAME:
                     self._state.table.failed(contact)
                     raise MalformedMessage(f"{contact.peer} names slots that it does not have.")
                 rest = []
             wanted = [*rest, *wanted[len(some) :]]
 
     async def _take(
-        self, contact: Contact, errand: Reading, slots: Sequence[Slot]
+        self, contact: Contact, operation: SlotRead, slots: Sequence[Slot]
     ) -> dict[bytes, None]:
-        """Check and take the slots that a peer brought; return the names of the valid ones."""
+        """Check and take the slots that a peer sent; return the names of the valid ones."""
         state = self._state
         now_ms = state.now_ms()
         taken: dict[bytes, None] = {}
         for place, slot in enumerate(slots):
-            if place and place % SLOTS_WITHOUT_A_PAUSE == 0:
+            if place and place % SLOTS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             try:
                 state.check(slot, now_ms)
-                if slot.key != errand.key:
-                    raise SlotRefused(SlotRefusal.MALFORMED, "Nobody asked for that key.")
+                if slot.key != operation.key:
+                    raise SlotRefused(SlotRefusal.MALFORMED, "This key was not asked for.")
             except SlotRefused as refused:
                 state.counts.bad_slots_read += 1
                 if is_dishonest(refused):
                     state.table.failed(contact)
-                    error = MalformedMessage(
-                        f"{contact.peer} sent a slot that is forged: {refused}"
-                    )
+                    error = MalformedMessage(f"{contact.peer} sent a forged slot: {refused}")
                     state.rpc.blame(contact.peer, PROTOCOL, error)
                     raise error from None
             else:
-                errand.take(slot)
+                operation.take(slot)
                 taken[prefix_of_slot(slot)] = None
         return taken
 
 
-# What a node remembers of a key that it reads repeatedly. Pure.
+# A node's memory of a key that it reads repeatedly. Pure: no I/O.
 #
 #     view = views.of(key)
 #     view.take(slot)                                  # it has been checked
@@ -342,7 +342,7 @@ class SlotReader:
 #
 # Reading a key again should cost only what has changed under it. So a view keeps the slots that
 # were read and, for each replica, the cursor up to which its changes are known. A look asks two
-# replicas of the key. The *source* brings the slots that it got since the last look; the *witness*
+# replicas of the key. The *source* sends the slots that it got since the last look; the *witness*
 # only names them. The source is one of those that writers wait for, so a look finds what was
 # written before it. The other replicas get a slot later, and one at the edge, which not every
 # writer takes for a replica, may never get it. The witness is any replica. Each reader chooses both
@@ -350,7 +350,7 @@ class SlotReader:
 # `TURN_SECONDS`: two that hide a slot together do so for one turn, and one alone cannot hide any.
 #
 # A cursor may only advance when every slot up to it has been received. A slot that a replica has
-# named and no replica has brought is named again at the next look.
+# named and no replica has sent is named again at the next look.
 
 
 TURN_SECONDS = 5.0
@@ -365,7 +365,7 @@ VIEWS_KEPT = 16
 OLD_NAMES_KEPT = 4096
 """Kept beside the names of a view's slots.
 
-So a replica that is behind does not bring slots that were replaced long ago. Half a megabyte, for
+So a replica that is behind does not send slots that were replaced long ago. Half a megabyte, for
 the key that changes most.
 """
 
@@ -394,7 +394,7 @@ class View:
     def bringing_source(self) -> int | None:
         """The source, unless it is asked for the first time in its turn.
 
-        The first time it only names its slots. Otherwise it would bring again all that has changed
+        The first time it only names its slots. Otherwise it would send again all that has changed
         since it was last asked, long ago.
         """
         return None if self._source_is_new else self._source
@@ -421,17 +421,17 @@ class View:
         there = {one.node_id for one in replicas}
         self.cursors = {one: at for one, at in self.cursors.items() if one in there}
 
-    def strangers_among(self, replicas: Iterable[Contact]) -> int:
+    def unsurveyed_among(self, replicas: Iterable[Contact]) -> int:
         """How many of these replicas the last survey did not reach."""
         heard = {one.node_id for one in self.replicas}
         return sum(one.node_id not in heard for one in replicas)
 
-    def wants_survey(self, has_strangers: bool, now: float, chance: Random) -> bool:
+    def wants_survey(self, has_unsurveyed: bool, now: float, chance: Random) -> bool:
         """Whether to begin the next survey now; if so, it counts as begun.
 
         The time is random, so that the readers of a key do not all survey at once.
         """
-        seconds = TURN_SECONDS if has_strangers else SURVEY_SECONDS
+        seconds = TURN_SECONDS if has_unsurveyed else SURVEY_SECONDS
         if now - self._surveyed_at < seconds * (0.75 + 0.5 * chance.random()):
             return False
         self._surveyed_at = now
@@ -479,8 +479,8 @@ class Views:
         return view
 
 
-class Handful:
-    """Chooses the peers of one look: this many of these, in this order.
+class ReplicaQueue:
+    """The replicas that one look asks: `enough` of them, in this order.
 
     For each one that fails or is slow, the next is asked. Invariant: each is in `_waiting`, `_open`
     or `slow_ones`, or has answered or failed.
@@ -532,8 +532,8 @@ class Handful:
 
 # One read: the peers that it has heard, what they have, and whether that is enough.
 #
-# `Seeking` finds the replicas of a key by a lookup. It asks the first few for slots, and the others
-# only for names. A reader may stop as soon as a few replicas have answered. `Looking` asks some
+# `Search` finds the replicas of a key by a lookup. It asks the first few for slots, and the others
+# only for names. A reader may stop as soon as a few replicas have answered. `Look` asks some
 # known replicas for what is new.
 #
 # The caller of `take` must have checked the slot. A name from a replica is only a claim.
@@ -543,8 +543,8 @@ REQUEST_BYTES = 64 << 10  # of queries in one message: half of the limit
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a replica said of a key: the names of its slots, and its cursor.
+class Reply:
+    """A replica's answer about a key: the names of its slots, and its cursor.
 
     All its slots if it is `whole`, else those since it was last asked.
     """
@@ -555,15 +555,15 @@ class Told:
     whole: bool
 
 
-class Reading(Errand):
-    """An errand that reads a key, and takes the slots into a view."""
+class SlotRead(Operation):
+    """An operation that reads a key, and takes the slots into a view."""
 
-    def __init__(self, lookup: Lookup | Handful, target: int, key: str, view: View) -> None:
+    def __init__(self, lookup: Lookup | ReplicaQueue, target: int, key: str, view: View) -> None:
         super().__init__(lookup)
         self.target = target
         self.key = key
         self.view = view
-        self.told: dict[int, Told] = {}
+        self.replies: dict[int, Reply] = {}
         """By the node id of each replica that answered, without copies."""
         self._known: list[bytes] = []
 
@@ -579,20 +579,20 @@ class Reading(Errand):
     def take(self, slot: Slot) -> None:
         self.view.take(slot)
 
-    def heard(self, told: Told, *, copied: bool) -> None:
+    def heard(self, reply: Reply, *, copied: bool) -> None:
         """A peer has said which slots it has under the key."""
         if not copied:
-            self.told[told.contact.node_id] = told
+            self.replies[reply.contact.node_id] = reply
 
-    def missing_at(self, told: Told) -> list[bytes]:
-        """The slots that this replica has named and no replica has brought."""
-        return self.view.missing(told.names)
+    def missing_at(self, reply: Reply) -> list[bytes]:
+        """The slots that this replica has named and no replica has sent."""
+        return self.view.missing(reply.names)
 
     def end(self) -> None:
         """Store the cursors of the replicas whose slots are all here."""
-        for node_id, told in self.told.items():
-            if told.cursor and not self.missing_at(told):
-                self.view.cursors[node_id] = told.cursor
+        for node_id, reply in self.replies.items():
+            if reply.cursor and not self.missing_at(reply):
+                self.view.cursors[node_id] = reply.cursor
 
     def _query(self, since: bytes = b"", *, named: bool, copies: bool = False) -> Query:
         return Query(
@@ -605,7 +605,7 @@ class Reading(Errand):
         )
 
 
-class Seeking(Reading):
+class Search(SlotRead):
     """Finds the peers closest to a position and, with a key, its slots."""
 
     lookup: Lookup
@@ -617,15 +617,15 @@ class Seeking(Reading):
         key: str = "",
         *,
         view: View | None = None,
-        content_with: int = 0,
+        replicas_wanted: int = 0,
         k: int | None = None,
         radius: int | None = None,
     ) -> None:
         seeds = seeds_for(state, target)
         super().__init__(lookup_from(state, target, seeds, k), target, key, view or View())
         self.is_near = knows_well(state, target, own_radius(state) if radius is None else radius)
-        self._content_with = content_with
-        self._satisfied = 0
+        self._replicas_wanted = replicas_wanted
+        self._replicas_heard = 0
         self._known = [prefix_of_id(one.node_id) for one in seeds]
 
     @property
@@ -635,53 +635,55 @@ class Seeking(Reading):
     @property
     def has_enough(self) -> bool:
         """Whether enough replicas have answered for this reader."""
-        return 0 < self._content_with <= self._satisfied
+        return 0 < self._replicas_wanted <= self._replicas_heard
 
     def query(self, contact: Contact) -> Query:
         # Copies are for a reader that will not ask all replicas, and wants new slots at once. A
         # reader that compares all replicas gets names first, which costs one more round trip.
-        if self._content_with:
+        if self._replicas_wanted:
             since = self.view.cursors.get(contact.node_id, b"")
             return self._query(since, named=bool(self.view.slots and not since), copies=True)
         return self._query(named=bool(self.view.slots))
 
-    def holds_ourselves(self, slots: Sequence[Slot]) -> None:
-        """Add what this node itself has as a replica."""
+    def take_own(self, slots: Sequence[Slot]) -> None:
+        """Add the slots that this node itself has as a replica."""
         for slot in slots:
             self.take(slot)
         if slots:
-            self._satisfied += 1
-        if self._content_with:
-            self.lookup.alpha = max(1, self._content_with - self._satisfied)
+            self._replicas_heard += 1
+        if self._replicas_wanted:
+            self.lookup.alpha = max(1, self._replicas_wanted - self._replicas_heard)
 
-    def heard(self, told: Told, *, copied: bool) -> None:
+    def heard(self, reply: Reply, *, copied: bool) -> None:
         """Take a peer's answer, as above.
 
-        All copies together count as one replica. The peer that brought them may have left some out,
+        All copies together count as one replica. The peer that sent them may have left some out,
         and so may any other on the way.
         """
-        super().heard(told, copied=copied)
-        contact = told.contact
-        holds_some = bool(told.names) or not told.whole  # so everything that it had before is here
-        self._satisfied += holds_some
+        super().heard(reply, copied=copied)
+        contact = reply.contact
+        holds_some = (
+            bool(reply.names) or not reply.whole
+        )  # if not whole, we have what it had before
+        self._replicas_heard += holds_some
         prefix = prefix_of_id(contact.node_id)
         if prefix not in self._known:
             self._known.append(prefix)
-        if self._content_with and holds_some:
+        if self._replicas_wanted and holds_some:
             # each replica that has it leaves one fewer to ask
-            self.lookup.alpha = max(1, self._content_with - self._satisfied)
+            self.lookup.alpha = max(1, self._replicas_wanted - self._replicas_heard)
         elif self.is_near or holds_some:
             # we should have it ourselves: ask all of them at once
             self.lookup.alpha = self.lookup.k
 
 
-class Looking(Reading):
-    """Asks some of `replicas` for what is new since they were last asked.
+class Look(SlotRead):
+    """Asks some of `replicas` for the slots that are new since they were last asked.
 
-    Only the `source` brings slots; the others name them.
+    Only the `source` sends slots; the others name them.
     """
 
-    lookup: Handful
+    lookup: ReplicaQueue
 
     def __init__(
         self,
@@ -692,7 +694,7 @@ class Looking(Reading):
         enough: int,
         source: int | None,
     ) -> None:
-        super().__init__(Handful(replicas, enough), target, key, view)
+        super().__init__(ReplicaQueue(replicas, enough), target, key, view)
         self._known = [prefix_of_id(one.node_id) for one in replicas]
         self._source = source
 
@@ -702,11 +704,11 @@ class Looking(Reading):
         return self._query(since, named=not brings)
 
 
-def _query_bytes(errand: Reading) -> int:
-    return 128 + len(errand.key) * 4 + KNOWN_PER_QUERY * PREFIX_BYTES
+def _query_bytes(operation: SlotRead) -> int:
+    return 128 + len(operation.key) * 4 + KNOWN_PER_QUERY * PREFIX_BYTES
 
 
-LOAD = Load(QUERIES_PER_REQUEST, REQUEST_BYTES, _query_bytes)
+MESSAGE_LIMITS = MessageLimits(QUERIES_PER_REQUEST, REQUEST_BYTES, _query_bytes)
 
 
 # After a read: repair replicas that were behind, and copy popular keys.
@@ -722,75 +724,75 @@ LOAD = Load(QUERIES_PER_REQUEST, REQUEST_BYTES, _query_bytes)
 
 # A younger slot may still be on its way from its writer. (The sequence is the time of writing,
 # unless its publisher writes more than once a millisecond.)
-STILL_WRITTEN_MS = 5000
+WRITE_IN_PROGRESS_MS = 5000
 
-HOPELESS_REMEMBERED = 4096
+REFUSALS_REMEMBERED = 4096
 COPIES_SPREAD = 32  # of a key with more publishers; a few copies are enough
-SLOTS_KEPT_WITHOUT_A_PAUSE = 128  # already verified; a millisecond
+SLOTS_KEPT_PER_CHECKPOINT = 128  # already verified; a millisecond
 
 
-class Mending:
+class Repairs:
     """Sends missing slots in the background."""
 
-    def __init__(self, state: DhtState, asker: Asker) -> None:
+    def __init__(self, state: DhtState, requester: Requester) -> None:
         self._state = state
-        self._asker = asker
-        self._hopeless: set[tuple[int, bytes]] = set()
+        self._requester = requester
+        self._refused: set[tuple[int, bytes]] = set()
         """Slots that a replica refused, so that not every read sends them again."""
 
-    async def mend(self, errand: Seeking) -> None:
-        """Repair what this read has shown to be missing."""
-        slots = tuple(errand.view.slots.values())
+    async def repair(self, operation: Search) -> None:
+        """Send replicas the slots that this read has shown them to lack."""
+        slots = tuple(operation.view.slots.values())
         if not slots:
             return
-        await self._keep_as_replica(errand.target, slots)
+        await self._keep_as_replica(operation.target, slots)
         state = self._state
-        settled_ms = state.now_ms() - STILL_WRITTEN_MS
+        settled_ms = state.now_ms() - WRITE_IN_PROGRESS_MS
         settled = {prefix_of_slot(one): one for one in slots if one.sequence < settled_ms}
-        for replica in errand.lookup.closest_answered():
-            told = errand.told.get(replica.node_id)
-            if told is None or not told.whole:
+        for replica in operation.lookup.closest_answered():
+            reply = operation.replies.get(replica.node_id)
+            if reply is None or not reply.whole:
                 continue
             behind = [
                 settled[name]
-                for name in settled.keys() - told.names
-                if (replica.node_id, name) not in self._hopeless
+                for name in settled.keys() - reply.names
+                if (replica.node_id, name) not in self._refused
             ]
-            if behind and (errand.is_near or errand.lookup.is_done):
-                state.chore(self._repair, replica, behind)
-        if not errand.is_near and errand.has_enough:
-            self._copy_to_the_way(errand, slots)
+            if behind and (operation.is_near or operation.lookup.is_done):
+                state.chore(self._send_missing, replica, behind)
+        if not operation.is_near and operation.has_enough:
+            self._copy_to_last_on_path(operation, slots)
 
     async def _keep_as_replica(self, position: int, slots: Sequence[Slot]) -> None:
         state = self._state
         if not state.is_replica_of(position):
             return
         for place, slot in enumerate(slots):
-            if place and place % SLOTS_KEPT_WITHOUT_A_PAUSE == 0:
+            if place and place % SLOTS_KEPT_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
-            with suppress(SlotRefused):  # nobody asked us to keep it, so nobody need be told
+            with suppress(SlotRefused):  # nobody asked us to keep it, so nobody is told
                 state.keep(slot)
 
-    async def _repair(self, contact: Contact, slots: list[Slot]) -> None:
+    async def _send_missing(self, contact: Contact, slots: list[Slot]) -> None:
         for batch in batches([(slot, (contact.peer,)) for slot in slots]):
-            response = await self._asker.store(contact, batch.slots)
+            response = await self._requester.store(contact, batch.slots)
             for slot, refusal in zip(batch.slots, response.refusals, strict=True):
                 if refusal:
-                    if len(self._hopeless) >= HOPELESS_REMEMBERED:
-                        self._hopeless.clear()
-                    self._hopeless.add((contact.node_id, prefix_of_slot(slot)))
+                    if len(self._refused) >= REFUSALS_REMEMBERED:
+                        self._refused.clear()
+                    self._refused.add((contact.node_id, prefix_of_slot(slot)))
                 else:
                     self._state.counts.slots_repaired += 1
 
-    def _copy_to_the_way(self, errand: Seeking, slots: Sequence[Slot]) -> None:
-        for contact in errand.lookup.closest_answered(len(errand.told)):
-            told = errand.told.get(contact.node_id)
-            if told is not None and not told.names:
+    def _copy_to_last_on_path(self, operation: Search, slots: Sequence[Slot]) -> None:
+        for contact in operation.lookup.closest_answered(len(operation.replies)):
+            reply = operation.replies.get(contact.node_id)
+            if reply is not None and not reply.names:
                 self._state.chore(self._copy, contact, slots[:COPIES_SPREAD])
                 return
 
     async def _copy(self, contact: Contact, slots: Sequence[Slot]) -> None:
         """Send copies in one message, as many as fit: they need not be complete."""
         batch = next(batches([(slot, (contact.peer,)) for slot in slots]))
-        await self._asker.store(contact, batch.slots, copies=True)
+        await self._requester.store(contact, batch.slots, copies=True)
         self._state.counts.copies_spread += len(batch.slots)

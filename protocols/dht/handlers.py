@@ -1,8 +1,8 @@
-"""Answering requests of other nodes: the closest peers, the stored slots, refusals to store.
+"""Answers to requests of other nodes: the closest peers, the stored slots, refusals to store.
 
 Most requests are answered in the reader of the stream: a find takes some 50 microseconds, storing a
 slot a tenth of a millisecond, most of it for the signature. Only batches have a task of their own,
-and pause. Every refusal gives its reason.
+which lets other tasks run in between. Every refusal gives its reason.
 
 Strangers choose the requests. The most expensive one that fits in a message (many queries for a
 full key) takes a few milliseconds. No request may take more, because all other peers wait
@@ -56,16 +56,16 @@ from protocols.guard import Caller
 from protocols.identity import public_key_of
 from protocols.network import Reach
 
-# On one link before the peer is avoided: enough to show it the fault of its software.
-FORGED_SLOTS_BORNE = 32
+# A peer that sends more than this on one link is avoided. A few may come from faulty software.
+FORGED_SLOTS_ALLOWED = 32
 
-# For all queries of one message, half a microsecond each. The rest is asked for again.
+# For all queries of one message, half a microsecond each. The peer asks again for the rest.
 SLOTS_LOOKED_AT = 12_288
 
 _CHANGE_BYTES = 8  # of a cursor, after the id of the storage's life
 
 
-class Answering:
+class RequestHandlers:
     """The handlers. They keep no state between two requests."""
 
     def __init__(self, state: DhtState, acquaintances: Acquaintances) -> None:
@@ -83,40 +83,40 @@ class Answering:
         responder = self._asked_by(caller, request.sender)
         self._state.counts.finds_served += 1
         now_ms = self._state.now_ms()
-        room = _Room()
-        answers = tuple(self._found(caller, query, now_ms, room) for query in request.queries)
+        budget = _AnswerBudget()
+        answers = tuple(self._found(caller, query, now_ms, budget) for query in request.queries)
         dialled = self._acquaintances.dialled(caller.peer)
         return FindResponse(now_ms, answers, responder, dialled)
 
     def store(self, caller: Caller, request: StoreRequest) -> StoreResponse:
         if len(request.slots) > SLOTS_STORED_AT_ONCE:
             raise LimitExceeded(f"{len(request.slots)} slots are for the method store-many.")
-        storing = _Storing()
+        results = _StoreResults()
         sender = self._sender(caller)
         responder = self._asked_by(caller, request.sender)
         for slot in request.slots:
-            self._store_one(slot, storing, request.copies, sender)
-        self._blame(caller, storing)
-        return self._stored(caller, request, storing, responder)
+            self._store_one(slot, results, request.copies, sender)
+        self._blame(caller, results)
+        return self._stored(caller, request, results, responder)
 
     async def store_many(self, caller: Caller, request: StoreRequest) -> StoreResponse:
-        storing = _Storing()
+        results = _StoreResults()
         sender = self._sender(caller)
         responder = self._asked_by(caller, request.sender)
         for place, slot in enumerate(request.slots):
             if place and place % SLOTS_STORED_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
-            self._store_one(slot, storing, request.copies, sender)
-        self._blame(caller, storing)
-        return self._stored(caller, request, storing, responder)
+            self._store_one(slot, results, request.copies, sender)
+        self._blame(caller, results)
+        return self._stored(caller, request, results, responder)
 
-    def _blame(self, caller: Caller, storing: _Storing) -> None:
-        """Avoid a peer that brings forgeries again and again: each costs a signature check."""
-        if not storing.forged:
+    def _blame(self, caller: Caller, results: _StoreResults) -> None:
+        """Avoid a peer that keeps sending forged slots: each costs a signature check."""
+        if not results.forged:
             return
-        brought = self._acquaintances.brought_forged(caller.peer, storing.forged)
-        if brought > FORGED_SLOTS_BORNE:
-            error = MalformedMessage(f"{caller.peer} has brought {brought} slots that are forged.")
+        brought = self._acquaintances.brought_forged(caller.peer, results.forged)
+        if brought > FORGED_SLOTS_ALLOWED:
+            error = MalformedMessage(f"{caller.peer} has sent {brought} forged slots.")
             self._state.rpc.blame(caller.peer, PROTOCOL, error)
 
     def _sender(self, caller: Caller) -> Sender:
@@ -127,7 +127,7 @@ class Answering:
             share = network_of(link.remote_address)
         return Sender(public_key_of(caller.peer), share or caller.peer)
 
-    def _store_one(self, slot: Slot, storing: _Storing, copies: bool, sender: Sender) -> None:
+    def _store_one(self, slot: Slot, results: _StoreResults, copies: bool, sender: Sender) -> None:
         state = self._state
         try:
             self._keep(slot, copies, sender)
@@ -135,26 +135,26 @@ class Answering:
             held = None
             if refused.refusal is SlotRefusal.OLDER_SEQUENCE:
                 held = state.storage.slot_of(slot.key, slot.publisher, state.now_ms())
-            storing.refused(refused, held)
-            storing.forged += is_dishonest(refused)
+            results.refused(refused, held)
+            results.forged += is_dishonest(refused)
             count(state.counts.slots_refused, refused.refusal.name.lower())
         else:
-            storing.refusals.append(0)
+            results.refusals.append(0)
             state.counts.slots_taken += 1
 
     def _stored(
         self,
         caller: Caller,
         request: StoreRequest,
-        storing: _Storing,
+        results: _StoreResults,
         responder: Introduction | None,
     ) -> StoreResponse:
         self._state.counts.stores_served += 1
         return StoreResponse(
             self._state.now_ms(),
-            bytes(storing.refusals),
-            tuple(storing.reasons),
-            tuple(storing.newer),
+            bytes(results.refusals),
+            tuple(results.reasons),
+            tuple(results.newer),
             () if request.copies else self._closer(caller, request),
             responder,
             self._acquaintances.dialled(caller.peer),
@@ -170,26 +170,26 @@ class Answering:
         self._acquaintances.asked_us(caller.peer, sender)
         return self._acquaintances.introduction() if sender is not None else None
 
-    def _found(self, caller: Caller, query: Query, now_ms: int, room: _Room) -> Found:
+    def _found(self, caller: Caller, query: Query, now_ms: int, budget: _AnswerBudget) -> Found:
         state = self._state
         contacts: tuple[Named, ...] = ()
         if not (query.since or query.wanted):
             position = int.from_bytes(query.position, "big")
             contacts = self._named(caller, state.table.closest(position), query.known)
-            if not room.take_contacts(contacts):
+            if not budget.take_contacts(contacts):
                 contacts = ()
         if not query.key:
             return Found(contacts)
-        if not room.may_look:
+        if not budget.has_work_left:
             return Found(contacts, cursor=query.since, more=True)
         if query.wanted:
-            return self._wanted(query, now_ms, room)
+            return self._wanted(query, now_ms, budget)
         slots = state.storage.since(query.key, self._change_in(query.since), now_ms)
-        room.looked_at(len(slots))
+        budget.spend_work(len(slots))
         if not slots and query.copies and not query.since:
-            copies = room.take_slots(state.storage.cache.get(query.key, now_ms))
+            copies = budget.take_slots(state.storage.cache.get(query.key, now_ms))
             return Found(contacts, copies, copied=bool(copies))
-        sent = room.take_names(slots) if query.named else room.take_slots(slots)
+        sent = budget.take_names(slots) if query.named else budget.take_slots(slots)
         told = state.storage.changes
         if len(sent) < len(slots):
             if not sent:
@@ -202,13 +202,13 @@ class Answering:
             return Found(contacts, names=names, cursor=cursor, more=more)
         return Found(contacts, sent, cursor=cursor, more=more)
 
-    def _wanted(self, query: Query, now_ms: int, room: _Room) -> Found:
+    def _wanted(self, query: Query, now_ms: int, budget: _AnswerBudget) -> Found:
         """The slots that the query names and that are still here."""
         wanted = set(prefixes(query.wanted))
         slots = self._state.storage.get(query.key, now_ms)
-        room.looked_at(len(slots) + len(wanted))
+        budget.spend_work(len(slots) + len(wanted))
         slots = [slot for slot in slots if prefix_of_slot(slot) in wanted]
-        sent = room.take_slots(slots)
+        sent = budget.take_slots(slots)
         return Found(slots=sent, more=len(sent) < len(slots))
 
     def _change_in(self, cursor: bytes) -> int:
@@ -252,8 +252,8 @@ class Answering:
         )
 
 
-class _Storing:
-    """The results so far for the slots of one request."""
+class _StoreResults:
+    """The results so far for the slots of one store request."""
 
     def __init__(self) -> None:
         self.refusals = bytearray()
@@ -274,11 +274,11 @@ class _Storing:
             self.newer.append(held)
 
 
-class _Room:
-    """The bytes that are left in an answer, and the work that is left for it."""
+class _AnswerBudget:
+    """How many more bytes an answer may have, and how much more work it may cost."""
 
     def __init__(self) -> None:
-        self._to_look_at = SLOTS_LOOKED_AT
+        self._work_left = SLOTS_LOOKED_AT
         self._names = NAMES_PER_ANSWER
         self._slot_bytes = SLOT_BYTES_PER_ANSWER
         self._contact_bytes = CONTACT_BYTES_PER_ANSWER
@@ -292,14 +292,14 @@ class _Room:
         return True
 
     @property
-    def may_look(self) -> bool:
-        return self._to_look_at > 0
+    def has_work_left(self) -> bool:
+        return self._work_left > 0
 
-    def looked_at(self, number: int) -> None:
-        self._to_look_at -= number
+    def spend_work(self, number: int) -> None:
+        self._work_left -= number
 
     def take_names(self, slots: list[Slot]) -> tuple[Slot, ...]:
-        """As many of the first slots as have room for their names."""
+        """As many of the first slots as there is room for."""
         taken = slots[: self._names]
         self._names -= len(taken)
         return tuple(taken)

@@ -1,4 +1,4 @@
-"""Dialling in a simulated world: all known addresses in parallel, each a little later.
+"""Dials in a simulated world: all known addresses in parallel, each started a little later.
 
 The outcome of a dial is decided when the answer would arrive, not when the dial begins. So a node
 that appears, vanishes or is cut off in between is met in its state at that moment.

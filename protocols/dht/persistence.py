@@ -18,13 +18,13 @@ from protocols.dht.slots import Slot, SlotRefused
 from protocols.dht.state import DhtState, log
 
 SLOTS_PER_SAVE = 1024  # in one transaction: some 200 KiB, well under a second on a slow disk
-SLOTS_LOADED_WITHOUT_A_PAUSE = 8  # under a millisecond of checking signatures
+SLOTS_LOADED_PER_CHECKPOINT = 8  # under a millisecond of checking signatures
 CLOCK_SECONDS = 5.0  # how long loading waits for swarm time
 
 Loaded = TypeVar("Loaded")
 
 
-class Keeping:
+class Persistence:
     """Loads and saves. A failure is logged, and loses only what was to be saved."""
 
     def __init__(self, state: DhtState, keeper: Keeper) -> None:
@@ -38,7 +38,7 @@ class Keeping:
         return await self._ask(lambda: list(self._keeper.load_contacts()), [])
 
     async def run(self, joined: trio.Event) -> None:
-        """Load the slots, then save what changes, for ever."""
+        """Load the slots, then keep saving what changes."""
         with trio.move_on_after(CLOCK_SECONDS):
             await joined.wait()
         await self._load_slots()
@@ -71,14 +71,14 @@ class Keeping:
         nothing: list[KeptSlot] = []
         loaded = await self._ask(lambda: list(self._keeper.load_slots()), nothing)
         for place, kept in enumerate(loaded):
-            if place % SLOTS_LOADED_WITHOUT_A_PAUSE == 0:
+            if place % SLOTS_LOADED_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             try:
                 self._state.storage.restore(kept.slot, kept.forget_at, self._state.now_ms())
             except SlotRefused:
                 refused += 1
         if loaded:
-            log.info("read back %d slots; %d were over or not right", len(loaded), refused)
+            log.info("loaded %d slots; %d were expired or invalid", len(loaded), refused)
 
     async def _ask(self, work: Callable[[], Loaded], otherwise: Loaded) -> Loaded:
         try:

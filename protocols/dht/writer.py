@@ -1,4 +1,4 @@
-"""Writing slots: bring each to the k peers closest to its key, and report the result.
+"""Writing slots: send each to the k peers closest to its key, and report the result.
 
 If the routing table knows the target's neighbourhood, the slot goes directly to the peers believed
 closest, all at once. Each answers with closer peers that we do not know, if any, and the slot goes
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import trio
 
-from protocols.dht.asking import Asker
 from protocols.dht.contacts import Contact
 from protocols.dht.ids import position_of
 from protocols.dht.lookup import Lookup
@@ -29,14 +28,15 @@ from protocols.dht.messages import (
     contact_from,
     prefix_of_id,
 )
-from protocols.dht.publishing import BYTES_PER_BATCH, SLOTS_PER_BATCH
-from protocols.dht.reading import SlotReader
+from protocols.dht.publisher import BYTES_PER_BATCH, SLOTS_PER_BATCH
+from protocols.dht.reader import SlotReader
+from protocols.dht.requester import Requester
 from protocols.dht.slots import Slot, SlotRefusal, SlotRefused
 from protocols.dht.state import DhtState, count, log
-from protocols.dht.walking import (
-    ERRANDS_WITHOUT_A_PAUSE,
-    Errand,
-    Load,
+from protocols.dht.walk import (
+    OPERATIONS_PER_CHECKPOINT,
+    MessageLimits,
+    Operation,
     Walk,
     knows_well,
     lookup_from,
@@ -77,20 +77,20 @@ class Written:
             refusal = self.refused.most_common(1)[0][0]
             return SlotRefused(
                 refusal if refusal is not None else SlotRefusal.MALFORMED,
-                f"Nobody would keep the slot under {self.slot.key!r}.",
+                f"Every peer refused the slot under {self.slot.key!r}.",
                 why=self.reason,
             )
         if self.not_allowed is not None:
             return self.not_allowed
         return Unreachable(
-            f"Nobody could be given the slot under {self.slot.key!r}.",
+            f"The slot under {self.slot.key!r} reached no peer.",
             why=f"{self.asked} peers were asked." if self.asked else "No peer is known.",
-            advice="This node keeps trying; `potluck dht stats` says whom it knows.",
+            advice="This node keeps trying; `potluck dht stats` shows the peers that it knows.",
         )
 
 
-class Bringing(Errand):
-    """A slot on its way to the k closest."""
+class SlotWrite(Operation):
+    """The writing of one slot to the k peers closest to its key."""
 
     lookup: Lookup
 
@@ -101,12 +101,12 @@ class Bringing(Errand):
         self.written = Written(slot)
         self.known = [prefix_of_id(one.node_id) for one in closest]
         self._enough = state.settings.enough_written
-        self._rests = not at_once
+        self._pauses_when_enough = not at_once
         self.lookup.alpha = self._at_once
 
     @property
     def is_done(self) -> bool:
-        return (self._rests and self.has_enough) or self.lookup.is_done
+        return (self._pauses_when_enough and self.has_enough) or self.lookup.is_done
 
     @property
     def has_enough(self) -> bool:
@@ -114,8 +114,8 @@ class Bringing(Errand):
 
     @property
     def _at_once(self) -> int:
-        """To how many more peers it may be sent now."""
-        if not self._rests:
+        """The number of further peers to send it to now."""
+        if not self._pauses_when_enough:
             return self.lookup.k
         return max(1, self._enough - self.written.replicas) + SPARE_WRITES
 
@@ -125,32 +125,32 @@ class Bringing(Errand):
         self.lookup.alpha = self._at_once
 
     def go_on(self) -> bool:
-        """Bring the slot to the rest of the k; return whether there are any."""
-        self._rests = False
+        """Go on to the rest of the k; return whether there are any."""
+        self._pauses_when_enough = False
         self.lookup.alpha = self._at_once
         return not self.is_done
 
 
-def _slot_bytes(errand: Bringing) -> int:
-    slot = errand.written.slot
+def _slot_bytes(operation: SlotWrite) -> int:
+    slot = operation.written.slot
     return len(slot.key) * 4 + len(slot.value)
 
 
-LOAD = Load(SLOTS_PER_BATCH, BYTES_PER_BATCH, _slot_bytes)
+MESSAGE_LIMITS = MessageLimits(SLOTS_PER_BATCH, BYTES_PER_BATCH, _slot_bytes)
 
 
 class Writer:
-    """Brings slots to their replicas."""
+    """Writes slots to their replicas."""
 
-    def __init__(self, state: DhtState, asker: Asker, reader: SlotReader) -> None:
+    def __init__(self, state: DhtState, requester: Requester, reader: SlotReader) -> None:
         self._state = state
-        self._asker = asker
+        self._requester = requester
         self._reader = reader
-        self._rest: list[Bringing] = []
+        self._rest: list[SlotWrite] = []
         self._has_rest = trio.Event()
 
     async def write(self, slots: Sequence[Slot]) -> list[Written]:
-        """Bring these slots to their replicas; one result for each, in order."""
+        """Write these slots to their replicas; return one result for each, in order."""
         state = self._state
         positions = {slot.key: position_of(slot.key) for slot in slots}
         far = await self._far(positions)
@@ -158,35 +158,35 @@ class Writer:
         if far:
             looked_up = await self._reader.closest([positions[key] for key in far])
             found = dict(zip(far, looked_up, strict=True))
-        errands = []
+        operations = []
         # many slots go to all their replicas at once, so that each replica gets one message
         at_once = len(slots) > 1 or len(self._rest) >= LARGEST_PUT
         for place, slot in enumerate(slots):
-            if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
+            if place and place % OPERATIONS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             closest = found.get(slot.key) or seeds_for(state, positions[slot.key])
-            errand = Bringing(state, slot, closest, at_once=at_once)
-            self._keep_ourselves(errand)
-            errands.append(errand)
-        await Walk(state, errands, self._ask, LOAD).run()
-        self._rest.extend(errand for errand in errands if errand.go_on())
+            operation = SlotWrite(state, slot, closest, at_once=at_once)
+            self._store_here(operation)
+            operations.append(operation)
+        await Walk(state, operations, self._ask, MESSAGE_LIMITS).run()
+        self._rest.extend(operation for operation in operations if operation.go_on())
         if self._rest:
             self._has_rest.set()
-        return [errand.written for errand in errands]
+        return [operation.written for operation in operations]
 
     async def _far(self, positions: Mapping[str, int]) -> list[str]:
         """The keys whose neighbourhood has to be looked up first."""
         radius = own_radius(self._state)
         far = []
         for place, (key, position) in enumerate(positions.items()):
-            if place and place % ERRANDS_WITHOUT_A_PAUSE == 0:
+            if place and place % OPERATIONS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             if not knows_well(self._state, position, radius):
                 far.append(key)
         return far
 
-    async def bring_the_rest(self) -> None:
-        """Bring slots to the replicas that no writer waits for, for ever."""
+    async def write_the_rest(self) -> None:
+        """Keep sending slots to the replicas that no writer waits for."""
         while True:
             await self._has_rest.wait()
             await trio.sleep(self._state.settings.rest_seconds)
@@ -197,69 +197,71 @@ class Writer:
                 return  # the directory ended at the moment of waking
 
     async def flush(self) -> None:
-        """Bring them now."""
+        """Send them now."""
         newest = {one.written.slot.key: one for one in self._rest}
-        # of slots written again meanwhile only the last is still wanted
+        # only the last of several slots under one key is still wanted
         self._rest = []
         now_ms = self._state.now_ms()
         wanted = [one for one in newest.values() if one.written.slot.expires > now_ms]
         if wanted:
-            await Walk(self._state, wanted, self._ask, LOAD).run()
+            await Walk(self._state, wanted, self._ask, MESSAGE_LIMITS).run()
 
-    def _keep_ourselves(self, errand: Bringing) -> None:
+    def _store_here(self, operation: SlotWrite) -> None:
         state = self._state
-        if not state.is_replica_of(errand.lookup.target):
+        if not state.is_replica_of(operation.lookup.target):
             return
         try:
-            state.keep(errand.written.slot)
+            state.keep(operation.written.slot)
         except SlotRefused as refused:
-            self._refused(errand, refused.refusal, str(refused))
+            self._refused(operation, refused.refusal, str(refused))
         else:
-            errand.kept()
+            operation.kept()
 
     async def _ask(
-        self, contact: Contact, errands: Sequence[Bringing]
+        self, contact: Contact, operations: Sequence[SlotWrite]
     ) -> Sequence[Iterable[Contact]]:
-        slots = [errand.written.slot for errand in errands]
-        for errand in errands:
-            errand.written.asked += 1
-        known = errands[0].known
-        if len(errands) > 1:
-            known = list(dict.fromkeys(one for errand in errands for one in errand.known))
+        slots = [operation.written.slot for operation in operations]
+        for operation in operations:
+            operation.written.asked += 1
+        known = operations[0].known
+        if len(operations) > 1:
+            known = list(dict.fromkeys(one for operation in operations for one in operation.known))
         try:
-            response = await self._asker.store(contact, slots, b"".join(known[:KNOWN_PER_QUERY]))
+            response = await self._requester.store(
+                contact, slots, b"".join(known[:KNOWN_PER_QUERY])
+            )
         except NotAllowed as error:
-            for errand in errands:
-                errand.written.not_allowed = error
+            for operation in operations:
+                operation.written.not_allowed = error
             raise
         reasons = iter(response.reasons)
-        for errand, refusal in zip(errands, response.refusals, strict=True):
+        for operation, refusal in zip(operations, response.refusals, strict=True):
             if refusal == 0:
-                errand.kept()
+                operation.kept()
             else:
-                self._refused(errand, _refusal(refusal), next(reasons, ""))
+                self._refused(operation, _refusal(refusal), next(reasons, ""))
         for slot in response.newer:
-            self._met_newer(slot, errands)
+            self._note_newer(slot, operations)
         contacts = [contact_from(one) for one in response.contacts]
-        return [contacts] * len(errands)
+        return [contacts] * len(operations)
 
-    def _refused(self, errand: Bringing, refusal: SlotRefusal | None, reason: str) -> None:
-        errand.written.refused[refusal] += 1
-        errand.written.reason = errand.written.reason or reason
+    def _refused(self, operation: SlotWrite, refusal: SlotRefusal | None, reason: str) -> None:
+        operation.written.refused[refusal] += 1
+        operation.written.reason = operation.written.reason or reason
         name = refusal.name.lower() if refusal is not None else "unknown"
         count(self._state.counts.own_slots_refused, name)
 
-    def _met_newer(self, slot: Slot, errands: Sequence[Bringing]) -> None:
-        for errand in errands:
-            ours = errand.written.slot
+    def _note_newer(self, slot: Slot, operations: Sequence[SlotWrite]) -> None:
+        for operation in operations:
+            ours = operation.written.slot
             if (slot.key, slot.publisher) != (ours.key, ours.publisher):
                 continue
             try:
                 self._state.storage.verified.check(slot)
             except SlotRefused as refused:
-                log.debug("a newer slot that is not right stood in the way: %s", refused)
+                log.debug("a peer answered with an invalid newer slot: %s", refused)
             else:
-                errand.written.newer = slot
+                operation.written.newer = slot
 
 
 def _refusal(number: int) -> SlotRefusal | None:
@@ -269,23 +271,23 @@ def _refusal(number: int) -> SlotRefusal | None:
         return None
 
 
-# Keeping up this node's own slots: put, repeat in time, withdraw.
+# This node's own slots: put them, repeat them in time, withdraw them.
 #
-# `Publisher` knows what is due and signs it; here it is brought to its replicas. A slot that could
-# not be brought is tried again with growing delay until it expires.
+# `Publisher` knows what is due and signs it; this part sends it to the replicas. A slot that could
+# not be sent is tried again with growing delay until it expires.
 
 
 # The longest sleep between two checks of what is due: swarm time may be corrected meanwhile.
 LONGEST_SLEEP_SECONDS = 30.0
 
-SIGNED_WITHOUT_A_PAUSE = 32  # signing takes some 50 microseconds
+SIGNED_PER_CHECKPOINT = 32  # signing takes some 50 microseconds
 
 # If fewer than this part of the asked replicas hold a slot, it is soon repeated.
 ENOUGH_OF_THEM = 0.5
 
 
 class Publications:
-    """The own slots of this node and their way to the replicas."""
+    """This node's own slots, kept at their replicas."""
 
     def __init__(self, state: DhtState, writer: Writer) -> None:
         self._state = state
@@ -304,7 +306,7 @@ class Publications:
                 SlotRefusal.EXPIRY_TOO_FAR,
                 f"A slot of the family {family.name} cannot live for {ttl_seconds:,.0f} s.",
                 why=f"The family allows {family.longest_ttl_seconds:,.0f} s.",
-                advice="It is kept up for as long as this node runs, however short it lives.",
+                advice="Use a shorter ttl: this node repeats the slot for as long as it runs.",
             )
         slot = state.publisher.put(key, raw, ttl_ms, state.now_ms(), keep_up=keep_up)
         state.storage.verified.remember(slot)
@@ -324,7 +326,7 @@ class Publications:
             )
 
     async def publish(self, slots: Sequence[Slot]) -> list[Written]:
-        """Bring slots to their replicas, and note the results."""
+        """Write slots to their replicas, and note the results."""
         self.check_number(len(slots))
         self._changed.set()
         written = await self._writer.write(slots)
@@ -338,7 +340,7 @@ class Publications:
         return written
 
     async def keep_up(self) -> None:
-        """Repeat what is due, for ever."""
+        """Keep repeating what is due."""
         state = self._state
         while True:
             next_due = state.publisher.next_due()
@@ -350,17 +352,17 @@ class Publications:
             self._changed = trio.Event()
             due = await self._due(state.now_ms())
             for start in range(0, len(due), LARGEST_PUT):
-                await self._say_again(due[start : start + LARGEST_PUT])
+                await self._republish(due[start : start + LARGEST_PUT])
 
     async def _due(self, now_ms: int) -> list[Slot]:
         publisher = self._state.publisher
         due: list[Slot] = []
         while (moment := publisher.next_due()) is not None and moment <= now_ms:
-            due += publisher.due(now_ms, SIGNED_WITHOUT_A_PAUSE)
+            due += publisher.due(now_ms, SIGNED_PER_CHECKPOINT)
             await trio.lowlevel.checkpoint()
         return due
 
-    async def _say_again(self, slots: Sequence[Slot]) -> None:
+    async def _republish(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             self._state.storage.verified.remember(slot)
         self._state.counts.republished += len(slots)

@@ -1,8 +1,8 @@
 """Watching a key: read it repeatedly, and report changes.
 
 After a change a key is read often, and ever more rarely while nothing changes. All watchers of a
-key on this node share one reader. What they know already is not sent again. What this node keeps as
-a replica is seen as soon as it arrives, without a request.
+key on this node share one reader. Slots that they know already are not sent again. Slots that this
+node keeps as a replica are seen as soon as they arrive, without a request.
 
 A slow watcher sees the latest value, not every step: of two changes of one slot between two reads
 only the second is reported.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from protocols.dht.reading import Breadth, SlotEntry, SlotReader
+from protocols.dht.reader import Breadth, SlotEntry, SlotReader
 from protocols.dht.slots import Slot, supersedes
 from protocols.dht.state import DhtState, log
 from protocols.errors import PotluckError
@@ -48,7 +48,7 @@ class _Watched:
         self.watchers = 0
         self.slots: dict[bytes, Slot] = {}
         self.changed = trio.Event()
-        self.look_now = trio.Event()
+        self.read_now = trio.Event()
         self.scope = trio.CancelScope()
 
 
@@ -59,7 +59,7 @@ class Watches:
         self._state = state
         self._reader = reader
         self._watched: dict[str, _Watched] = {}
-        state.was_kept = self._was_kept
+        state.on_new_slot = self._on_new_slot
 
     def __len__(self) -> int:
         return len(self._watched)
@@ -68,33 +68,33 @@ class Watches:
         self._state.families.family_of(key)
         watched = self._enter(key)
         try:
-            told: dict[bytes, Slot] = {}
+            reported: dict[bytes, Slot] = {}
             while True:
                 changed = watched.changed
-                for change in self._changes(told, dict(watched.slots)):
+                for change in self._changes(reported, dict(watched.slots)):
                     yield change
                 if changed is watched.changed:
                     await changed.wait()
         finally:
             self._leave(key, watched)
 
-    def _changes(self, told: dict[bytes, Slot], now: dict[bytes, Slot]) -> list[Change]:
+    def _changes(self, reported: dict[bytes, Slot], now: dict[bytes, Slot]) -> list[Change]:
         changes = []
         for publisher, slot in now.items():
-            if told.get(publisher) != slot:
-                told[publisher] = slot
+            if reported.get(publisher) != slot:
+                reported[publisher] = slot
                 value = self._state.families.decode(slot)
                 peer = slot.publisher_peer
                 changes.append(Change(peer, SlotEntry(peer, value, slot.expires, slot.sequence)))
-        for publisher in [one for one in told if one not in now]:
-            changes.append(Change(told.pop(publisher).publisher_peer, None))
+        for publisher in [one for one in reported if one not in now]:
+            changes.append(Change(reported.pop(publisher).publisher_peer, None))
         return changes
 
     def _enter(self, key: str) -> _Watched:
         watched = self._watched.get(key)
         if watched is None:
             watched = self._watched[key] = _Watched()
-            self._state.nursery.start_soon(self._read_on, key, watched)
+            self._state.nursery.start_soon(self._poll, key, watched)
         watched.watchers += 1
         return watched
 
@@ -104,12 +104,12 @@ class Watches:
             del self._watched[key]
             watched.scope.cancel()
 
-    def _was_kept(self, key: str) -> None:
+    def _on_new_slot(self, key: str) -> None:
         watched = self._watched.get(key)
         if watched is not None:
-            watched.look_now.set()
+            watched.read_now.set()
 
-    async def _read_on(self, key: str, watched: _Watched) -> None:
+    async def _poll(self, key: str, watched: _Watched) -> None:
         settings = self._state.settings
         seconds = settings.watch_seconds
         known: list[Slot] = []
@@ -147,9 +147,9 @@ class Watches:
         due = trio.current_time() + seconds
         while trio.current_time() < due:
             with trio.move_on_at(min(due, trio.current_time() + self._until_expiry(watched))):
-                await watched.look_now.wait()
-            if watched.look_now.is_set():
-                watched.look_now = trio.Event()
+                await watched.read_now.wait()
+            if watched.read_now.is_set():
+                watched.read_now = trio.Event()
                 known = newest_of_each((*known, *self._reader.own(key)))
             if self._note(watched, known):
                 is_new = True

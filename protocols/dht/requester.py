@@ -1,4 +1,4 @@
-"""One request to one peer, and what it shows about that peer.
+"""Sends one request to one peer, and notes whether the peer is alive.
 
 After any request, a peer that answered counts as heard from, and its clock is sampled. One that
 failed is marked in the routing table. The caller uses the content of the answer.
@@ -44,7 +44,7 @@ Asked = TypeVar("Asked", FindRequest, StoreRequest, GreetRequest)
 Answer = TypeVar("Answer", FindResponse, StoreResponse, GreetResponse)
 
 
-class Asker:
+class Requester:
     """Sends requests for all parts of the directory."""
 
     def __init__(self, state: DhtState, acquaintances: Acquaintances) -> None:
@@ -56,7 +56,7 @@ class Asker:
         sender = self._acquaintances.introduction_for(contact.peer)
         response = await self._ask(contact, FIND, FindRequest(tuple(queries), sender))
         if len(response.answers) != len(queries):
-            raise MalformedMessage(f"{contact.peer} left questions without an answer.")
+            raise MalformedMessage(f"{contact.peer} answered fewer queries than it was asked.")
         return response
 
     async def store(
@@ -70,7 +70,7 @@ class Asker:
         method = STORE if len(slots) <= SLOTS_STORED_AT_ONCE else STORE_MANY
         response = await self._ask(contact, method, request)
         if len(response.refusals) != len(slots):
-            raise MalformedMessage(f"{contact.peer} did not say of each slot what became of it.")
+            raise MalformedMessage(f"{contact.peer} did not give a result for each slot.")
         return response
 
     async def greet(self, contact: Contact) -> GreetResponse:
@@ -78,7 +78,7 @@ class Asker:
         sender = self._acquaintances.introduction_for(contact.peer)
         return await self._ask(contact, GREET, GreetRequest(sender))
 
-    async def is_there(self, contact: Contact) -> None:
+    async def probe(self, contact: Contact) -> None:
         """Find out whether a peer still answers, and update the routing table.
 
         A greeting would not be enough: a peer may answer that and be too slow, or too broken, for
@@ -92,10 +92,10 @@ class Asker:
     async def _ask(self, contact: Contact, method: Method[Asked, Answer], request: Asked) -> Answer:
         state = self._state
         peer = contact.peer
-        is_ours_to_open = False
+        we_open_link = False
         if contact.addresses and self._acquaintances.is_stranger(peer):
             state.network.learn_addresses(peer, contact.addresses)
-            is_ours_to_open = state.network.link(peer) is None
+            we_open_link = state.network.link(peer) is None
         asked_ms = state.local_ms()
         try:
             response = await state.rpc.call(
@@ -109,7 +109,7 @@ class Asker:
             state.table.remove(contact)
             raise
         except PotluckError as error:
-            if not _is_there(error):
+            if not _shows_peer_alive(error):
                 state.counts.calls_failed += 1
                 if contact.node_id in state.table:
                     state.lost.add(contact)
@@ -117,16 +117,16 @@ class Asker:
             raise
         state.heard_at = trio.current_time()
         self._acquaintances.answered(peer, response, asked_ms, request.sender)
-        if is_ours_to_open:
+        if we_open_link:
             self._acquaintances.we_opened(peer)
         return response
 
 
-def _is_there(error: PotluckError) -> bool:
-    """Whether a failed request says nothing against the peer.
+def _shows_peer_alive(error: PotluckError) -> bool:
+    """Whether a failed request shows that the peer is alive.
 
-    That is so if it does not let us take part, if we may not ask, or if it is a monitor, which
-    keeps nothing.
+    It does if the peer does not let us take part, if we may not ask, or if the peer is a monitor,
+    which keeps no slots.
     """
     if isinstance(error, AnswerNotAllowed):
         return error.reason is Reason.ROLE
