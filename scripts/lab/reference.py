@@ -18,7 +18,8 @@ PAGE = Path("docs/laboratory.md")
 _INTRODUCTION = """\
 # The laboratory
 
-This page is written by `PYTHONPATH=scripts .venv/bin/python -m lab.reference`; change the commands, not the page.
+This page is written by `PYTHONPATH=scripts .venv/bin/python -m lab.reference`; change the
+commands, not the page.
 
 `scripts/bench` measures potluck on this machine, with real processes. `scripts/simulate` shows
 what many nodes would do, in virtual time and with the protocols of real nodes. Both run from a
