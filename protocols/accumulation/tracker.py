@@ -309,10 +309,12 @@ class Tracker:
         goes_on = (mine.epoch, mine.history) == (before.epoch, before.history)
         is_step = before.averaging and mine.epoch == before.epoch + 1
         if not goes_on:
-            if self._spared == MOST_SPARED and self._noted_batches == 1:
-                # A first batch may take ten times as long as any other. A peer that seems too slow
-                # because of it would never be allowed a second one to measure.
+            if self._spared == MOST_SPARED and self._noted_batches:
+                # A first batch may take ten times as long as any other, and so does one in which
+                # the machine slept. A peer that seems too slow because of it would never be allowed
+                # another one to measure.
                 self._meter, self._batch_seconds = RateMeter(), mine.batch_seconds
+                self._noted_batches = 0
             is_with_it = before.averaging and before.samples > 0
             self._spared = 0 if is_with_it else min(self._spared + 1, MOST_SPARED)
             self._epoch_began, self._came = now if is_step else None, -1.0

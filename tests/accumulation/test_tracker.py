@@ -105,16 +105,33 @@ async def test_a_batch_that_outlasts_the_delayed_round_it_is_computed_beside_is_
 
 
 @simulated
-async def test_a_peer_that_was_measured_by_its_first_batch_only_is_not_spared_by_that_for_ever(
+async def test_a_peer_is_not_spared_for_ever_because_its_first_batch_took_long(
     world: SimulatedWorld,
 ) -> None:
+    await measures_again(world, before=0)
+
+
+@simulated
+async def test_a_peer_is_not_spared_for_ever_because_its_machine_slept_in_a_batch(
+    world: SimulatedWorld,
+) -> None:
+    await measures_again(world, before=3)
+
+
+async def measures_again(world: SimulatedWorld, before: int) -> None:
+    """After a long batch, with this many short ones before it."""
     one = (await trackers(world, 1))[0]
     first = one.tracker.mine().epoch
-    one.note(batch=8, under_way=0.0)
-    await trio.sleep(5.0)
-    one.note(samples=8, under_way=-1.0)
+    one.note(batch=8)
+    for batch in range(before):
+        one.note(under_way=0.0)
+        await trio.sleep(0.01)
+        one.note(samples=8 * (batch + 1), under_way=-1.0)
+    one.note(under_way=0.0)
+    await trio.sleep(50.0)
+    one.note(samples=8 * (before + 1), under_way=-1.0)
     for epoch in range(first, first + MOST_SPARED + 2):
-        assert one.tracker.mine().batch_seconds == pytest.approx(5.0)
+        assert one.tracker.mine().batch_seconds == pytest.approx(50.0, rel=0.1)
         slot = msgspec.structs.replace(one.tracker.mine(), batch_seconds=0.0)
         one.tracker.note(msgspec.structs.replace(slot, averaging=True))
         one.tracker.note(msgspec.structs.replace(slot, epoch=epoch + 1, samples=0))
