@@ -36,6 +36,18 @@ def test_no_module_imports_against_the_arrows() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_protocols_use_threads_only_where_a_simulation_can_do_without() -> None:
+    """A virtual clock does not see a thread that works, and jumps past every deadline."""
+    wrong = []
+    for module, path in product_modules():
+        if not module.startswith("protocols.") or module == "protocols.blocking":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr == "to_thread":
+                wrong.append(f"{module}, line {node.lineno}: use protocols.blocking")
+    assert not wrong, "\n".join(wrong)
+
+
 def names_shown_by(package: str) -> set[str]:
     """What a package lists in `__all__`."""
     path = ROOT.joinpath(*package.split("."), "__init__.py")

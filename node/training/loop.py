@@ -292,7 +292,7 @@ class Loop:
         until = math.inf if bridge.keeper is not None else time.monotonic() + KEPT_SECONDS
         while not (self._session.departure.wanted or time.monotonic() > until):
             found = bridge.estimate
-            is_kept = found.keepers_here or not found.keepers
+            is_kept = found.keepers_here or not (found.keepers or found.silent_keepers)
             if bridge.keeper is None and found.epoch == optimizer.epoch and is_kept:
                 return
             with bridge.waiting():

@@ -202,6 +202,7 @@ class Estimate:
     - `peers`: all others known to be alive and to fit, wherever they are.
     - `keepers`: those of them that keep the run's checkpoints.
     - `keepers_here`: the keepers in this epoch and history.
+    - `silent_keepers`: keepers that do not count now and have not left: they may be back.
     - `ignored`: peers whose slots do not count, and why.
     - `places`: how many peers may be in a round.
     - `has_place`: this peer has one of the places; without one it follows the run.
@@ -243,6 +244,7 @@ class Estimate:
     peers: tuple[PeerId, ...] = ()
     keepers: tuple[PeerId, ...] = ()
     keepers_here: tuple[PeerId, ...] = ()
+    silent_keepers: frozenset[PeerId] = frozenset()
     ignored: tuple[Ignored, ...] = ()
     places: int = MOST_PEERS
     has_place: bool = True

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Final
 
+from auth.bounded_map import BoundedMap
 from protocols.accumulation.progress import LONGEST_READ_SECONDS, Seen
 from protocols.accumulation.progress_slot import SLOT_SECONDS
 from protocols.dht import SlotEntry
@@ -29,6 +30,8 @@ LONGEST_UNSEEN_SECONDS: Final = LONGEST_READ_SECONDS + READ_SECONDS
 """No more than this counts as time between two readings: a healthy node reads at least this often.
 """
 
+MOST_KEEPERS: Final = 8  # a run has one or two; any peer may claim to be one
+
 
 class SlotsSeen:
     """The slots of the others. Invariant: the newest slot that was read of each peer, until it is
@@ -36,6 +39,9 @@ class SlotsSeen:
 
     def __init__(self) -> None:
         self.slots: dict[PeerId, Seen] = {}
+        self.keepers: BoundedMap[PeerId, None] = BoundedMap(MOST_KEEPERS)
+        """Peers that keep the run's checkpoints and have not left, also when their slots have
+        expired."""
         self.number = 0
         """How many readings have ended."""
         self.begun = 0
@@ -67,12 +73,16 @@ class SlotsSeen:
         for peer in news:
             self._sequences[peer] = found[peer].sequence
             self.slots[peer] = Seen(found[peer].value, written_at)
+            if found[peer].value.keeps:
+                self.keepers[peer] = None
         missing = {peer for peer in self.slots if peer not in found}
         for peer in tuple(missing):
             if peer in gone or now - self.slots[peer].at > SLOT_SECONDS:
                 missing.discard(peer)
                 del self.slots[peer]
                 del self._sequences[peer]
+        for keeper in [peer for peer in self.keepers if peer in gone]:
+            del self.keepers[keeper]
         self._wants_full = not is_full and not missing <= self._missing
         self._missing = missing
         self._looked_for, self._read_at = now, clock

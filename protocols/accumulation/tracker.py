@@ -495,7 +495,12 @@ class Tracker:
         reads = found.read_again_in_seconds
         if found.fork is not None or found.behind is not None:
             reads = min(reads, IDLE_SECONDS)
-        self.estimate = replace(found, fork=fork, read_again_in_seconds=reads)
+        self.estimate = replace(
+            found,
+            fork=fork,
+            read_again_in_seconds=reads,
+            silent_keepers=frozenset(seen.keepers) - frozenset(found.keepers),
+        )
         self._pause.deadline = min(self._pause.deadline, self._read_at + reads)
         self._complaints.do_not_count(self.estimate.ignored)
         self._reckoned.set()

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import trio
 
+from protocols.blocking import in_thread
 from protocols.dht.contacts import Contact
 from protocols.dht.keeper import Keeper, KeepingFailed, KeptSlot, UnsavedSlots
 from protocols.dht.slots import Slot, SlotRefused
@@ -83,7 +84,7 @@ class Persistence:
     async def _ask(self, work: Callable[[], Loaded], otherwise: Loaded) -> Loaded:
         try:
             if self._keeper.blocks:
-                return await trio.to_thread.run_sync(work)
+                return await in_thread(work)
             await trio.lowlevel.checkpoint()
             return work()
         except KeepingFailed as error:

@@ -30,6 +30,7 @@ import torch
 import trio
 from torch import Tensor
 
+from protocols.blocking import in_thread
 from protocols.dht import Dht
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.moshpit.bandwidth import Bandwidth
@@ -199,7 +200,7 @@ class Averager:
         if vector.layout.values <= CHECKED_IN_PLACE_VALUES:
             vector.check_finite()
         else:
-            await trio.to_thread.run_sync(vector.check_finite)
+            await in_thread(vector.check_finite)
         walk = GridWalk(self._run, request, grid, self._index(grid, request.number), self._buffers)
         for _ in range(grid.rounds):
             step = await self._rounds.run(walk.next_round())

@@ -25,6 +25,8 @@ from tests.accumulation.trackers import TARGET, TrackingPeer, peer_in, trackers
 from tests.dht.members import SETTINGS, simulated
 from tests.dht.test_service_swarm import MemoryKeeper
 
+KEEPS = msgspec.structs.replace(slot(role="auxiliary"), keeps=True)
+
 
 @simulated
 async def test_all_see_at_nearly_the_same_time_that_the_step_is_due(world: SimulatedWorld) -> None:
@@ -84,6 +86,41 @@ async def test_the_others_see_that_a_peer_begins_a_round(world: SimulatedWorld) 
     with trio.fail_after(2 * LONGEST_READ_SECONDS):
         while not peers[0].tracker.estimate.is_due:
             await peers[0].tracker.changed()
+
+
+@simulated
+async def test_a_keeper_that_falls_silent_is_remembered_until_it_is_back(
+    world: SimulatedWorld,
+) -> None:
+    one = (await trackers(world, 1))[0]
+    keeper = peer_in(world, "keeper", [one], KEEPS)
+    await keeper.ready.wait()
+    with trio.fail_after(SLOT_SECONDS):
+        while not one.tracker.estimate.keepers:
+            await one.tracker.changed()
+    world.stop(keeper.network)
+    await trio.sleep(2 * SLOT_SECONDS)
+    assert not one.tracker.estimate.keepers
+    assert one.tracker.estimate.silent_keepers == {keeper.network.peer_id}
+    world.resume(keeper.network)
+    with trio.fail_after(SLOT_SECONDS):
+        while not one.tracker.estimate.keepers:
+            await one.tracker.changed()
+    assert not one.tracker.estimate.silent_keepers
+
+
+@simulated
+async def test_a_keeper_that_leaves_is_not_remembered(world: SimulatedWorld) -> None:
+    one = (await trackers(world, 1))[0]
+    keeper = peer_in(world, "keeper", [one], KEEPS)
+    await keeper.ready.wait()
+    with trio.fail_after(SLOT_SECONDS):
+        while not one.tracker.estimate.keepers:
+            await one.tracker.changed()
+    await keeper.leave()
+    await trio.sleep(2 * SLOT_SECONDS)
+    assert not one.tracker.estimate.keepers
+    assert not one.tracker.estimate.silent_keepers
 
 
 @simulated

@@ -14,6 +14,8 @@ from node.run.definition import read_definition
 from node.training.happenings import RunComplete
 from node.training.trainer import TrainerOptions
 from protocols.accumulation.events import CaughtUp, StepTaken
+from protocols.accumulation.progress import LONGEST_READ_SECONDS
+from protocols.accumulation.progress_slot import SLOT_SECONDS
 from protocols.testing.world import SimulatedWorld
 from tests.runs.definitions import with_line
 from tests.trainer.training_nodes import TrainingNode, training_in
@@ -22,8 +24,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 STEPS: Final = 6
 STOPPED_AT: Final = 3
 DEFINITION: Final = read_definition(
-    with_line(f"steps = {STEPS}\ndelayed = true")
-    + b"[averaging]\ngrace_seconds = 1.0\nround_seconds = 20.0\n"
+    with_line(f"steps = {STEPS}\ndelayed = true") + b"[averaging]\nround_seconds = 20.0\n"
 )
 
 
@@ -60,7 +61,9 @@ async def test_volunteers_do_not_leave_with_a_last_step_that_the_keeper_is_witho
             ):
                 await until(lambda: epoch_of(ann) >= STOPPED_AT, PATIENCE_SECONDS)
                 world.stop(network)
+                unknown_at = trio.current_time() + SLOT_SECONDS + 2 * LONGEST_READ_SECONDS
                 await until(lambda: bool(complete(ann) and complete(ben)), PATIENCE_SECONDS)
+                await trio.sleep_until(unknown_at)  # the keeper's slot has expired
                 assert not ann.ended.is_set()
                 assert not ben.ended.is_set()
                 world.resume(network)
