@@ -9,10 +9,8 @@ examples each time, so that nobody's change fails by what another's left undetec
 of them, where a test does not say how many; `soak` is other ones each time. How long an example
 takes is the machine's affair: no profile has a limit for it.
 
-scripts/test gives a whole run to two workers (pytest-xdist). The tests of some rooms start
-processes, wait for real seconds, or hold a clock against them: one worker gets all of those, one
-after the other, so that they do not disturb each other. Most of their time is waiting, and the
-other worker computes meanwhile.
+scripts/test shares a whole run among workers (pytest-xdist). The tests of the demo have one mark,
+`xdist_group`, so that one worker gets them, and plays it once.
 
 What was imported until the tests begin is no garbage, and is exempt from looking for it.
 """
@@ -29,11 +27,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.demonstrated import Played, play
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 FAST_EXAMPLES = 25
-
-# Rooms whose tests must not run beside each other.
-WITH_PROCESSES = frozenset({"access", "commands", "frame", "lab", "processes", "soak", "strangers"})
 
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT, derandomize=True)
@@ -41,15 +36,9 @@ settings.register_profile("fast", _PATIENT, derandomize=True, max_examples=FAST_
 settings.register_profile("soak", _PATIENT, derandomize=False)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if any(HERE / room in item.path.parents for room in WITH_PROCESSES):
-            item.add_marker(pytest.mark.xdist_group("with processes"))
-
-
 @pytest.fixture(scope="session")
 def the_demo(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """`potluck demo`, played once by the worker that has the rooms with processes."""
+    """`potluck demo`, played once by the worker that has its tests."""
     return play(tmp_path_factory.mktemp("demo"))
 
 
@@ -59,7 +48,7 @@ def pytest_collection_finish() -> None:
 
 
 # For the children that are of the laboratory; pytest itself has the folder from pyproject.toml.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE.parent / "scripts")])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -107,7 +107,7 @@ class SlotReader:
 
     async def closest(self, targets: Sequence[int], k: int | None = None) -> list[list[Contact]]:
         """The live peers closest to each of these positions, by lookups that share messages."""
-        operations = [Search(self._state, target, k=k) for target in targets]
+        operations = [FullRead(self._state, target, k=k) for target in targets]
         await Walk(self._state, operations, self.ask, MESSAGE_LIMITS).run()
         return [operation.lookup.closest_answered() for operation in operations]
 
@@ -128,7 +128,7 @@ class SlotReader:
             view = self._views.of(key) if len(keys) == 1 else View()
             view.expire(state.now_ms())
             target = position_of(key)
-            operation = Search(
+            operation = FullRead(
                 state, target, key, view=view, replicas_wanted=replicas_wanted, radius=radius
             )
             operation.take_own(state.storage.get(key, state.now_ms()))
@@ -170,7 +170,7 @@ class SlotReader:
                 order, enough = replicas, state.settings.enough_written
             case Breadth.ALL:
                 order, enough = replicas, len(replicas)
-        operation = Look(target, key, view, order, enough, source)
+        operation = NewsRead(target, key, view, order, enough, source)
         await Walk(state, [operation], self.ask, MESSAGE_LIMITS).run()
         for contact in (*operation.lookup.failed_ones, *operation.lookup.slow_ones.values()):
             view.failed(contact)
@@ -248,7 +248,7 @@ class SlotReader:
                 found = (await self._requester.find(contact, [following])).answers[0]
                 if found.more and found.cursor == cursor:
                     break  # it promised more and sent nothing
-        reply = Reply(contact, tuple(names), cursor, whole=not query.since)
+        reply = ReplicaReply(contact, tuple(names), cursor, whole=not query.since)
         operation.heard(reply, copied=copied)
 
     async def _fetch_missing(self, operations: Sequence[SlotRead]) -> None:
@@ -532,9 +532,9 @@ class ReplicaQueue:
 
 # One read: the peers that it has heard, what they have, and whether that is enough.
 #
-# `Search` finds the replicas of a key by a lookup. It asks the first few for slots, and the others
-# only for names. A reader may stop as soon as a few replicas have answered. `Look` asks some
-# known replicas for what is new.
+# `FullRead` finds the replicas of a key by a lookup. It asks the first few for slots, and the
+# others only for names. A reader may stop as soon as a few replicas have answered. `NewsRead` asks
+# some known replicas for what is new.
 #
 # The caller of `take` must have checked the slot. A name from a replica is only a claim.
 
@@ -543,7 +543,7 @@ REQUEST_BYTES = 64 << 10  # of queries in one message: half of the limit
 
 
 @dataclass(frozen=True)
-class Reply:
+class ReplicaReply:
     """A replica's answer about a key: the names of its slots, and its cursor.
 
     All its slots if it is `whole`, else those since it was last asked.
@@ -563,7 +563,7 @@ class SlotRead(Operation):
         self.target = target
         self.key = key
         self.view = view
-        self.replies: dict[int, Reply] = {}
+        self.replies: dict[int, ReplicaReply] = {}
         """By the node id of each replica that answered, without copies."""
         self._known: list[bytes] = []
 
@@ -579,12 +579,12 @@ class SlotRead(Operation):
     def take(self, slot: Slot) -> None:
         self.view.take(slot)
 
-    def heard(self, reply: Reply, *, copied: bool) -> None:
+    def heard(self, reply: ReplicaReply, *, copied: bool) -> None:
         """A peer has said which slots it has under the key."""
         if not copied:
             self.replies[reply.contact.node_id] = reply
 
-    def missing_at(self, reply: Reply) -> list[bytes]:
+    def missing_at(self, reply: ReplicaReply) -> list[bytes]:
         """The slots that this replica has named and no replica has sent."""
         return self.view.missing(reply.names)
 
@@ -605,7 +605,7 @@ class SlotRead(Operation):
         )
 
 
-class Search(SlotRead):
+class FullRead(SlotRead):
     """Finds the peers closest to a position and, with a key, its slots."""
 
     lookup: Lookup
@@ -654,7 +654,7 @@ class Search(SlotRead):
         if self._replicas_wanted:
             self.lookup.alpha = max(1, self._replicas_wanted - self._replicas_heard)
 
-    def heard(self, reply: Reply, *, copied: bool) -> None:
+    def heard(self, reply: ReplicaReply, *, copied: bool) -> None:
         """Take a peer's answer, as above.
 
         All copies together count as one replica. The peer that sent them may have left some out,
@@ -677,7 +677,7 @@ class Search(SlotRead):
             self.lookup.alpha = self.lookup.k
 
 
-class Look(SlotRead):
+class NewsRead(SlotRead):
     """Asks some of `replicas` for the slots that are new since they were last asked.
 
     Only the `source` sends slots; the others name them.
@@ -740,7 +740,7 @@ class Repairs:
         self._refused: set[tuple[int, bytes]] = set()
         """Slots that a replica refused, so that not every read sends them again."""
 
-    async def repair(self, operation: Search) -> None:
+    async def repair(self, operation: FullRead) -> None:
         """Send replicas the slots that this read has shown them to lack."""
         slots = tuple(operation.view.slots.values())
         if not slots:
@@ -784,7 +784,7 @@ class Repairs:
                 else:
                     self._state.counts.slots_repaired += 1
 
-    def _copy_to_last_on_path(self, operation: Search, slots: Sequence[Slot]) -> None:
+    def _copy_to_last_on_path(self, operation: FullRead, slots: Sequence[Slot]) -> None:
         for contact in operation.lookup.closest_answered(len(operation.replies)):
             reply = operation.replies.get(contact.node_id)
             if reply is not None and not reply.names:

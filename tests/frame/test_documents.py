@@ -33,10 +33,15 @@ PAGES = [
 ]
 NAMED = re.compile(r"`potluck ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+README_PLAYS_THE_DEMO = pytest.param(
+    ROOT / "README.md", id="README.md", marks=pytest.mark.xdist_group("demo")
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document", [README_PLAYS_THE_DEMO, *DOCUMENTS[1:]], ids=lambda path: path.name
+)
 def test_every_command_in_a_document_works(
     document: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

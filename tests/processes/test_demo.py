@@ -69,6 +69,7 @@ def check(code: int, events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("demo")
 def test_the_demo_keeps_what_it_promises(the_demo: Played) -> None:
     summary = check(the_demo.exit_code, the_demo.events)
     everything_is_kept(summary)

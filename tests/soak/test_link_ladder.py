@@ -81,6 +81,13 @@ RUNGS: Final = [
     rung("600 ms", 0.6),
     rung("600 ms, 1 Mb/s up, 2 s of buffer", 0.6, MEGABIT, 8 * MEGABIT, buffer_seconds=2.0),
 ]
+ENDS: Final = (RUNGS[0], RUNGS[-1])
+
+# The ends of the ladder for everybody, and the rungs between with scripts/test --soak
+SOME_RUNGS: Final = [
+    pytest.param(one, id=str(one), marks=pytest.mark.slow if one in ENDS else pytest.mark.soak)
+    for one in RUNGS
+]
 
 
 @asynccontextmanager
@@ -103,8 +110,7 @@ async def timed_call(us: TestPeer, other: PeerProcess) -> float:
     return trio.current_time() - asked_at
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("link", RUNGS, ids=str)
+@pytest.mark.parametrize("link", SOME_RUNGS)
 async def test_calls_take_little_more_than_the_round_trip(link: Rung) -> None:
     """F9"""
     async with across(link) as (us, other):
@@ -118,8 +124,7 @@ async def test_calls_take_little_more_than_the_round_trip(link: Rung) -> None:
         assert measured < link.round_trip_seconds + GRACE_SECONDS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("link", RUNGS, ids=str)
+@pytest.mark.parametrize("link", SOME_RUNGS)
 async def test_a_call_without_an_answer_ends_at_its_deadline_on_any_link(link: Rung) -> None:
     """F9: a deadline is the caller's, not the link's."""
     timeout = link.round_trip_seconds + 1.0
@@ -131,11 +136,11 @@ async def test_a_call_without_an_answer_ends_at_its_deadline_on_any_link(link: R
         assert timeout <= trio.current_time() - asked_at < timeout + GRACE_SECONDS
 
 
-@pytest.mark.parametrize("link", RUNGS, ids=str)
+@pytest.mark.parametrize("link", SOME_RUNGS)
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(SHORT_SECONDS, id="short", marks=pytest.mark.slow),
+        pytest.param(SHORT_SECONDS, id="short"),
         pytest.param(LONG_SECONDS, id="long", marks=pytest.mark.soak),
     ],
 )
