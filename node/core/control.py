@@ -1,6 +1,8 @@
 """The control socket of a running node, which only its owner can open.
 
 `potluck status` uses it first. A part of the node that needs its own command registers it:
+
+    async def pause(arguments: Mapping[str, Any], answer: Answering) -> None:
         ...
         await answer({"paused": True})
 

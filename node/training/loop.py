@@ -140,7 +140,6 @@ class Loop:
         self._position_file = position_file
         self._batches: TrainingBatches | None = None
         self._position_kept = time.monotonic()
-        self._counted = 0
 
     def stop_reading(self) -> None:
         """Wake the loop if it waits for data. Any thread."""
@@ -176,8 +175,9 @@ class Loop:
             self._drop("This peer left before their step.", optimizer)
 
     def _drop(self, reason: str, optimizer: CollaborativeOptimizer) -> None:
-        if self._counted:
-            self._session.happened(GradientsDropped(optimizer.epoch, self._counted, reason))
+        if optimizer.waiting_samples:
+            dropped = GradientsDropped(optimizer.epoch, optimizer.waiting_samples, reason)
+            self._session.happened(dropped)
 
     def _enter(self, bridge: Bridge) -> CollaborativeOptimizer:
         """Check the run's progress, and fetch its state if it is further."""
@@ -231,13 +231,8 @@ class Loop:
         if value is None:
             self._make_room(optimizer)
             return
-        if math.isfinite(value):
-            self._counted += samples
         self._batch_size.took(time.monotonic() - began)
-        before = optimizer.epoch
         optimizer.step(samples=samples, loss=value)
-        if optimizer.epoch != before:  # they are in a step; or were dropped, which was reported
-            self._counted = 0
 
     def _computed(self, optimizer: CollaborativeOptimizer, batch: Any) -> float | None:
         """The loss, with its gradients computed; None if memory has no room for it. Then everything
@@ -272,10 +267,7 @@ class Loop:
         session = self._session
         closed = session.gate.reasons()
         if not any(one.name == NETWORK for one in closed):  # without a network nothing can be sent
-            before = optimizer.epoch
             optimizer.see_out(ROUND_PATIENCE_SECONDS)  # or the others would wait for it in vain
-            if optimizer.epoch != before:
-                self._counted = 0
             if session.gate.is_open:  # the rest ended before a state was fetched
                 return
         with self._resting.told() as is_rest, optimizer.away():

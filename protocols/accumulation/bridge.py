@@ -1,6 +1,6 @@
 """The bridge: the one place where the training thread meets the network.
 
-    bridge.enter(OptimizerEntry(slot, look, lock))          # once, by the optimizer
+    bridge.enter(OptimizerEntry(slot, look, lock, ...))     # once, by the optimizer
     bridge.note(slot)                                       # report progress; never waits
     bridge.estimate                                         # the state of the run; never waits
     averaging = bridge.average(RoundRequest(vector, weight=96.0, ...))

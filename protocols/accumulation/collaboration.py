@@ -127,8 +127,9 @@ class CollaborationSettings:
       made with an average over a grid, whose groups do not hold the same bits.
     - `client`: this node can only dial out. It reduces nothing for others and serves no state.
     - `name`: what the owner wants to be called by the others.
-    - `up_bytes_per_second`, `down_bytes_per_second`: the owner's limits, for averaging and for
-      serving states. 0: as measured, and as much as does not slow training.
+    - `up_bytes_per_second`, `down_bytes_per_second`: what averaging and serving states may use
+      where the owner has set limits (0.6 of them: node/core/caps/settings.py). 0: as measured,
+      and as much as does not slow training.
     - `begins`: False waits, when the optimizer is made, until the run has made a step or a peer is
       there that keeps its checkpoints. If all peers but the keeper have this, nobody can begin the
       run anew while the keeper is away (docs/assumptions.md, "Behind").

@@ -110,6 +110,8 @@ class Driver:
         self._bridge, self._mode = bridge, mode
         self._rounds = Rounds(bridge, steps, mode, self.standing)
         self._to_do: deque[Effect] = deque()
+        self._epoch_returned = 0
+        """The epoch at the end of the last call."""
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._serving_cost = ServingCost()
         self._next_batch = NextBatch(mode)
@@ -138,19 +140,20 @@ class Driver:
         if not self._mode.auxiliary:
             self._wait_while_no_batch_is_wanted()
         self._batch_begins()
+        self._epoch_returned = self.standing.at[0]
 
     def contribute(self, batch: Batch) -> bool:
-        """Count a batch whose gradients are in `.grad`. Returns whether a step was made in this
-        call."""
+        """Count a batch whose gradients are in `.grad`. Returns whether the epoch is a later one
+        than at the end of the last call. With `delayed`, a step may be made between two calls."""
         self._serving_cost.computed()
         self._rounds.raise_failure()
-        epoch_before, _ = self.standing.at
         self._to_do.extend(self.standing.count(batch))
         self.go_on()
         self._wait_for_a_place()
         self._wait_while_no_batch_is_wanted()
         self._batch_begins()
-        return self.standing.at[0] > epoch_before
+        epoch_before, self._epoch_returned = self._epoch_returned, self.standing.at[0]
+        return self._epoch_returned > epoch_before
 
     def go_on(self) -> None:
         """Report the estimate and carry out what follows, until nothing is left to do."""
@@ -214,6 +217,7 @@ class Driver:
         self.finish()
         self.standing.take_state(state)
         self._to_do.extend(self.standing.tell(Restored(state.epoch, state.history)))
+        self._epoch_returned = state.epoch
 
     def _batch_begins(self) -> None:
         self.standing.begin_batch()

@@ -15,9 +15,10 @@ optimizer first looks at the run, and fetches its state if the run is further; `
 whenever this peer has fallen behind.
 
 Promises: the gradients may be changed or freed as soon as `step` returns. `step` waits for the
-network only when the batch is full, or while a state is fetched. (With `delayed`, it waits for a
-full batch only if this peer's part of the next one is computed before the round has ended.) Options
-that cannot work together are refused with a named error when the optimizer is made.
+network only in a round, while a state is fetched, while the next batch would be too late for the
+round, and while all places in the rounds are taken. (With `delayed`, it waits for a round only if
+this peer's part of the next one is computed before that round has ended.) Options that cannot work
+together are refused with a named error when the optimizer is made.
 
 Easy to get wrong: the loss is the *mean* over the batch's samples, and `samples` is their number.
 The inner optimizer, its schedule and `max_norm` are those for the whole batch, and the schedule
@@ -224,6 +225,12 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         """Sixteen bytes that are equal at peers that made the same steps."""
         return self._driver.standing.at[1]
 
+    @property
+    def waiting_samples(self) -> int:
+        """How many samples this peer has counted that are in no step yet."""
+        life = self._driver.standing.life
+        return life.samples + life.in_round
+
     def autocast(self) -> AbstractContextManager[Any]:
         """torch.autocast to the chosen precision on the parameters' device."""
         return autocast_to(self._precision, self._parameters.device.type)
@@ -239,8 +246,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: None = None, *, samples: int, loss: Tensor | float | None = None
     ) -> bool:
-        """Count the gradients in `.grad`, the mean over this many samples. Returns whether
-        the run has moved on: by a step, or by steps of others that this peer took over.
+        """Count the gradients in `.grad`, the mean over this many samples. Returns whether the run
+        has moved on since the last call: by a step, or by steps of others that this peer took over.
 
         The run's loss (`StepTaken.loss`) is the mean of the losses that all peers pass here. A
         batch whose loss or gradients are not finite does not count, and an event says so (for

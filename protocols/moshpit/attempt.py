@@ -584,7 +584,7 @@ class PacedStream:
 # (`StreamPace`), so a flow that stops is noticed at its next chunk, before its end. A member that
 # is not behind the others is not late. Each member judges what it alone can see:
 #
-#     no_values     a sender's values, at their reducer                     after GRACE_SECONDS
+#     no_values     a sender's values, at their reducer                     after LATE_GRACE_SECONDS
 #     no_averages   a reducer's averages, at a member                       after STEP_SECONDS more
 #     not_closed    a closing message, where most of the others' are here   counted from these
 #
@@ -598,7 +598,7 @@ class PacedStream:
 # busy with other transfers. A member that sends nothing, or almost nothing, gains nothing by that.
 
 
-GRACE_SECONDS = 4.0
+LATE_GRACE_SECONDS = 4.0
 """Added to the expected time: as long as the wait for a member that is entirely silent. A busy
 machine stops for a second or two."""
 
@@ -745,13 +745,13 @@ class Lateness:
 
     def late(self) -> list[tuple[int, str, str]]:
         """The late members, furthest behind first: place in the roster, code and words."""
-        late = self._late_senders(GRACE_SECONDS)
+        late = self._late_senders(LATE_GRACE_SECONDS)
         return late or self._late_reducers() or self._late_closers()
 
     def awaited(self) -> tuple[Suspicion, ...]:
         """The members whose values we wait for: those that are almost late; or else the one that is
         behind the others."""
-        nearly = self._late_senders(GRACE_SECONDS - NEARLY_SECONDS)
+        nearly = self._late_senders(LATE_GRACE_SECONDS - NEARLY_SECONDS)
         if nearly:
             return tuple(Suspicion(member, OVERDUE, text) for member, _, text in nearly)
         flows = self._flows(self._attempt.values_of, self._senders)
@@ -791,7 +791,7 @@ class Lateness:
                 predicted = max(predicted, self._vector_bytes / SLOW_BYTES_PER_SECOND)
             expected = self._expected(flow, others, opening, predicted)
             expected = max(expected, self._own_seconds(member))
-            patience = GRACE_SECONDS + STEP_SECONDS + ROUND_TRIPS * self._round_trip(member)
+            patience = LATE_GRACE_SECONDS + STEP_SECONDS + ROUND_TRIPS * self._round_trip(member)
             if trio.current_time() > flow.due(expected, patience, excuses=False):
                 late.append((flow.part, member, _words("averages", flow, expected)))
         return [(member, NO_AVERAGES, text) for _, member, text in sorted(late)]
@@ -819,7 +819,7 @@ class Lateness:
             longer = max(self._round_seconds, (self._most_closed - self._attempt.began) / 2.0)
             if member in self._slow_readers:
                 longer = max(longer, self._vector_bytes / SLOW_BYTES_PER_SECOND)
-            patience = GRACE_SECONDS + STEP_SECONDS + ROUND_TRIPS * self._round_trip(member)
+            patience = LATE_GRACE_SECONDS + STEP_SECONDS + ROUND_TRIPS * self._round_trip(member)
             if waited > patience + longer:
                 text = f"It has not closed its transfer, {waited:.1f} s after most of the others."
                 late.append((member, NOT_CLOSED, text))

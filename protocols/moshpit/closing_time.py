@@ -24,7 +24,7 @@ from __future__ import annotations
 from protocols.identity import PeerId
 from protocols.moshpit.known_peers import Awaited, KnownPeers, WaitingJoins
 
-GRACE_SECONDS = 2.0
+FOLLOWER_GRACE_SECONDS = 2.0
 """A follower waits for its leader's list this much longer than its own deadline. The leader may
 have begun later, and learns of our deadline only when we join."""
 
@@ -60,7 +60,7 @@ class ClosingTime:
         now: float,
     ) -> None:
         self.deadline = now + seconds
-        self.gives_up_at = self.deadline + GRACE_SECONDS
+        self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
         self._known = known
         self._joins = joins
         self._seconds = seconds
@@ -108,7 +108,7 @@ class ClosingTime:
     def list_comes(self, seconds: float, now: float) -> None:
         """A list with us in it was closed, and arrives within this time. (One leader after another
         could claim that, so the wait ends at a fixed time after the deadline.)"""
-        latest = self.deadline + GRACE_SECONDS + seconds
+        latest = self.deadline + FOLLOWER_GRACE_SECONDS + seconds
         self.gives_up_at = max(self.gives_up_at, min(now + seconds, latest))
 
     def was_stopped(self, now: float) -> None:
@@ -118,14 +118,14 @@ class ClosingTime:
             return
         self._stops_excused += 1
         self.deadline = max(self.deadline, now + SHORTEST_PATIENCE_SECONDS)
-        self.gives_up_at = max(self.gives_up_at, self.deadline + GRACE_SECONDS)
+        self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
 
     def regrouped(self, members: int, now: float) -> None:
         """We were put into a group of this size, which must still meet."""
         self._before = (self.deadline, self.gives_up_at, self._expected)
         self._expected = members
         self.deadline = now + REGROUP_SECONDS
-        self.gives_up_at = self.deadline + GRACE_SECONDS
+        self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
 
     def regroup_undone(self) -> None:
         """The group was not a valid one: forget it."""

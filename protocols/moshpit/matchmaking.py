@@ -17,9 +17,10 @@ Those who were in the group of the same run, round and name in the last epoch ar
 whoever of them is first now is asked, or asks, at once, and only leaders need a slot.
 
 Promises: all members of a group hold the same list, to the bit, in which each finds its own entry
-as it signed it. A search ends by its deadline and `GRACE_SECONDS`, and a fetch of its list that has
-begun by then (handing_on.py). A dead leader costs one short timeout. Nothing here grows with the
-swarm, only with those under one key, and the bytes that any one sends not with their square.
+as it signed it. A search ends `FOLLOWER_GRACE_SECONDS` after its deadline, or with the fetch of a
+list that has begun by then (handing_on.py). A dead leader costs one short timeout. The work grows
+with the peers under one key, not with the swarm, and the bytes that a peer sends do not grow with
+their square.
 
 Easy to get wrong: the list says who was there when it was closed. A member may be gone a moment
 later, and one whose leader fell silent may be in another list by then: it knows no round but the

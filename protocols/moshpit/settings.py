@@ -20,8 +20,9 @@ MATCHMAKING_SECONDS = 10.0
 """How long at most a group forms. A warm group of known size is complete in a tenth of a second."""
 
 ROUND_SECONDS = 300.0
-"""How long at most one round may take from its roster to its decision: a hundred megabytes over a
-home connection of 5 Mb/s is two to three minutes."""
+"""How long at most one round may exchange values, with all its attempts; agreeing that there is no
+result may take 8 s more (coordinator.py, `Timing`). The first attempt gets half of it: enough for
+ninety megabytes over a home connection of 5 Mb/s."""
 
 GROUP_SIZE = LARGEST_GROUP
 """The most members of one group: every member of a group of M opens M - 1 transfers, and one death
@@ -39,10 +40,11 @@ class AveragerSettings:
     - `run`: the name of the run; it is part of every group's key.
     - `group_size`: the most members of a group that this peer leads, or takes part in.
     - `matchmaking_seconds`: how long a group may take to form.
-    - `round_seconds`: how long a round may take from its list to its decision; one attempt may
-      take half of what is left of it. It travels in no message: all members of a run should say
-      the same, and each gives up by its own.
-    - `up_bytes_per_second`, `down_bytes_per_second`: limits that the owner set, or 0: measured.
+    - `round_seconds`: how long a round may exchange values; one attempt may take half of what is
+      left of it. It travels in no message: all members of a run should say the same, and each
+      gives up by its own.
+    - `up_bytes_per_second`, `down_bytes_per_second`: what the plan may count on where the owner
+      has set limits (0.6 of them: node/core/caps/settings.py), or 0: as measured.
     - `reduces`: False for a peer that can only dial out; it sends and gets results, reduces no
       part, and never leads.
     - `chunk_bytes`: encoded bytes of a chunk; all members of a round must say the same.

@@ -39,7 +39,7 @@ HOLD_SECONDS = 0.5  # while the roster is under way; later, its sender shows it
 HOLD_FOR_A_LIST_SECONDS = 3.0
 """While the roster comes from our leader, or other members hand it on to us (handing_on.py): a
 message of the round is shorter and may overtake it. Short of the time that a call may take
-(`outbox.CALL_SECONDS`), so that its sender can still show us the roster."""
+(`round.CALL_SECONDS`), so that its sender can still show us the roster."""
 MOST_HELD = 2 * LARGEST_GROUP  # calls that wait for a round to begin here: one of each member
 MOST_HELD_OF_A_PEER = 4  # an honest peer has one: it waits for the answer before it sends more
 ROUNDS_REMEMBERED = 16  # a peer that was away for longer has to fetch the state anyway

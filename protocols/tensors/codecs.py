@@ -1,7 +1,8 @@
 """The codecs: how tensor values become bytes and come back. `CODECS` is the one table of them.
 
 To add a codec, add an entry to the table at the end, with a class of its own if none here fits, and
-a name to `CodecName`. Everything else reads the table.
+a name to `CodecName`, in the same order. Everything else reads the table. (`BlockwiseCodec` decodes
+codes of int8 and float8_e4m3fn only.)
 
 | codec            | bytes a value | what arrives for x                                      |
 |------------------|---------------|---------------------------------------------------------|
@@ -36,7 +37,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from protocols.errors import MalformedMessage, PotluckError
+from protocols.errors import MalformedMessage, PotluckError, ProtocolMisuse
 
 Buffer = bytes | bytearray | memoryview
 
@@ -199,6 +200,8 @@ class BlockwiseCodec:
         smallest_scale: float,
         largest_scale: float,
     ) -> None:
+        if dtype not in (torch.int8, torch.float8_e4m3fn):
+            raise ProtocolMisuse(f"BlockwiseCodec cannot decode {dtype}.")
         self.name = name
         self.largest = largest_scale * largest_code
         self._dtype = dtype

@@ -79,6 +79,30 @@ def of_kind(bridge: Bridge, kind: type) -> list[object]:
     return [one for one in bridge.events if isinstance(one, kind)]
 
 
+@pytest.mark.slow
+def test_step_returns_true_once_for_each_time_that_the_run_has_moved_on() -> None:
+    """With `delayed` a step is made between two calls; no call once returned True for it."""
+
+    def train(bridge: Bridge, _number: int) -> None:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge, delayed=True)
+        epoch, moved = optimizer.epoch, []
+        while optimizer.epoch < 4:
+            set_gradients(model, 1.0)
+            time.sleep(0.1)  # a batch, in which a delayed round ends
+            moved.append(optimizer.step(samples=8))
+            assert moved[-1] == (optimizer.epoch > epoch)
+            epoch = optimizer.epoch
+            assert optimizer.waiting_samples <= 96
+        assert moved.count(True) >= 2
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(2), train)
+
+    trio.run(main)
+
+
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("value", [1.0, math.inf])
 def test_a_torch_gradscaler_is_refused_by_name(delayed: bool, value: float) -> None:

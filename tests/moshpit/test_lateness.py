@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from protocols.identity import PeerId
-from protocols.moshpit.attempt import GRACE_SECONDS
+from protocols.moshpit.attempt import LATE_GRACE_SECONDS
 from protocols.moshpit.ballots import Ballot, Suspicion
 from protocols.moshpit.blame import Blame
 from protocols.moshpit.butterfly import Butterfly
@@ -244,7 +244,7 @@ async def it_comes_again(world: SimulatedWorld) -> None:
         seconds.append(max(one.seconds for one in ended))
         with trio.fail_after(60.0):
             await events[-1].wait()
-    slow = [one for one in seconds if one > GRACE_SECONDS]
+    slow = [one for one in seconds if one > LATE_GRACE_SECONDS]
     assert len(slow) <= 3, seconds  # it is not listed after the first, nor twice after the next
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.moshpit.closing_time import GRACE_SECONDS
+from protocols.moshpit.closing_time import FOLLOWER_GRACE_SECONDS
 from protocols.moshpit.gathering_effects import (
     Candidate,
     End,
@@ -115,8 +115,8 @@ def test_a_leader_that_never_closes_is_given_up() -> None:
     one = gathering(B)
     sees(one, A)
     one.leader.answers(A, 0.0, 0.1)
-    assert one.next_deadline == SECONDS + GRACE_SECONDS
-    one.tick(SECONDS + GRACE_SECONDS)
+    assert one.next_deadline == SECONDS + FOLLOWER_GRACE_SECONDS
+    one.tick(SECONDS + FOLLOWER_GRACE_SECONDS)
     reasons = ((A, "it did not close its list in time"),)
     assert one.effects() == [End(NotTogether(reasons, unlisted_by=A))]
 
@@ -125,8 +125,8 @@ def test_a_leader_that_never_closes_is_given_up_also_while_somebody_waits_here()
     one = gathering(B)
     sees(one, A)
     one.leader.answers(A, 0.0, 0.1)
-    one.join_came(Candidate(C), 1, (A,), SECONDS, SECONDS + GRACE_SECONDS - 0.1)
-    one.tick(SECONDS + GRACE_SECONDS)
+    one.join_came(Candidate(C), 1, (A,), SECONDS, SECONDS + FOLLOWER_GRACE_SECONDS - 0.1)
+    one.tick(SECONDS + FOLLOWER_GRACE_SECONDS)
     assert [type(effect) for effect in one.effects()] == [End]
 
 

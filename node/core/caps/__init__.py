@@ -2,7 +2,7 @@
 
 | setting in `[limits]` | enforced in |
 |---|---|
-| `upload_limit`, `download_limit` | node/net/transport (a token bucket over all connections) |
+| `upload_limit`, `download_limit` | node/net/transport/traffic.py (over all connections) |
 | `threads`, `device` | devices.py, before the model is built |
 | `max_memory` | memory.py: before joining, and while training |
 | `quota` | ledger.py |

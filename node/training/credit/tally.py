@@ -25,7 +25,7 @@ number of statements, not with the number of writers times the peers they name. 
 lines of a stranger's, each naming invented peers, do not cost hours.
 
 A peer signs the samples that it brings to a round, but nobody sees it compute them. A round counts
-at most a fixed number of batches of them (`share.MOST_BATCHES`), and no more is credited:
+at most a fixed number of batches of them (`events.MOST_BATCHES`), and no more is credited:
 `most_samples`. Over a grid a line lists its own group only, so a peer that it does not name may
 have been there; elsewhere it means that the peer was not there. A person who does not name a peer
 has a voice about it, too.
