@@ -79,7 +79,7 @@ FETCHING = FetchSettings()
         f"and {KEPT_SECONDS:g} s longer, {['', '', 'two'][MOST_COPIES]} at the most",
         f"where it cannot send each of them {['', '', 'twice'][round(NEEDED_SHARE)]} as many bytes",
         f"makes its training {MOST_SLOWDOWN:.0%} longer".replace("%", " %"),
-        f"saves, up to {SAVED_SECONDS:g} s of training",
+        f"saves up to {SAVED_SECONDS:g} s of training",
         f"at least {SLOWEST_BESIDE_ROUNDS / 1e6:g} MB/s",
         f"in less than {BLOCKED_SECONDS * 1000:g} ms is alone until it has got its state, or "
         f"{['', '', 'twice'][round(ALONE_STATES)]} its bytes",
@@ -92,17 +92,17 @@ FETCHING = FetchSettings()
         f"{RETRY_SECONDS:g} s",
         f"After {FETCHING.give_up_seconds:g} s without a byte from anybody",
         f"at most {manifest.STATISTICS_PER_VALUE} values",
-        f"and {manifest.STATISTICS_FREE_BYTES >> 20} MiB",
+        f"plus {manifest.STATISTICS_FREE_BYTES >> 20} MiB",
         f"until {STEPS_FOLLOWED} steps and {FOLLOWED_SECONDS:g} s after the last question. At most "
         f"{MOST_RESULTS}, and",
-        f"no more bytes than the state has ({ROOM_OF_SMALL_BYTES >> 20} MiB where that is less)",
+        f"no more bytes than the state has, or {ROOM_OF_SMALL_BYTES >> 20} MiB if that is more;",
         f"keeps, for {WANTED_SECONDS:g} s, each small state (up to {LARGEST_BYTES >> 20} MiB) that "
         f"it names, {MOST_STATES} and {MOST_BYTES >> 20} MiB at the most",
         f"nonce = empty (up to {NONCE_BYTES} bytes)",
         f"in chunks of {CHUNK_BYTES >> 10} KiB, and the digest",
-        f"at most {['', '', 'twice'][int(ROOM_OF_STATE)]} the bytes of the state "
-        f"({int(ROOM_OF_STATE * ROOM_OF_SMALL_BYTES) >> 20} MiB where that is less)",
-        f"When for {LOST_SECONDS:g} s all who are there",
+        f"at most {['', '', 'twice'][int(ROOM_OF_STATE)]} the bytes of the state, or "
+        f"{int(ROOM_OF_STATE * ROOM_OF_SMALL_BYTES) >> 20} MiB if that is more",
+        f"When for {LOST_SECONDS:g} s all peers that are there",
         f"after {['', '', '', 'three'][MOST_TIMES_LOST]} times it gives up",
     ],
 )

@@ -66,7 +66,7 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"up to {messages.CURSOR_BYTES} bytes that mean something",
         f"more names ({messages.NAMES_PER_ANSWER:,})",
         f"looks at for one ({handlers.SLOTS_LOOKED_AT:,} slots)",
-        f"drawn by chance, every {reader.TURN_SECONDS:.0f} seconds anew",
+        f"drawn at random, again every {reader.TURN_SECONDS:.0f} seconds",
         f"the closest {DhtSettings().enough_written} instead",
         f"Every {reader.SURVEY_SECONDS:.0f} seconds a read of all k",
         f"({messages.SLOT_BYTES_PER_ANSWER >> 10} KiB in a response)",

@@ -46,7 +46,7 @@ LAYOUT = Layout((Segment("weight", 10, "float16"), Segment("bias", 3)))
         f"from {SMALLEST_CHUNK_BYTES:,} bytes to {LARGEST_CHUNK_BYTES >> 20} MiB",
         f"The stall time is {STALL_SECONDS:g} s",
         f"Within {OPEN_SECONDS:g} s of the attempt's beginning",
-        f"{STALL_SECONDS:g} s more from whatever else comes from it",
+        f"it has until {STALL_SECONDS:g} s after the last of them",
         f"after {LONGEST_OPENING_SECONDS:g} s in any case",
         f"for at most {LONGEST_OPENING_SECONDS:g} s; {MOST_WAITING_OF_PEER} of a peer",
         f"and {MOST_WAITING} in all, may wait",
