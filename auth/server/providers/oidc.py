@@ -249,7 +249,7 @@ class OpenIdProvider:
 
 
 def challenge_of(verifier: str) -> str:
-    """PKCE's S256: what is shown first, for a verifier that is shown later (RFC 7636, 4.2)."""
+    """PKCE's S256: the challenge that belongs to this verifier (RFC 7636, 4.2)."""
     digest = hashlib.sha256(verifier.encode()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 

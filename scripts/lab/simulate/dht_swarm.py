@@ -739,7 +739,7 @@ class _Swarm:
             reads.hops_to_first_slot.append(lookup.hops_to(search.holders[0]))
 
     def _repair(self, search: SimulatedSearch) -> None:
-        """Give each of the k closest what it did not have of what the others had."""
+        """Give each of the k closest the slots of the others that it did not have."""
         newest = list(search.slots.values())
         for contact in search.lookup.closest_answered():
             behind = [slot for slot in newest if slot not in search.held.get(contact.node_id, ())]
