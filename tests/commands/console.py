@@ -180,8 +180,8 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 def files_of_a_running_node(home: Path) -> list[str]:
-    """What is there of a node beside its key, its settings and its account of the month's traffic;
-    nothing, when none runs."""
+    """The files of a node beside its key, its settings and its account of the month's traffic.
+    There are none if no node runs."""
     kept = {"identity.key", "potluck.toml", "run", "traffic.json"}
     return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.name not in kept)
 

@@ -68,7 +68,7 @@ def without_descriptors() -> Iterator[None]:
 
 
 async def test_a_node_that_has_none_left_goes_on() -> None:
-    """What it looks at every second or two; strangers may have taken the last one."""
+    """It reads its addresses every second or two; strangers may have taken the last descriptor."""
     interfaces = InterfaceAddresses()
     known = interfaces.of_family(4)
     interfaces._read_at = float("-inf")

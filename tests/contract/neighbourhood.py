@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE_SECONDS
 
 PROTOCOL: Final = "/potluck/contract/1.0.0"
 
-# What no test reads and no window allows: a sender that gets here was never held back.
+# No test reads this much and no window allows it: a sender that gets here was never held back.
 MOST_SENT_BYTES: Final = 256 << 20
 PIECE_BYTES: Final = 65_536
 

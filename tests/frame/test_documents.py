@@ -80,7 +80,7 @@ def test_the_readme_brings_a_second_volunteers_samples_in_with_ten_commands() ->
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_a_command_that_a_page_only_names_can_be_typed(document: Path) -> None:
-    """Its flags and words are there. What it is given may be left out: `potluck plan`."""
+    """Its flags and words are there. Its arguments may be left out: `potluck plan`."""
     parsers = {"potluck": build_parser(), **{name: parser_of(name) for name in PROGRAMS}}
     named = commands_named_in(document.read_text(encoding="utf-8"))
     wrong = {command: wrong_use(parsers[command.split()[0]], command) for command in named}

@@ -32,7 +32,7 @@ class Pseudo:
         self.set_size(columns, rows)
 
     def read(self) -> list[str]:
-        """What is seen when all that has been written is there."""
+        """The lines on the screen when everything written has arrived."""
         got = b""
         while select.select([self.outside], [], [], 0)[0]:
             got += os.read(self.outside, 65536)

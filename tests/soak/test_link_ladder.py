@@ -27,7 +27,7 @@ from tests.processes.peer import TestPeer, open_test_peer
 
 MEGABIT: Final = 125_000  # bytes per second
 CALL_SECONDS: Final = 30.0
-# What a call may take on top of the round trip, for two processes and a proxy on a busy machine
+# A call's time beyond the round trip, for two processes and a proxy on a busy machine
 GRACE_SECONDS: Final = 0.5
 CONNECT_ROUND_TRIPS: Final = 6  # to a link and a stream, with the call's own
 SMALL_BYTES: Final = 50_000

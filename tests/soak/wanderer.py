@@ -43,7 +43,7 @@ YAMUX: Final = YamuxSettings(keep_alive_seconds=0.5, keep_alive_deadline_seconds
 
 @dataclass
 class Deeds:
-    """What it has tried, and what went well."""
+    """Counts of its attempts, and of those that succeeded."""
 
     tried: int = 0
     succeeded: int = 0

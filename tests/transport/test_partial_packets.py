@@ -1,5 +1,5 @@
 # ruff: noqa: ARG001 - asking for `autojump_clock` is how a test gets pytest-trio's virtual clock
-"""What has come of a packet counts before it is whole, as a sign that the other side lives."""
+"""The bytes of an incomplete packet count as a sign that the other side lives."""
 
 from __future__ import annotations
 
