@@ -299,7 +299,7 @@ class StoreWriter:
         )
 
     def _roll_back(self) -> None:
-        with contextlib.suppress(sqlite3.Error):  # what cannot be undone was never committed
+        with contextlib.suppress(sqlite3.Error):  # if it fails, nothing was committed either
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 

@@ -176,7 +176,7 @@ class SlotReader:
             view.failed(contact)
         if not operation.lookup.answers and not is_replica:
             return (await self.read([key], latest_enough=False))[key]
-        self._take_own(key, target, view)  # what has arrived meanwhile need not be fetched
+        self._take_own(key, target, view)  # slots that have arrived meanwhile need no fetch
         await self._fetch_missing([operation])
         operation.end()
         if view.wants_survey(unsurveyed > 0, now, state.network.random):

@@ -1,8 +1,8 @@
 """The console command as a user has it: a process of its own, with a home of its own.
 
 `potluck(...)` runs a command to its end; `running(...)` starts one that goes on, and ends it
-whatever happens. Every child gets the environment of nobody in particular, so that a setting of
-whoever runs the tests cannot reach them.
+whatever happens. Every child gets a neutral environment, so that the settings of the person who
+runs the tests cannot reach it.
 """
 
 from __future__ import annotations

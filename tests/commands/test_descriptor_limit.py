@@ -27,7 +27,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def limits_after(soft: int, hard: int) -> tuple[int, int]:
-    """In a process of its own: what is given away of the hard limit does not come back."""
+    """In a process of its own, because a hard limit that was lowered cannot be raised again."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and hard > most:
         pytest.skip("this machine allows fewer descriptors than the test needs")

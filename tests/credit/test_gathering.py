@@ -1,4 +1,4 @@
-"""Records come from whoever has them, and a peer that lies about them costs little."""
+"""Records come from any peer that has them, and a peer that lies about them costs little."""
 
 from __future__ import annotations
 

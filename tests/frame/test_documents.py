@@ -26,7 +26,7 @@ from tests.frame.documented import (
 
 MOST_COMMANDS = 10  # from a checkout to the accepted samples of a second volunteer
 
-# Of the domains of what is signed, which docs/protocols.md names, some look like commands.
+# docs/protocols.md is left out: some domains of signed documents in it look like commands.
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "protocols.md"),

@@ -1,4 +1,4 @@
-"""The two commands: what they make, when they make it again, and what an accident leaves."""
+"""The two scripts: what they install, when they repeat it, and the state after an interruption."""
 
 from __future__ import annotations
 

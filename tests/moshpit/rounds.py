@@ -98,7 +98,7 @@ class RoundEnded:
 
     members: tuple[Member, ...]
     fates: tuple[Fate, ...]
-    befell: dict[int, float]  # when, of whoever sent so many messages
+    befell: dict[int, float]  # when, for each peer that has sent so many messages
     messages_sent: tuple[int, ...]
 
     @property
@@ -130,7 +130,7 @@ class RoundEnded:
             return
         match one.finished.verdict:
             case MemberLeftOut(members=members):
-                assert commits, f"{self.fates}: {one.place} was left out of what nobody committed"
+                assert commits, f"{self.fates}: {one.place} was left out, and nobody committed"
                 assert commits[0].members == members, f"{self.fates}: {one.place} was told wrongly"
             case Discard(in_doubt=False):
                 assert not commits, f"{self.fates}: {one.place} is sure, and others committed"

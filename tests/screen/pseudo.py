@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Pseudo:
-    """Both ends of one: ours is `descriptor`; what comes out of it is shown by `emulator`."""
+    """Both ends of one: ours is `descriptor`; `emulator` shows the output."""
 
     def __init__(self, columns: int = 80, rows: int = 24) -> None:
         self.outside, self.descriptor = os.openpty()

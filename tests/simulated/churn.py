@@ -165,7 +165,7 @@ class Storm:
         self.world.heal(cuts)
 
     async def check_that_all_is_well(self) -> None:
-        """Everybody serves everybody, and nothing is left of what was cut short."""
+        """Everybody serves everybody, and nothing is left of interrupted calls and transfers."""
         for server in self.servers:
             statistics = server.statistics()
             assert server.hanging == 0

@@ -1,4 +1,4 @@
-"""The averaging experiment of the Moshpit paper: what it must show, and that it is what it says."""
+"""The averaging experiment of the Moshpit paper: its results, and that it is that experiment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calls and transfers over worse and worse links: they work, and the deadlines suit. (F9)
 
 A rung is a link made by the proxy between us and a peer: a far one, a narrow one, a narrow one
-behind a deep buffer (a home router: whatever waits in it delays everything else), a satellite.
+behind a deep buffer (a home router: bytes that wait in it delay all others), a satellite.
 
 Easy to get wrong: a saturated narrow link answers late, and late looks like dead. Neither the
 keep-alive nor any stall limit may end what still moves.

@@ -18,9 +18,9 @@ READ_BYTES = 1_024  # at a time, one a second
 
 
 class Trickle(PipeConnection):
-    """Reads a little of what has come, and waits once it trickles.
+    """Reads few of the bytes that have come, and waits once it trickles.
 
-    A little from the beginning: a read that was asked for before that would else take it all.
+    It reads few from the beginning, or else a read that began earlier would take them all.
     """
 
     trickles = False

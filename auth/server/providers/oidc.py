@@ -289,7 +289,7 @@ async def discover(fetcher: Fetcher, issuer: str) -> Metadata:
         raise fetcher.misconfigured(f"it answered with status {answer.status}", url)
     metadata = answer.read(Metadata)
     if metadata is None:
-        raise fetcher.unavailable("what is there is no discovery document", url)
+        raise fetcher.unavailable("the answer is no discovery document", url)
     if metadata.issuer != issuer:
         raise fetcher.misconfigured(
             f"the document is of another issuer ({metadata.issuer!r} instead of {issuer!r})", url

@@ -149,7 +149,7 @@ class Throttle:
             return self._bucket.bulk_waits(self._bulk[0].size, now)
         return float("inf")
 
-    # ---- what those who receive may hold
+    # ---- the share of each peer that receives
 
     def busy_with(self, who: object) -> int:
         """`who` carries bulk now; return how many do, or did a moment ago."""

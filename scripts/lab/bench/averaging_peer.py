@@ -69,7 +69,7 @@ class AveragingPeer:
         self._offset = time.perf_counter() - trio.current_time()  # of the two clocks
 
     async def join(self, auth_seed: str, addresses: list[str]) -> dict[str, Any]:
-        """Start a node with a token that joins through these; who and where it is."""
+        """Start a node with a token that joins through these. Returns its id and addresses."""
         with trio.fail_after(JOIN_SECONDS):
             self._network, self._averager = await self._nursery.start(
                 self._run_node, bytes.fromhex(auth_seed), tuple(addresses)

@@ -168,7 +168,7 @@ def _report(
     line: Mapping[str, Any], peer: str, name: str, row: deque[Stretch], audit: RunAudit
 ) -> None:
     """One peer says that a round was committed."""
-    members = frozenset(line["members"]) or {peer}  # who steps alone has no group
+    members = frozenset(line["members"]) or {peer}  # a peer that steps alone has no group
     told = AuditedRound(line["epoch"], line["samples"], frozenset(members), line["at"])
     one = audit.rounds.setdefault(line["history"], told)
     if (told.epoch, told.samples, told.members) != (one.epoch, one.samples, one.members):

@@ -191,7 +191,7 @@ class TrainingSwarm:
         return answers
 
     def audit(self) -> RunAudit:
-        """Of all that was written down so far."""
+        """The audit of all logs so far."""
         return audit_run(
             AuditedLife(life.peer, list(read_log(life.log)), life.name)
             for life in self._lives

@@ -291,7 +291,7 @@ async def test_roles_that_were_changed_come_with_the_next_token(server: Server) 
 
 
 async def test_nobody_who_was_denied_gets_a_pass_at_the_same_time(server: Server) -> None:
-    """Many renew while one act denies them: what comes after the act in the log is refusals."""
+    """Many renew while one act denies them: only refusals come after the act in the log."""
     server.allow("alice")
     node = Node(1, server)
     await node.join(ALICE)
