@@ -100,7 +100,7 @@ def open_pass(
     ):
         raise _untrusted("No key that the invite vouches for has signed it.")
     if challenge is not None and access_pass.challenge != challenge:
-        raise _untrusted("It is not the answer to what was asked just now, but to something older.")
+        raise _untrusted("It does not answer this request, but an older one.")
     try:
         token = read_token(access_pass.token)
     except AccessRefused as error:

@@ -1,8 +1,8 @@
-"""What holds for every test, whoever starts it.
+"""The same conditions for every test, however the tests are started.
 
 A shell without job control starts its background commands with SIGINT ignored, and a process that
 ignores a signal hands that on to all its children. The tests of Ctrl-C would then wait for
-programs that rightly take no notice of it. So it is with SIGHUP, where nohup began the tests.
+programs that rightly ignore it. The same goes for SIGHUP if nohup started the tests.
 
 How hypothesis looks for examples is a profile, and scripts/test names it. `default` is the same
 examples each time, so that nobody's change fails by what another's left undetected; `fast` is fewer
@@ -12,7 +12,7 @@ takes is the machine's affair: no profile has a limit for it.
 scripts/test shares a whole run among workers (pytest-xdist). The tests of the demo have one mark,
 `xdist_group`, so that one worker gets them, and plays it once.
 
-What was imported until the tests begin is no garbage, and is exempt from looking for it.
+Modules that were imported before the tests begin are no garbage, so the collector skips them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 GROUND = frozenset({"auth", "nat", "models"})
 PACKAGES = GROUND | {"protocols", "node"}
 
-# Inside protocols: which rooms a room may lean on. What is not a room is the shared base.
+# Inside protocols: the rooms that a room may import. All other modules are the shared base.
 ROOMS = {
     "base": frozenset[str](),
     "rpc": frozenset({"base"}),
@@ -92,7 +92,7 @@ class Import:
 
 
 def wrong_imports(module: str, source: str, *, is_package: bool = False) -> list[str]:
-    """What this module imports and must not, each as a sentence; empty when all is well."""
+    """The forbidden imports of this module, each as a sentence; empty when all is well."""
     wrong = []
     for found in imports_of(module, source, is_package=is_package):
         reason = _forbidden(module, found)

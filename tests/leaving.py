@@ -7,7 +7,7 @@ Linux, sched-stats), and that is not its fault. Everything else counts, sleeping
 the kernel does not say, nothing is taken off.
 
 Easy to get wrong: the number is gone with the process. So its end is awaited without collecting
-it (WNOWAIT), and whoever started it collects it afterwards.
+it (WNOWAIT), and the code that started it collects it afterwards.
 """
 
 from __future__ import annotations

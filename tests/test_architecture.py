@@ -49,7 +49,7 @@ def test_protocols_use_threads_only_where_a_simulation_can_do_without() -> None:
 
 
 def names_shown_by(package: str) -> set[str]:
-    """What a package lists in `__all__`."""
+    """The names that a package lists in `__all__`."""
     path = ROOT.joinpath(*package.split("."), "__init__.py")
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":

@@ -7,8 +7,9 @@ from typing import Final
 
 import trio
 
-# For what takes a fraction of a second, or a few: a busy machine may need twenty times as long, and
-# whoever needs more than this hangs. No test's bar, and what passes never waits for it.
+# For a wait of a fraction of a second, or a few: a busy machine may need twenty times as long. A
+# process that needs more than this hangs. It is no test's bar, and a test that passes never waits
+# for it.
 PATIENCE_SECONDS: Final = 120.0
 
 _LOOK_AGAIN_SECONDS: Final = 0.01

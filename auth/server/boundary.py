@@ -51,7 +51,7 @@ class TooManyRequests(AuthError):
 
 
 class Boundary:
-    """The outermost application. `route_names` maps paths to what metrics call them."""
+    """The outermost application. `route_names` maps paths to their names in the metrics."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class Refusing:
             case LoginRefused():
                 try:
                     await self.tell_the_log(request, error)
-                except StoreFailed as failure:  # what is not in the log is not told
+                except StoreFailed as failure:  # a refusal is told only once it is in the log
                     return await self.answer_error(request, failure)
                 return self._refused(request, error, f"login-{error.reason.value}")
             case TooManyRequests():

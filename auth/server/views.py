@@ -1,4 +1,4 @@
-"""What moderators are shown: names, tokens, revocations, codes, keys and rows of the audit log.
+"""The views for moderators: names, tokens, revocations, codes, keys and rows of the audit log.
 
 Frozen structs of plain values (peer ids and key ids as text, times in milliseconds since 1970),
 ready to be shown or sent as JSON. A field that has the name of a record's field is that field.

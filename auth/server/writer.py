@@ -1,11 +1,11 @@
 """The one thread that writes: all waiting operations share one transaction, and are answered after
 it.
 
-A commit that is safe against a power loss costs a wait for the disk, whatever is in it. So while
-one is under way the next operations queue up, and share the one after. A server that could commit
-300 times a second answers thousands of callers a second, each only when its own data is on the
-disk. An operation that fails is undone alone. A commit that fails (disk full) undoes and fails
-everything in it, and the next one is tried normally.
+A commit that is safe against a power loss costs a wait for the disk, however small it is. So while
+one is under way, the next operations queue up and share the commit after it. A server that could
+commit 300 times a second answers thousands of callers a second, each only when its own data is on
+the disk. An operation that fails is undone alone. A commit that fails (disk full) undoes all its
+operations, which fail too, and the next commit is tried normally.
 
 The thread also does regular work: `every_second` and `every_minute` are operations of the store.
 
@@ -299,7 +299,7 @@ class StoreWriter:
         )
 
     def _roll_back(self) -> None:
-        with contextlib.suppress(sqlite3.Error):  # what cannot be undone was never committed
+        with contextlib.suppress(sqlite3.Error):  # if it fails, nothing was committed either
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 

@@ -80,7 +80,7 @@ class ReadAhead(Generic[Batch]):
                 with self._changed:
                     self._ready.append((batch, snapshot))
                     self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001 - raised for whoever asks for a batch
+        except BaseException as error:  # noqa: BLE001 - raised when a batch is asked for
             self._end(error)
         else:
             self._end(StopIteration())

@@ -27,7 +27,7 @@ LONGEST_REST_SECONDS = 3_600.0
 
 
 class ShuffleState(Enum):
-    """What a source can give next."""
+    """Whether a source can give an example now, and if not, why."""
 
     GIVING = "giving"
     WAITING = "waiting"  # for the next attempt at a shard

@@ -174,7 +174,7 @@ def _families(status: NodeStatus, view: TrainerView, record: BackboneRecord) -> 
     yield _gauge("batch_samples", "Samples of the batch that is being filled.", view.batch.samples)
     yield _gauge("batch_target_samples", "Samples of a full batch.", view.batch.target)
     yield _gauge(
-        "samples_per_second", "What all peers compute together.", view.batch.samples_per_second
+        "samples_per_second", "Samples per second of all peers.", view.batch.samples_per_second
     )
     yield from _credit(record)
     yield _counter("sent_bytes", "Sent in this session.", view.traffic.sent_bytes)
@@ -204,7 +204,7 @@ def _credit(record: BackboneRecord) -> Iterator[Metric]:
         return
     yield _gauge("credited_steps", "Steps of the run that were added up.", found.steps)
     yield _gauge("credited_samples", "Samples of everybody that others accepted.", found.samples)
-    yield _gauge("credited_averaged_bytes", "What all averaged for others.", found.averaged_bytes)
+    yield _gauge("credited_averaged_bytes", "Bytes averaged for others.", found.averaged_bytes)
     yield _gauge("credited_people", "Persons who brought samples.", found.people)
     yield _gauge("credited_helpers", "Persons who helped without samples.", found.helpers)
     yield _gauge("record_writers", "Peers whose signed records are kept here.", found.writers)

@@ -200,7 +200,7 @@ def _contacts(connection: sqlite3.Connection) -> list[Contact]:
         try:
             contacts.append(contact_of(peer, decode(tuple[str, ...], addresses)))
         except MalformedMessage:
-            log.warning("The directory's file names somebody who cannot be: %r", peer[:64])
+            log.warning("The directory's file contains an impossible peer: %r", peer[:64])
     return contacts
 
 

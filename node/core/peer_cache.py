@@ -118,7 +118,7 @@ def _contacts_in(content: bytes | None) -> list[Contact]:
         try:
             contacts.append(contact_of(entry.peer, entry.addresses))
         except MalformedMessage:
-            log.warning("The cache of peers names somebody who cannot be: %r", entry.peer)
+            log.warning("The cache of peers contains an impossible peer: %r", entry.peer)
     return contacts
 
 

@@ -22,7 +22,7 @@ LOSSES_KEPT: Final = 512
 
 
 class TrainerPhase(enum.StrEnum):
-    """What the trainer is doing. The value is the text for a person."""
+    """The trainer's present activity. The value is the text for a person."""
 
     PREPARING = "preparing"
     CATCHING_UP = "catching up"
@@ -90,7 +90,7 @@ class BatchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContributionView(msgspec.Struct, frozen=True, kw_only=True):
-    """What this peer gave in this session: samples in steps of the run that it took part in."""
+    """This peer's contribution in this session: its samples in steps of the run."""
 
     samples: int = 0
     steps: int = 0

@@ -22,7 +22,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def why_not_toml(error: ValueError | RecursionError) -> str:
-    """What is wrong with a text that could not be decoded or parsed, in a few words."""
+    """The mistake in a text that could not be decoded or parsed, in a few words."""
     if isinstance(error, RecursionError):
         return "it is nested too deep"
     if isinstance(error, UnicodeDecodeError):

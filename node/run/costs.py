@@ -1,13 +1,13 @@
-"""What a run costs a volunteer: memory, disk, traffic. Nothing is built or measured.
+"""The costs of a run for a volunteer: memory, disk, traffic. Nothing is built or measured.
 
     costs = costs_of(definition)
     costs.memory_bytes(samples=8)                   # of the whole process, with 8 samples at once
     costs.memory_bytes(samples=8, on_gpu=True)      # the part of it that is not in the GPU's memory
     costs.gpu_bytes(samples=8)                      # and the part that is
-    costs.state_bytes                       # what a newcomer downloads first
+    costs.state_bytes                       # a newcomer's first download
     costs.traffic(volunteers=8, samples_per_second=40.0).up_bytes_per_hour
 
-These are estimates from shapes, within a third of what processes were seen to take. The model is
+These are estimates from shapes, within a third of the measured use of processes. The model is
 built without its memory (torch's meta device). So a definition of a terabyte costs nothing to
 inspect, and any machine with less memory refuses it.
 """

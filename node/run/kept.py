@@ -1,4 +1,4 @@
-"""What this machine keeps of runs between two starts: its size, and what may be removed.
+"""The files of runs that this machine keeps between two starts: their size, and how to remove some.
 
     known = remembered(places, "poem", organiser)
     remember(places, signed)

@@ -135,7 +135,7 @@ def unusable(
     """The mistakes in a genuine definition, in words for a volunteer: only its organiser can mend
     them.
 
-    If a later potluck signed it, it is right there, whatever it looks like here.
+    If a later potluck signed it, it may be valid there and only look wrong here.
     """
     reasons = [error.why, error.advice if isinstance(error, ModelsError) else ""]
     why = " ".join(reason for reason in reasons if reason)

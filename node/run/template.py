@@ -1,4 +1,4 @@
-"""The text of a new run.toml: every section explained, what is at its default behind a #.
+"""The text of a new run.toml: every section explained, settings at their default behind a #.
 
 The default is a small GPT on the source code of Python's standard library: no download, and two
 weak processor cores see the loss fall within a minute.

@@ -25,7 +25,7 @@ class Preparing(msgspec.Struct, frozen=True, tag=True):
 
 
 class WillUse(msgspec.Struct, frozen=True, tag=True):
-    """What this machine will give, and how to stop: three lines, before anything is downloaded."""
+    """The limits of this machine's use, and how to stop: three lines, before any download."""
 
     lines: tuple[str, ...]
 

@@ -241,7 +241,7 @@ class TokenGuard:
         self._complaints.about_answer(exchange, refusal)
         return error
 
-    # What is kept
+    # Its memory of peers
 
     def _key_of(self, peer: PeerId) -> bytes:
         key = self._keys.get(peer)

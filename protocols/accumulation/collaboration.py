@@ -314,7 +314,7 @@ class Collaboration:
             with trio.CancelScope() as self._fetching:
                 return await self._fetch_on(wanted)
         raise FetchCut(
-            "What was being fetched is left where it is.",
+            "The fetch of the state was stopped; the part that has arrived is kept.",
             why="The owner of this peer wants it to rest.",
         )
 

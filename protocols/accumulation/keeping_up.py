@@ -125,7 +125,7 @@ class KeepingUp:
 
     def has(self, now: float) -> None:
         if not self._wanting:
-            return  # it has caught up meanwhile: what was wanted before no longer counts
+            return  # it has caught up meanwhile: earlier demands no longer count
         self._wanting -= 1
         if not self._wanting:
             self._wanted_seconds += now - self._wanting_since

@@ -72,7 +72,7 @@ BEGUN_SHARE: Final = 0.9
 about having begun can make a round at most a tenth too small."""
 
 BEGUN_BY_MOST_SHARE: Final = 0.5
-"""The same if most have begun: what they know is newer than what this peer has read."""
+"""The same if most have begun: they know something newer than this peer has read."""
 
 SHORTEST_READ_SECONDS: Final = 0.1  # about one round trip
 LONGEST_READ_SECONDS: Final = 3.0  # extrapolation is good for longer, but a fork waits this long

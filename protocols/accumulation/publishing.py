@@ -53,7 +53,7 @@ AT_ONCE_SECONDS: Final = 1e-3
 
 @dataclass(frozen=True)
 class Said:
-    """What was published last, and when (monotonic)."""
+    """The slot that was published last, and when (monotonic)."""
 
     slot: ProgressSlot
     at: float

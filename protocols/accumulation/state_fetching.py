@@ -500,9 +500,9 @@ class DownloadAndFollow:
             failure = failure or self._slowness.error(following)
         if failure is None and self._times_lost >= MOST_TIMES_LOST:
             failure = FetchFailed(
-                f"The run has gone on {self._times_lost} times before the state was here, and what "
-                "it was made of meanwhile could not be had.",
-                why="Those who had it went away, or the run goes on in large jumps.",
+                f"The run has gone on {self._times_lost} times before the state was here, and the "
+                "results of the steps made meanwhile could not be fetched.",
+                why="The peers that had them went away, or the run goes on in large jumps.",
                 advice="It is tried again. If that is always so, join over a faster link.",
             )
         if failure is not None:

@@ -70,7 +70,7 @@ MOST_WANTED_AT_ONCE = 64  # numbers in one chunk
 MOST_WANTED = 256  # pieces that one newcomer may ask for ahead: 256 MiB are enough
 
 ResultKind = Literal["step", "lone step", "parameters"]
-"""What was averaged: see results.py."""
+"""The kind of values that were averaged: see results.py."""
 
 _NUMBER = struct.Struct("<I")
 

@@ -500,8 +500,8 @@ class StateServer:
         found = await in_thread(self._following, kept, Lineage(opening.epoch, opening.history))
         if found is None:
             raise StateGone(
-                f"What was made of the state of epoch {opening.epoch} is not kept here.",
-                why="Nobody had asked for it when that step was made, or it is too long ago.",
+                f"The results of the steps after epoch {opening.epoch} are not kept here.",
+                why="Nobody had asked for them when that step was made, or it is too long ago.",
                 advice="Fetch a state instead.",
             )
         self._begin(caller.peer, found.bytes)

@@ -491,7 +491,7 @@ class Tracker:
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)
         if fork is not None and self.estimate.fork is None and found.epoch:
-            log.warning("%s What only this side has made is given up.", fork.reason)
+            log.warning("%s The steps that only this side has made are given up.", fork.reason)
         reads = found.read_again_in_seconds
         if found.fork is not None or found.behind is not None:
             reads = min(reads, IDLE_SECONDS)

@@ -6,13 +6,14 @@ the k closest of those that may be alive have all answered; `closest_answered` h
 
 A peer that others name is hearsay until it has answered itself. So only peers that answered are
 results, and one answer counts for at most k contacts. A source is *discredited* if most of the
-peers that it names turn out not to exist. The rest of what only such sources named is asked last,
-and is not waited for. So a liar costs a lookup a few requests, and cannot fill it with inventions.
+peers that it names turn out not to exist. The other peers that only such sources named are asked
+last, and the lookup does not wait for them. So a liar costs a lookup a few requests, and cannot
+fill it with inventions.
 Nor can it hide a real peer by naming it first with a wrong address: addresses that others give are
 tried as well.
 
-`failed` is about one request of this lookup. A late answer is still accepted, whatever was reported
-before. An answer without a request is not.
+`failed` is about one request of this lookup. A late answer is still accepted, also after `failed`
+or `slow`. An answer without a request is not.
 """
 
 from __future__ import annotations

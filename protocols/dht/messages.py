@@ -35,7 +35,7 @@ PROTOCOL = "/potluck/dht/1.0.0"
 
 QUERIES_PER_REQUEST = 64  # keys in one message; each costs the other side some 50 µs
 CONTACTS_PER_ANSWER = 20  # k: a lookup has no use for more
-CONTACTS_PER_STORED = 40  # for a whole batch: what is new to a node that knows the neighbourhood
+CONTACTS_PER_STORED = 40  # for a whole batch: contacts new to a node that knows the neighbourhood
 
 # `store` is answered at once, so it may take a millisecond of signatures, and no more. For more
 # slots there is `store-many`, which pauses between them.

@@ -6,8 +6,8 @@ takes the newest of the first few replicas. Either way a slot with the newest se
 publisher wins, from whichever replica, because it is signed. A replica that had less is sent what
 it lacked (below).
 
-A reader that reads a key repeatedly *looks*: what it has read is remembered (below), and a few of
-the known replicas are asked only for what is new. Beside that, a full read, the *survey*, now and
+A reader that reads a key repeatedly *looks*: it remembers the slots that it has read (below), and
+asks a few of the known replicas only for changes. In addition, a full read, the *survey*, now and
 then finds the replicas again and compares everything.
 
 A withdrawn slot is read, merged and repaired like any other, and only hidden from the caller.
@@ -81,7 +81,7 @@ class Breadth(enum.Enum):
     """
 
     FIRST = "first"
-    """All that a writer waits for: finds everything that was written before the look began."""
+    """Enough for a writer: finds every slot that was written before the look began."""
 
     ALL = "all"
 
@@ -176,7 +176,7 @@ class SlotReader:
             view.failed(contact)
         if not operation.lookup.answers and not is_replica:
             return (await self.read([key], latest_enough=False))[key]
-        self._take_own(key, target, view)  # what has arrived meanwhile need not be fetched
+        self._take_own(key, target, view)  # slots that have arrived meanwhile need no fetch
         await self._fetch_missing([operation])
         operation.end()
         if view.wants_survey(unsurveyed > 0, now, state.network.random):

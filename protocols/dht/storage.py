@@ -115,8 +115,8 @@ def slot_bytes(slot: Slot) -> int:
 class Quotas:
     """The use of this node by each publisher and sender.
 
-    Invariant: the sums are those of what was added and not removed, and there are no entries of
-    zero.
+    Invariant: the sums are those of the slots that were added and not removed, and there are no
+    entries of zero.
     """
 
     def __init__(self, limits: StorageLimits) -> None:
@@ -175,7 +175,7 @@ class Quotas:
         raise SlotRefused(
             SlotRefusal.BYTES_PER_SENDER,
             "The sender of this slot has sent as much as this node takes from one sender.",
-            why=f"It keeps {self.limits.bytes_per_sender:,} bytes of what one network sends.",
+            why=f"It keeps at most {self.limits.bytes_per_sender:,} bytes from one network.",
             advice="This node will have room as slots expire; others have room now.",
         )
 

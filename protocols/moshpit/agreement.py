@@ -13,7 +13,7 @@ docs/protocols.md has the whole protocol, its assumptions, and what each failure
 In this file: `Agreement`; `check_against_memory`, which refuses dishonest messages; `Succession`,
 for who coordinates; `Follower`, for what a coordinator asks of this member.
 
-Promises, whatever messages are lost, duplicated, delayed or reordered, and whoever dies:
+Promises, even if messages are lost, duplicated, delayed or reordered, and if members die:
 
 - Two members never commit different results.
 - A member that commits holds that result, and its digest.

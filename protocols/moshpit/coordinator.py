@@ -559,9 +559,9 @@ def is_at_hand(held: Mapping[int, Held], wanted: AbstractSet[int]) -> bool:
 class ExchangeUnderWay:
     """Which members have begun the exchange, hold a result, or are gone.
 
-    Easy to get wrong: as long as a member that is there still exchanges, no member is given up.
-    What it lacks may have been sent before the sender went away, and a member that has reported its
-    result is not needed any more.
+    Easy to get wrong: as long as a member that is there still exchanges, no member is given up. The
+    chunks that it lacks may have been sent before the sender went away, and a member that has
+    reported its result is not needed any more.
     """
 
     def __init__(self, members: tuple[int, ...], cuts: tuple[int, ...]) -> None:

@@ -544,7 +544,7 @@ class LeadOrFollow:
 
     def let_go_of(self, leader: PeerId, now: float) -> bool:
         """Stop following this leader. Returns whether we did follow it. If we lead now, the closing
-        time begins anew: what came while we followed does not show when all are here."""
+        time begins anew: joins that came while we followed do not show when all are here."""
         if leader != self.following or self.ended:
             return False
         self.following, self.has_answered = None, False
@@ -593,7 +593,7 @@ class LeadOrFollow:
 
     def _send_on(self, leader: PeerId, now: float) -> None:
         """Send waiting peers on to our leader. A peer that has passed the leader over is sent only
-        after a while: the leader is there for us."""
+        after a while, although we can reach the leader."""
         for peer, ticket in self._joins.release_to(leader, now).items():
             self.add(SendOn(ticket, leader))
             known = self._known.get(peer)

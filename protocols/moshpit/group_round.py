@@ -80,15 +80,15 @@ class GroupResult:
 
 
 class Doubts:
-    """Whom this peer avoids because it saw them hold up a round, for growing spans: where it leads
-    it does not list them, for one round, then two, four, up to `MOST_DOUBTED_ROUNDS`, until they
-    have been in a result. A peer that held up a round as its leader is not followed for
-    `ROUNDS_UNLED`, then twice as many, and so on, until it has led a round that was committed.
+    """The peers that this one avoids because it saw them hold up a round, for growing spans. Where
+    it leads, it does not list them for one round, then two, four, up to `MOST_DOUBTED_ROUNDS`,
+    until they have been in a result. It does not follow a peer that held up a round as its leader
+    for `ROUNDS_UNLED`, then twice as many, and so on, until that peer has led a committed round.
 
-    A member that was late is seen by some, and is followed where it leads: a group must not fall
-    apart over what only some have seen. What a leader does is seen by all whom it led, or told them
-    by its successor. So those who do not follow it meet under the next, and a peer that was away,
-    and still follows it, is late for the others' group.
+    Only some members notice that a member was late, so all still follow it where it leads: a group
+    must not fall apart over something that only some have seen. All members notice what their
+    leader does, or its successor tells them. So the peers that do not follow it meet under the next
+    one. A peer that was away, and still follows it, is late for the others' group.
 
     Avoiding a peer makes sense only while there are others to average with. If a round finds no
     group, the doubts about the peers that were there end with it: of two peers, one could wait for
@@ -261,7 +261,7 @@ class GroupRounds:
         )
 
     def _offer(self, weight: float) -> Offer:
-        """What the owner allows, or else what was measured."""
+        """The owner's limit, or else the measured rate."""
         now, settings, measured = trio.current_time(), self._settings, self._shell.bandwidth
         up = settings.up_bytes_per_second or measured.up(now)
         down = settings.down_bytes_per_second or measured.down(now)
@@ -351,7 +351,7 @@ def _averaged_bytes(
 
 
 def _excluded(group: Group, members: tuple[int, ...], finished: Finished) -> tuple[Excluded, ...]:
-    """Who of the list is not in the result, and why: what the group found, or what we saw."""
+    """The members that are not in the result, and why: as the group found, or as we saw."""
     against = {failure.peer: failure.text for failure in reversed(finished.course.failures)}
     for member, suspicion in finished.excluded.items():
         against[group.members[member]] = suspicion.text or suspicion.code

@@ -274,7 +274,7 @@ class Vector:
 
     def unpack(self, values: Tensor, into: Mapping[str, Tensor]) -> None:
         """Copy averaged values into tensors of the layout's names and sizes."""
-        check_values(self.layout, values, "What is unpacked")
+        check_values(self.layout, values, "The vector to unpack")
         if set(into) != {segment.name for segment in self.layout.segments}:
             raise ProtocolMisuse("A vector is unpacked into tensors of exactly its own names.")
         for segment, start, stop in self._places():

@@ -4,17 +4,17 @@
     key = group_key(run, epoch, 0, "all", topic)
     group = await matchmaker.find_group(Search(key, epoch, layout_digest, Offer(weight=32)))
 
-Everybody puts a slot under the key and reads the others'. Whoever is first in the hash order of
-those it sees invites them; everybody else asks the first that it knows to be listed. So the two
-sides look for each other at once, and what one does not know yet the other tells it. The first
-closes the list when all have come, signs it, and it is everybody's answer (gathering.py decides,
+Every peer puts a slot under the key and reads the others'. A peer that is first in the hash order
+of those it sees invites them. Every other peer asks the first one that it knows to list it. So both
+sides look for each other at once, and each tells the other what it knows. The first peer closes the
+list when all have come, and signs it. The signed list is everybody's answer (gathering.py decides,
 group_search.py carries it out).
 
 `find_group` returns a `Group`, or raises `NobodyElse` (this peer is alone), `Late` (a group has
 started without it), or another `NoGroup`.
 
-Those who were in the group of the same run, round and name in the last epoch are known already:
-whoever of them is first now is asked, or asks, at once, and only leaders need a slot.
+A peer knows the members of the last epoch's group for the same run, round and name already. The
+first of them leads at once, the others ask it at once, and only leaders need a slot.
 
 Promises: all members of a group hold the same list, to the bit, in which each finds its own entry
 as it signed it. A search ends `FOLLOWER_GRACE_SECONDS` after its deadline, or with the fetch of a
@@ -23,8 +23,8 @@ with the peers under one key, not with the swarm, and the bytes that a peer send
 their square.
 
 Easy to get wrong: the list says who was there when it was closed. A member may be gone a moment
-later, and one whose leader fell silent may be in another list by then: it knows no round but the
-one that it was given, and refuses what belongs to another.
+later. A member whose leader fell silent may be in another list by then: it takes part only in the
+round that it was given, and refuses messages of another.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Matchmaker:
     async def find_group(self, search: Search) -> Group:
         """A group for this search, by its deadline and one short timeout at the latest.
 
-        Cancelling leaves nothing behind but a slot that expires: who waits for this peer is sent
-        away, and whoever finds the slot is told that it looks for no group.
+        Cancelling leaves nothing behind but a slot that expires. Peers that wait for this one are
+        sent away, and a peer that finds the slot is told that this one looks for no group.
         """
         if search.key in self._searches:
             raise ProtocolMisuse(f"A group is being looked for under {search.key} already.")
@@ -188,7 +188,7 @@ class Matchmaker:
                 raise StaleEpoch(
                     f"It is for epoch {terms.epoch} of {run}; this peer is at {ours.epoch}.",
                     why="One of the two is behind.",
-                    advice="Whoever is behind fetches the state of the run and joins then.",
+                    advice="The peer that is behind fetches the state of the run, and then joins.",
                 )
 
 

@@ -79,7 +79,7 @@ class PlannedPeers:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What each peer does, in the order of the peers, and the alternatives."""
+    """Each peer's work, in the order of the peers, and the alternatives."""
 
     fractions: tuple[float, ...]
     computes: tuple[bool, ...]

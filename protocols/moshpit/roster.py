@@ -294,7 +294,7 @@ def check_entry(entry: Entry, terms: Terms, leader: PeerId) -> None:
         raise NotSigned(
             f"The entry of {entry.peer} was not signed by it for {leader} and {terms.key}.",
             why="It was changed, or taken from another list.",
-            advice="Do not take part in lists of whoever sent it.",
+            advice="Do not take part in lists of the peer that sent it.",
         )
 
 
@@ -333,7 +333,7 @@ def check_list(roster: Roster, ours: Terms, largest: int = LARGEST_LIST) -> None
         raise NotSigned(
             f"The list in the name of {roster.leader} was not signed by it.",
             why="A stranger made it, or it was changed on its way.",
-            advice="Do not take part in lists of whoever sent it.",
+            advice="Do not take part in lists of the peer that sent it.",
         )
 
 

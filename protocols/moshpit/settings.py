@@ -1,4 +1,4 @@
-"""What an averager is told once: its run, its limits, and what this peer's connection bears.
+"""The settings of an averager: its run, its limits, and the rates of this peer's connection.
 
 Easy to get wrong: `up_bytes_per_second` and its sibling go into the signed entry of every round,
 and all members plan with what everybody declared. 0 does not mean "nothing" but "not known yet":

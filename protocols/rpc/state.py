@@ -72,7 +72,7 @@ class RpcLimits:
 
 @dataclass
 class RpcStatistics:
-    """Counts of what rpc did since it was opened, and of what is in flight."""
+    """Counts of rpc's work since it was opened, and of the calls and transfers in flight."""
 
     calls_made: int = 0
     calls_answered: int = 0

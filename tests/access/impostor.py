@@ -1,7 +1,7 @@
 """An auth server of a few lines, that does right or wrong as a test tells it.
 
-It signs with the real documents of auth/, keeps nothing, and lets everybody in. What the true
-server does is tested with the true server; here is what a true one never does.
+It signs with the real documents of auth/, keeps nothing, and lets everybody in. Here it does only
+things that a true server never does; the tests of the true server use a true one.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def test_pieces_that_a_lost_source_owed_are_asked_for_again() -> None:
     assert {board.take(second, 0.0), board.take(second, 0.0)} == {0, 1}
 
 
-# Who may download
+# The right to download
 
 
 def test_the_number_of_downloads_is_limited_and_the_others_are_told_when_to_come() -> None:
@@ -229,7 +229,7 @@ def test_the_amount_of_one_turn_fits_the_rate(rate: float) -> None:
     assert turn <= 1 << 20
 
 
-# What is kept
+# Kept pieces
 
 
 def pieces_of(seed: int) -> TrainingState:
@@ -300,7 +300,7 @@ async def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert precious.read_text() == "mine"
 
 
-# Who may touch the parameters
+# The lock on the parameters
 
 
 def test_a_step_waits_for_readers_and_later_readers_for_the_step() -> None:

@@ -1,4 +1,4 @@
-"""What a peer does with an averaged result: clip it, step, and scale the next loss."""
+"""A peer clips an averaged result, makes a step with it, and scales the next loss."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ async def training_world(
 
 @dataclass
 class Ledger:
-    """What happened to each batch of one peer, by the events of its bridge, in order.
+    """The fate of each batch of one peer, by the events of its bridge, in order.
 
     Invariant: `in_steps` and `pending` together are all batches but those that were dropped or
     held back. Batches go into steps in the order in which they were computed.
@@ -174,8 +174,8 @@ class Ledger:
 
 
 def steps_of_the_run(ledgers: Sequence[Ledger]) -> dict[int, bytes]:
-    """The history after each step of the run that all have ended in: from the last step back. Where
-    a fork was given up, its steps are in nobody's state, and those who made them caught up since.
+    """The history after each step of the run that all have ended in: from the last step back. If a
+    fork was given up, its steps are in nobody's state, and the peers that made them have caught up.
     """
     last = max(step.epoch for ledger in ledgers for step in ledger.steps)
     made = [{step.epoch: step.history for step in ledger.steps} for ledger in ledgers]

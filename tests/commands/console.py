@@ -1,8 +1,8 @@
 """The console command as a user has it: a process of its own, with a home of its own.
 
 `potluck(...)` runs a command to its end; `running(...)` starts one that goes on, and ends it
-whatever happens. Every child gets the environment of nobody in particular, so that a setting of
-whoever runs the tests cannot reach them.
+whatever happens. Every child gets a neutral environment, so that the settings of the person who
+runs the tests cannot reach it.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 def files_of_a_running_node(home: Path) -> list[str]:
-    """What is there of a node beside its key, its settings and its account of the month's traffic;
-    nothing, when none runs."""
+    """The files of a node beside its key, its settings and its account of the month's traffic.
+    There are none if no node runs."""
     kept = {"identity.key", "potluck.toml", "run", "traffic.json"}
     return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.name not in kept)
 

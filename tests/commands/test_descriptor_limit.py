@@ -27,7 +27,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def limits_after(soft: int, hard: int) -> tuple[int, int]:
-    """In a process of its own: what is given away of the hard limit does not come back."""
+    """In a process of its own, because a hard limit that was lowered cannot be raised again."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and hard > most:
         pytest.skip("this machine allows fewer descriptors than the test needs")
@@ -68,7 +68,7 @@ def without_descriptors() -> Iterator[None]:
 
 
 async def test_a_node_that_has_none_left_goes_on() -> None:
-    """What it looks at every second or two; strangers may have taken the last one."""
+    """It reads its addresses every second or two; strangers may have taken the last descriptor."""
     interfaces = InterfaceAddresses()
     known = interfaces.of_family(4)
     interfaces._read_at = float("-inf")

@@ -1,4 +1,4 @@
-"""`perform`: what comes over the socket is checked by type, and secrets are in no other answer."""
+"""`perform` checks the types of requests from the socket, and shows secrets in no other answer."""
 
 from __future__ import annotations
 

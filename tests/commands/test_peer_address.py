@@ -1,4 +1,4 @@
-"""Addresses as people paste them: what is right passes, what is wrong is named."""
+"""Addresses as people paste them: valid ones pass, and the mistake in others is named."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from node.net.version import VERSION
 from tests.commands.console import CHECKOUT, environment, objects, potluck, running
 from tests.leaving import Leaving
 
-# What a quick command must not import, because each costs more than the whole command may.
+# A quick command must not import these: each takes longer than the whole command may.
 HEAVY = (
     "asyncio",
     "cryptography",

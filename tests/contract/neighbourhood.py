@@ -1,6 +1,6 @@
 """Provides the networks for the contract tests: a simulated world, or loopback.
 
-A test is written once against `Neighbourhood` and knows nothing of what is below. `@on_both`
+A test is written once against `Neighbourhood` and knows nothing of the layers below. `@on_both`
 runs it in virtual time on the simulated network and in real time on the libp2p one.
 """
 
@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE_SECONDS
 
 PROTOCOL: Final = "/potluck/contract/1.0.0"
 
-# What no test reads and no window allows: a sender that gets here was never held back.
+# No test reads this much and no window allows it: a sender that gets here was never held back.
 MOST_SENT_BYTES: Final = 256 << 20
 PIECE_BYTES: Final = 65_536
 
@@ -201,7 +201,7 @@ async def send_for_ever(stream: Stream) -> NoReturn:
 
 
 async def reading_breaks(stream: Stream) -> None:
-    """Read on until the stream breaks; what was under way may still come before that."""
+    """Read on until the stream breaks; bytes under way may still come before that."""
     with pytest.raises(trio.BrokenResourceError):
         await read_to_end(stream)
 

@@ -1,4 +1,4 @@
-"""Records come from whoever has them, and a peer that lies about them costs little."""
+"""Records come from any peer that has them, and a peer that lies about them costs little."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def lying(data: bytes, rpc: Rpc) -> None:
 def gathered(
     shelf: Shelf, *others: Callable[[Rpc], None], newest_page: int = 0
 ) -> tuple[list[tuple[bytes, int]], dict[PeerId, str]]:
-    """What is on the shelf when these were asked, and who of them was of no use."""
+    """The pages on the shelf after these were asked, and the peers that were of no use."""
 
     async def put(data: bytes) -> None:
         shelf.put(data)

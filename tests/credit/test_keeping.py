@@ -36,7 +36,7 @@ TERMS = CreditTerms("poem/organiser", batch=100, steps=STEPS)
 
 @dataclass
 class Company:
-    """What a trainer sees of the others; here the test says who is there."""
+    """A trainer's view of the other peers; here the test says which are there."""
 
     here: tuple[RunPeerView, ...]
 
@@ -133,7 +133,7 @@ def step(epoch: int, brought: dict[PeerId, int], own: int = 0) -> StepTaken:
 
 
 def taken_over(made: StepTaken) -> CaughtUp:
-    """What a peer tells that was in the round of this step, and has its result from others."""
+    """The event of a peer that was in the round of this step, and has its result from others."""
     seen = SeenStep(made.epoch, made.history, made.samples, 0, made.shares)
     return CaughtUp(made.epoch + 1, made.history, 0.1, 9, (), {}, 1, leads_on=True, seen=(seen,))
 

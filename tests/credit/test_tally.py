@@ -1,4 +1,4 @@
-"""Credit is what most others confirm, whoever lies, and in whatever order it is heard."""
+"""Credit is what most others confirm, also if some lie, in whatever order the records come."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_liar_gains_nothing_by_its_own_word(
 def test_a_colluding_minority_changes_nothing(
     step: dict[str, tuple[int, int]], story: dict[str, tuple[int, int]], history: bytes
 ) -> None:
-    colluding = sorted(step)[: (len(step) - 2) // 2]  # fewer than half, of whoever is judged
+    colluding = sorted(step)[: (len(step) - 2) // 2]  # fewer than half of the others
     story |= dict.fromkeys(colluding, (10**6, 10**6))
     honest = [one for one in everybody_says(step) if one.person not in colluding]
     lies = [says(name, story, history=history) for name in colluding]

@@ -1,4 +1,4 @@
-"""A process of the demo and of the benches: what it says is read, and nothing is left of it."""
+"""A process of the demo and of the benches: its output is read, and nothing is left of it."""
 
 from __future__ import annotations
 

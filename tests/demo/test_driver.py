@@ -20,8 +20,8 @@ PATIENCE_SECONDS = 20.0  # the demo itself waits for four minutes for each part
 
 
 class Script(Child):
-    """A process that takes no time: what it prints is there at once, and so is its end; but the
-    one that is to be killed waits for it, if it has not made all steps."""
+    """A process that takes no time: it prints everything at once and ends. But the one that is to
+    be killed waits for that, if it has not made all steps."""
 
     steps: dict[str, int]
 
@@ -88,7 +88,7 @@ def backbone() -> Iterator[str]:
 def trained(
     folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, steps: dict[str, int]
 ) -> tuple[Demo, list[str]]:
-    """The part of the demo in which they train, where each makes so many steps; what was told."""
+    """The part of the demo in which they train, each for so many steps, and its messages."""
     told: list[str] = []
     codes = dict.fromkeys((*EARLY, LATE), "code")
     demo = Demo(folder, lambda event, _words: told.append(event["event"]))

@@ -22,7 +22,7 @@ from protocols.testing.world import (
 )
 
 LATENCY_SECONDS = 0.01
-LONGEST_TEST_SECONDS = 48 * 3600.0  # of virtual time: whoever waits longer waits for ever
+LONGEST_TEST_SECONDS = 48 * 3600.0  # of virtual time: a longer wait would never end
 SETTINGS = WorldSettings(link=LinkSettings(latency_seconds=LATENCY_SECONDS))
 
 

@@ -1,4 +1,4 @@
-"""The backbone's file: what was saved is there again, and no file can stop a start."""
+"""The backbone's file: saved slots are there again, and no file can stop a start."""
 
 from __future__ import annotations
 

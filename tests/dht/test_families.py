@@ -1,4 +1,4 @@
-"""A family says what may stand under its keys; what does not fit is refused with a reason."""
+"""A family says which values its keys may have; others are refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """No message, however it is made, keeps all others waiting for long.
 
-What is counted is what was checked between two pauses of the loop; where that says nothing, the
-processor's time of the slowest step, with room for slow machines.
+The tests count the checks between two pauses of the loop. If that says nothing, they measure the
+processor time of the slowest step, with room for slow machines.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ async def test_addresses_that_do_not_fit_in_an_answer_are_left_out(world: Simula
     assert not response.answers[-1].contacts
 
 
-# What waits for the disk
+# Waiting for the disk
 
 
 def many(number: int) -> list[Slot]:

@@ -276,7 +276,7 @@ def test_a_cached_copy_gives_way_to_what_is_stored(storage: Storage) -> None:
     assert storage.cache_copies([note(sequence=1)], NOW) == 0
 
 
-# What is kept over a restart
+# Over a restart
 
 
 def test_a_sequence_is_remembered_over_a_restart_after_its_slot_has_expired() -> None:
@@ -353,7 +353,7 @@ def test_a_slot_stored_while_the_clock_was_ahead_does_not_stay_for_ever(
     assert (len(storage), storage.total_bytes) == (1, slot_bytes(note(CAROL)))
 
 
-# Who brings how much
+# Limits for each sender
 
 LIMITS = StorageLimits(bytes_per_sender=4 * slot_bytes(note()))
 ALICES = Sender(ALICE.public_key, "192.0.2.0/24")

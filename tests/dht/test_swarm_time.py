@@ -1,4 +1,4 @@
-"""The swarm's time is what most say, whatever the others say, and a wrong clock is told once."""
+"""The swarm's time is that of most peers, whatever the others say. A wrong clock is told once."""
 
 from __future__ import annotations
 

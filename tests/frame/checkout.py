@@ -1,8 +1,8 @@
 """A checkout with the real scripts and a Python that only pretends to install.
 
-What the scripts decide (when to install, what to ask pip for, what an interruption leaves) can so
-be tested in milliseconds and without a network. The pretended Python makes a venv that is a copy
-of itself, writes down what pip was asked for, and runs everything else for real.
+So the decisions of the scripts (when to install, what to ask pip for) and the state after an
+interruption can be tested in milliseconds and without a network. The pretended Python makes a venv
+that is a copy of itself, writes down pip's arguments, and runs everything else for real.
 """
 
 from __future__ import annotations

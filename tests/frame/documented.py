@@ -50,7 +50,7 @@ _TAKES_PART = re.compile(r"(training in|keeping) \S+, from step")
 _ACCEPTED = re.compile(r"the others have accepted your first [\d,]+ samples")
 _ANYTHING = re.compile("")
 
-# What a document may tell people to run beside potluck; it writes into the sitting's home only.
+# Other programs that a document may tell people to run; they write into the sitting's home only.
 OTHER_PROGRAMS = ("openssl", "cp")
 
 # Of this machine, as documents name them: any that are free take their place.
@@ -72,8 +72,8 @@ def commands_in(text: str) -> list[str]:
 
 def commands_named_in(text: str) -> list[str]:
     """Every `potluck …`, `scripts/bench …` and `scripts/simulate …` of a document, without the
-    folder: in blocks of any mark but another language's, then between words. What ends in … is no
-    whole command."""
+    folder: in blocks of any mark but another language's, then between words. A text that ends in …
+    is no whole command."""
     blocks = [block for mark, block in _ANY_BLOCK.findall(text) if mark in ("", "sh", "console")]
     typed = [line for block in blocks for line in _TYPED.findall(block)]
     between = _ANY_BLOCK.sub("", text).replace("\n", " ")
@@ -97,7 +97,7 @@ def takes_part(words: list[str]) -> bool:
 
 
 def tells_that_it_runs(words: list[str]) -> re.Pattern[str]:
-    """What a command that goes on prints when whoever typed it can go on, too."""
+    """The line of a command that keeps running after which the reader types the next one."""
     if "listen" in words:
         return _ADDRESS
     if words[1:2] == ["join"]:
@@ -232,7 +232,7 @@ class Sitting:
             raise DocumentedCommandFailed(f"it does not keep running: {line}")
 
     def _ended(self, line: str, process: subprocess.Popen[str]) -> str | None:
-        """After Ctrl-C. What is wrong with how it ended, if anything."""
+        """The mistake in how it ended after Ctrl-C, if any."""
         try:
             code = process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:

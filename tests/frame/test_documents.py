@@ -26,7 +26,7 @@ from tests.frame.documented import (
 
 MOST_COMMANDS = 10  # from a checkout to the accepted samples of a second volunteer
 
-# Of the domains of what is signed, which docs/protocols.md names, some look like commands.
+# docs/protocols.md is left out: some domains of signed documents in it look like commands.
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "protocols.md"),
@@ -80,7 +80,7 @@ def test_the_readme_brings_a_second_volunteers_samples_in_with_ten_commands() ->
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_a_command_that_a_page_only_names_can_be_typed(document: Path) -> None:
-    """Its flags and words are there. What it is given may be left out: `potluck plan`."""
+    """Its flags and words are there. Its arguments may be left out: `potluck plan`."""
     parsers = {"potluck": build_parser(), **{name: parser_of(name) for name in PROGRAMS}}
     named = commands_named_in(document.read_text(encoding="utf-8"))
     wrong = {command: wrong_use(parsers[command.split()[0]], command) for command in named}

@@ -69,7 +69,7 @@ def outside_of_the_tests() -> dict[str, str]:
 def as_script(dockerfile: str, last: str) -> str:
     """The Dockerfile as a shell script, with the command `last` run in the finished image.
 
-    Where torch comes from is this machine's affair: the argument for it is left out.
+    Each machine gets torch from its own source, so the argument for it is left out.
     """
     names: list[str] = []
     script = [PRELUDE]

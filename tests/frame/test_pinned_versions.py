@@ -14,7 +14,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEVELOPMENT = "# --- development"
 
-# What constraints.txt says openly that it does not follow: see its head.
+# The departures that constraints.txt states itself: see its head.
 KNOWN_DEPARTURES = {("libp2p", "fastecdsa")}
 # torch installs these itself, at versions that it pins, where there is a GPU.
 LEFT_TO_TORCH = re.compile(r"^(nvidia-.*|cuda-.*|triton)$")

@@ -1,4 +1,4 @@
-"""The two commands: what they make, when they make it again, and what an accident leaves."""
+"""The two scripts: what they install, when they repeat it, and the state after an interruption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.conftest import WITH_PROCESSES
 from tests.frame.checkout import ROOT, Checkout
 from tests.waiting import PATIENCE_SECONDS
 
@@ -327,11 +326,6 @@ def test_each_size_runs_every_check_and_its_tests(
         "mypy --no-error-summary",
         f"-m pytest {pytest_words}",
     ]
-
-
-@pytest.mark.parametrize("room", sorted(WITH_PROCESSES))
-def test_the_rooms_that_one_of_the_workers_has_for_itself_are_there(room: str) -> None:
-    assert list((ROOT / "tests" / room).glob("**/test_*.py"))
 
 
 @pytest.mark.parametrize(("profile", "same"), [("default", True), ("fast", True), ("soak", False)])

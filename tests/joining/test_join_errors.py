@@ -1,4 +1,4 @@
-"""`potluck join` with what cannot be right, as it is typed: what it says, its exit code, and that
+"""`potluck join` with wrong arguments, as they are typed: its message, its exit code, and that
 nothing is left behind."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Those who train hear of it when the organiser signs another definition, and pass it on."""
+"""Training peers are told when the organiser signs another definition, and pass it on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`scripts/bench averaging` and `survival`: what they call right, and that they notice what is not.
+"""`scripts/bench averaging` and `survival` accept right results, and notice wrong ones.
 
-Whether the averaging itself is right is for other tests. Here are made-up answers of peers, with
-one thing wrong in each.
+Other tests check the averaging itself. These use made-up answers of peers, with one thing wrong in
+each.
 """
 
 from __future__ import annotations

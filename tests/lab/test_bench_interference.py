@@ -1,4 +1,4 @@
-"""`scripts/bench interference`: what it makes of its windows, and that it runs."""
+"""`scripts/bench interference` runs, and computes the right figures from its windows."""
 
 from __future__ import annotations
 

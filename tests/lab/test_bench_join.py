@@ -1,4 +1,4 @@
-"""`scripts/bench join`: what it makes of what the newcomer told, and when."""
+"""`scripts/bench join`: its figures from the newcomer's events and their times."""
 
 from __future__ import annotations
 

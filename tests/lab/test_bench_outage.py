@@ -1,4 +1,4 @@
-"""`scripts/bench outage`: its troubles, what it makes of what was told; and, as root, all of it."""
+"""`scripts/bench outage`: its troubles, its figures from the reports, and, as root, all of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`scripts/bench training` and `training-churn`: what they make of what they see, and that they
-run."""
+"""`scripts/bench training` and `training-churn` run, and judge the logs correctly."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ async def test_something_that_is_no_node_is_told_as_such() -> None:
         port = listeners[0].socket.getsockname()[1]
         refusal = await refusal_of(LOOPBACK, SOMEBODY, f"/ip4/127.0.0.1/tcp/{port}")
         nursery.cancel_scope.cancel()
-    assert "what answers there is no potluck node" in refusal.why
+    assert "a program answers there, but no potluck node" in refusal.why
     assert DialReason.NOT_LIBP2P.advice in refusal.advice
 
 

@@ -1,4 +1,4 @@
-"""identify: what is told is understood by the library, what is heard is bounded."""
+"""identify: the library understands our messages, and those of others are limited."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ async def test_of_two_simultaneous_dials_the_same_one_remains_on_both_sides() ->
     async with networks(2, IMPATIENT) as (first, second):
         first.serve(ECHO, echo)
         second.serve(ECHO, echo)
-        # What both `connect` at once come to, made certain.
+        # The result of both calling `connect` at once, made certain.
         await first._dial(second.peer_id)
         await second._dial(first.peer_id)
         await until(lambda: connections(first) == 2, within_seconds=PATIENCE_SECONDS)

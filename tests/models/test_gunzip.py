@@ -1,4 +1,4 @@
-"""Gzip is unpacked as it comes; what is wrong with it is named with its place."""
+"""Gzip is unpacked as it comes; an error in it is reported with its place."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_half_of_the_samples_are_swapped() -> None:
 
 
 def test_ids_are_chosen_in_runs_and_the_longest_are_the_rarest() -> None:
-    # Where few are chosen runs seldom touch each other, and have the lengths that were drawn
+    # If few are chosen, runs seldom touch each other, and have the lengths that were drawn
     batch = masked_batch(windows(3000, 27), BYTE_VOCABULARY, seeded(0))
     lengths: Counter[int] = Counter()
     for row in batch.positions.tolist():

@@ -1,4 +1,4 @@
-"""Names and plain settings to models, optimizers and schedules; what cannot be is refused."""
+"""Models, optimizers and schedules from names and plain settings; impossible ones are refused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Every order in which a few gatherings can hear of each other, and every moment of one death.
 
-A `Model` is a handful of real `Gathering` machines and the messages between them. What can happen
-next is a list of named steps; `explore` takes each of them in a copy of the model, and so on to
-the end, without going twice through the same state. Time passes only when nothing is under way,
+A `Model` is a handful of real `Gathering` machines and the messages between them. It lists all
+possible next events as named steps. `explore` takes each of them in a copy of the model, and so on
+to the end, without going twice through the same state. Time passes only when nothing is under way,
 as under trio's autojump clock: a message may overtake every other, but no timeout overtakes a
 message, unless its receiver is dead.
 """
@@ -110,7 +110,7 @@ class Model:
     # -- what can happen
 
     def steps(self) -> list[str]:
-        """The names of what can happen next; the passing of time only if nothing else can."""
+        """The names of the possible next steps; time passes only if nothing else can happen."""
         steps = [f"publish {peer}" for peer in self.alive if peer not in self.published]
         first: set[tuple[bool, PeerId, PeerId]] = set()
         for number, letter in enumerate(self.letters):

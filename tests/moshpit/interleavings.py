@@ -2,13 +2,13 @@
 
 A *world* is the local state of each member, who is alive, and what is under way. From a world,
 anything that can happen next is a *step*: any message under way arrives (in any order), an
-exchange ends well or badly, a call to a dead member fails, a member dies. What costs, because it
-could go on for ever, has a budget: deaths, timers that fire early, messages that are lost with
-their sender told, links that break, messages that arrive twice. When nothing is under way, every
-timer fires for free, save those of the round's end.
+exchange ends well or badly, a call to a dead member fails, a member dies. Steps that could go on
+for ever have a budget: deaths, timers that fire early, messages that are lost with their sender
+told, links that break, messages that arrive twice. When nothing is under way, every timer fires
+for free, except those of the round's end.
 
-What a dead member has sent may still arrive or not: its messages stay under way, and a world in
-which only these are left counts as ended.
+Messages of a dead member may still arrive or not: they stay under way, and a world in which only
+these are left counts as ended.
 
 Checked in every world (`Broken` says which failed, and by which steps one gets there):
 

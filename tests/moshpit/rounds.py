@@ -9,8 +9,8 @@ and can only dial out, `a` is auxiliary: it reduces, and brings nothing. Every m
 for the group is left out, and the list is made here. So a member's first message is the first of
 the round, and something can befall it instead of any of its messages.
 
-What must hold afterwards is in `RoundEnded.check`: whoever commits holds the same bits, which are
-the average of the same members in every part.
+`RoundEnded.check` has the conditions afterwards: all members that commit hold the same bits, which
+are the average of the same members in every part.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RoundEnded:
 
     members: tuple[Member, ...]
     fates: tuple[Fate, ...]
-    befell: dict[int, float]  # when, of whoever sent so many messages
+    befell: dict[int, float]  # when, for each peer that has sent so many messages
     messages_sent: tuple[int, ...]
 
     @property
@@ -130,7 +130,7 @@ class RoundEnded:
             return
         match one.finished.verdict:
             case MemberLeftOut(members=members):
-                assert commits, f"{self.fates}: {one.place} was left out of what nobody committed"
+                assert commits, f"{self.fates}: {one.place} was left out, and nobody committed"
                 assert commits[0].members == members, f"{self.fates}: {one.place} was told wrongly"
             case Discard(in_doubt=False):
                 assert not commits, f"{self.fates}: {one.place} is sure, and others committed"
@@ -154,7 +154,7 @@ class Rogue:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a round is about, and where. Rates are bytes per second, by the place in the list:
+    """The values of a round, and its network. Rates are bytes per second, by the place in the list:
     `up` and `down` of the machines (none: without limit), and what each declares of both (0: that
     it does not know). `later` is called when the world has begun, and may change it meanwhile."""
 

@@ -178,7 +178,7 @@ def test_a_link_that_becomes_slower_meanwhile_is_waited_for() -> None:
     check_all_are_in(one_round("rrrr", setting=at_home(up, declared=True, later=slower)))
 
 
-# Who is ruled out
+# Members that are ruled out
 
 FIRST, SECOND = Ballot(0, 0), Ballot(1, 1)
 

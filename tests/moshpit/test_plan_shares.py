@@ -162,7 +162,7 @@ def test_the_order_of_the_list_changes_no_bit_of_it(
     chance.shuffle(order)
     shares, elsewhere = best_shares(members), best_shares(permuted(members, order))
     assert shortest_seconds(members) == shortest_seconds(permuted(members, order))
-    # What rounding to 2^-40 leaves over is the first largest's, and nobody else's.
+    # The rest from rounding to 2^-40 goes to the first of the largest, and to nobody else.
     moved = [shares[i] for i in order]
     assert sum(one != other for one, other in zip(moved, elsewhere, strict=True)) in (0, 2)
     assert elsewhere == pytest.approx(moved, abs=1e-11)

@@ -1,8 +1,7 @@
 """Child processes that tests start, watch, stop and kill, and that cannot outlive them.
 
-`running_peer` starts a peer of tests/processes/peer.py; `started` starts anything. What a process
-holds (memory, file descriptors) is read from /proc, from outside: it does not depend on what the
-process believes.
+`running_peer` starts a peer of tests/processes/peer.py; `started` starts anything. The memory and
+file descriptors of a process are read from /proc, so they do not depend on its own account.
 
 Easy to get wrong: a test that is killed runs no clean-up of its own. So each child asks the
 kernel to be killed when its parent dies (where that exists), besides watching its standard input.
@@ -109,7 +108,7 @@ class Child:
         return line
 
     async def read_rest(self) -> bytes:
-        """All that it still prints, until it closes its standard output."""
+        """The rest of its output, until it closes its standard output."""
         async for more in self.standard_output:
             self._held += more
         rest = bytes(self._held)

@@ -1,4 +1,4 @@
-"""What a command may have left behind when it is gone: looked for from outside, as the kernel says.
+"""The traces that a command may have left behind, as the kernel shows them from outside.
 
     traces = Traces(home, temporary)
     traces.look()            # while it runs: what it listens on
@@ -9,8 +9,8 @@ Looked for: processes with this home in their environment, wherever in the tree 
 sockets that were listened on; locks that are still held; files in the home beside those that are
 kept; anything in its temporary folder, in shared memory, or where a socket with a long name stands.
 
-Easy to get wrong: after `kill -9` files stay, of course. What counts then is that the next start
-takes no notice of them, and that the one after a clean end finds none.
+Easy to get wrong: after `kill -9` files stay, of course. But the next start must not be disturbed
+by them, and a start after a clean end must find none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT: Final = re.compile(
     r"|runs/[\w.-]+\.(signed|position|losses)|runs/[\w.-]+\.fetching/state-being-fetched|traffic\.json"
     r"|credit/\w+/\w+-\d+\.page"
 )
-"""What a volunteer's home may hold when nothing runs in it: who this is, and where it goes on."""
+"""Files that may be in a volunteer's home when nothing runs: its identity, and where to go on."""
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 _LISTENING: Final = "0A"  # a state in /proc/net/tcp

@@ -47,8 +47,8 @@ from tests.processes.methods import (
 from tests.waiting import PATIENCE_SECONDS
 
 CALL_SECONDS: Final = 30.0
-# Of a peer that asks nobody for life while a test runs: what it notices in time, it was told by a
-# socket that was closed, and by no clock of its own.
+# For a peer that sends no keep-alives while a test runs: it can learn of an end in time only from a
+# closed socket, and not from a timeout of its own.
 ONLY_TOLD_BY_SOCKETS: Final = YamuxSettings(keep_alive_seconds=10 * PATIENCE_SECONDS)
 FULL_SECONDS: Final = 0.3  # without room for a megabyte on loopback: nobody reads any more
 SEED_VARIABLE: Final = "POTLUCK_TEST_SEED"  # in hexadecimal; not an argument, others can see those

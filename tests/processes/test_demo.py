@@ -19,7 +19,7 @@ from node.app.demo.story import BATCH, STEPS
 from tests.demonstrated import DEMO_SECONDS, Played
 from tests.processes.children import Child, started
 
-GONE_SECONDS = 60.0  # the promise is five; what is tested here is that all of it goes
+GONE_SECONDS = 60.0  # the promise is five; this test is about whether all of it goes
 MANY_TIMES = 20
 
 

@@ -29,8 +29,8 @@ from tests.processes.methods import BREAK, ECHO, PROTOCOL, SINK, Content
 from tests.processes.peer import TestPeer, open_test_peer
 from tests.waiting import PATIENCE_SECONDS, until
 
-# Whatever waits for more, or is held up by it, is let go after the stall's time. What has come to
-# its end by half of that was refused, or was never held up.
+# A call that waits for more bytes, or is held up by one that does, ends after the stall's time. A
+# call that ended within half of that was refused, or was never held up.
 REFUSED_SECONDS: Final = RpcLimits().stall_seconds / 2
 CALL_SECONDS: Final = REFUSED_SECONDS
 HANDSHAKE_SECONDS: Final = 1.5

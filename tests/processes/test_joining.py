@@ -2,7 +2,7 @@
 
 Real processes over real connections: one organiser, and volunteers in homes of their own.
 
-Easy to get wrong: what may be left. Files for the next start, and nothing else (left_behind.py).
+Easy to get wrong: only files for the next start may be left, and nothing else (left_behind.py).
 """
 
 from __future__ import annotations

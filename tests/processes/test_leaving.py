@@ -43,7 +43,7 @@ START_DELAYS_SECONDS: Final = [0.0, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8
 
 
 def _that_knows(node: PeerProcess) -> AbstractAsyncContextManager[TestPeer]:
-    """Who calls the node, and hears of its end from the node or from the kernel alone."""
+    """A peer that calls the node, and hears of its end only from the node or from the kernel."""
     return open_test_peer(knows=[node], yamux=ONLY_TOLD_BY_SOCKETS)
 
 

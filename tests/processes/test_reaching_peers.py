@@ -23,8 +23,8 @@ from tests.waiting import PATIENCE_SECONDS, until
 
 CALL_SECONDS: Final = 10.0
 INBOUND_LIMIT: Final = 8
-# Longer than any test here waits: who is held up by an address that does not answer, or counts on
-# a silent connection to be given up, is not done in time, however slow the machine.
+# Longer than any test here waits: a peer that is held up by an address that does not answer, or
+# relies on the timeout of a silent connection, is not done in time, however slow the machine.
 FOREVER_SECONDS: Final = 10 * PATIENCE_SECONDS
 
 

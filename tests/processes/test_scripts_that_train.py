@@ -36,15 +36,15 @@ TRAINING_SECONDS: Final = 240.0  # some ten on a quiet machine
 LEAVE_SECONDS: Final = 5.0
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 ADDRESS: Final = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
-GIVEN_UP: Final = "What only this side has made is given up."
+GIVEN_UP: Final = "The steps that only this side has made are given up."
 STEP: Final = re.compile(r"step (\d+) loss [\d.]+ model (\w+)\Z")
 
 
 @asynccontextmanager
 async def running_example(home: Path, *addresses: str) -> AsyncIterator[Child]:
-    """What it prints and what it logs come in one pipe. Were Python's output unbuffered, as it is
-    where this is set to anything, `print` would write the end of a line by itself, and a line of
-    the log could come between."""
+    """Its output and its log come in one pipe. If Python's output were unbuffered, as it is if this
+    is set to anything, `print` would write the end of a line separately, and a line of the log
+    could come between."""
     environment = {
         "POTLUCK_HOME": str(home),
         "OMP_NUM_THREADS": "1",

@@ -94,7 +94,7 @@ class Authority:
 
 
 class Careless(Access):
-    """Shows whatever it is given and asks whatever it likes: what a hostile node would do."""
+    """Like a hostile node: shows any token that it is given, and asks for anything it likes."""
 
     shown: bytes = b""
 

@@ -26,7 +26,7 @@ class Closed(PotluckError):
 
 
 def visit(guest: Callable[[Portal], Result]) -> Result:
-    """What this function returns, called in a thread while a portal is open."""
+    """Call this function in a thread while a portal is open, and return its result."""
 
     async def main() -> Result:
         with trio.fail_after(PATIENCE_SECONDS):

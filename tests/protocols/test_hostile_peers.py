@@ -88,7 +88,7 @@ def errors_in(data: bytes) -> list[tuple[int, str]]:
     return found
 
 
-# What a stranger sends to a node that serves
+# A stranger's messages to a node that serves
 
 ATTACKS = {
     "garbage": b"\x16\x03\x01 GET / HTTP/1.1\r\n\r\n" * 10,
@@ -266,7 +266,7 @@ def test_a_peer_that_does_not_read_its_answers_is_not_read_either_and_then_reset
     between_two(scenario)
 
 
-# What a node that serves answers to us
+# Answers of a node that serves
 
 Answer = Callable[[Stream], Awaitable[None]]
 

@@ -272,7 +272,7 @@ def test_of_very_many_strangers_the_oldest_make_way_at_once() -> None:
     between_two(scenario, guards=admission.pair)
 
 
-# Those who were shut out
+# Peers that were shut out
 
 
 def test_knocking_finds_a_readmitted_peer_that_only_answers() -> None:

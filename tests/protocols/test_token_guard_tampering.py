@@ -135,7 +135,7 @@ def outcome(part: Part, bit: int | None, *, in_content: bool) -> tuple[str, Flip
 REFUSALS = {
     NotAllowed.__name__,
     AnswerNotAllowed.__name__,
-    "MalformedAnswerEnvelope",  # an answer's envelope, and whoever sent it is avoided
+    "MalformedAnswerEnvelope",  # an answer's envelope, and its sender is avoided
 }
 
 

@@ -141,7 +141,7 @@ def test_a_token_of_another_key_is_not_taken_for_ones_own() -> None:
 
 @pytest.mark.parametrize("who", ["alice", "bob"])
 def test_a_transfer_whose_token_ran_out_fails_at_its_closing(who: str) -> None:
-    """Fault F14. What was begun may go on; it does not count as finished without a token."""
+    """Fault F14. A transfer that has begun may go on, but it cannot finish without a token."""
     admission = Admission()
 
     async def scenario(pair: Pair) -> None:

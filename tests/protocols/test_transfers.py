@@ -466,7 +466,7 @@ def test_silence_is_a_stall() -> None:
     between_two(scenario)
 
 
-# Those who break the protocol
+# Peers that break the protocol
 
 OPENING = message_frame(OPEN, encode(OpenHead("upload", 60_000)), encode(Text()))
 ACCEPTING = message_frame(ACCEPT, encode(AcceptHead()), encode(Number(0)))

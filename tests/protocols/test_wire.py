@@ -1,4 +1,5 @@
-"""Frames are found wherever the bytes are cut; whatever the bytes, two errors and little memory."""
+"""Frames are found wherever the bytes are cut. Any bytes cause only two errors, and take little
+memory."""
 
 from __future__ import annotations
 

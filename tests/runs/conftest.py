@@ -1,4 +1,4 @@
-"""What these tests compute is tiny: more threads would only wait for each other."""
+"""The computations of these tests are tiny: more threads would only wait for each other."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ CLASSIFIER = changed(
 def to_processors(
     tensors: Sequence[Tensor], devices: Sequence[Any], detach: object = False
 ) -> list[list[Tensor]]:
-    """What torch's broadcast to GPUs gives: a copy for each, from which gradients come back."""
+    """The result of torch's broadcast to GPUs: a copy for each, from which gradients come back."""
     return [[one.detach().clone() if detach else one.clone() for one in tensors] for _ in devices]
 
 
 def on_processors(
     modules: Sequence[Callable[..., Tensor]], inputs: Sequence[tuple[Any]], **_options: Any
 ) -> list[Tensor]:
-    """What torch's parallel_apply does: each in a thread of its own."""
+    """Like torch's parallel_apply: each in a thread of its own."""
     with ThreadPoolExecutor(len(modules)) as pool:
         begun = [pool.submit(module, *given) for module, given in zip(modules, inputs, strict=True)]
         return [one.result() for one in begun]

@@ -96,7 +96,7 @@ def test_reading_that_waits_for_a_server_can_be_stopped(monkeypatch: pytest.Monk
 
 
 class Watched(RunTask):
-    """What autocast was when the loss was computed; and a loss that is not a number, if wanted."""
+    """Notes autocast's settings when the loss is computed, and can make a loss that is NaN."""
 
     seen: tuple[bool, torch.dtype] = (False, torch.float32)
     factor = 1.0

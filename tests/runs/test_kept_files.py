@@ -59,7 +59,9 @@ def test_nothing_is_removed_through_a_link_or_with_another_name(
 def test_a_volunteer_that_leaves_is_told_how_much_is_kept(places: Places) -> None:
     assert kept_in_home(places)["kept_bytes"] == 0
     written(places.pass_file, 1_000)
-    written(places.data_folder / "thesis.tex", 70_000)  # of whoever trains in a folder of theirs
+    written(
+        places.data_folder / "thesis.tex", 70_000
+    )  # a file of the volunteer, in the same folder
     home = places.data_folder
     assert words_of(kept_in_home(places)) == f" 1 kB stay in {home} for the next time."
     written(fetching_folder(places, "poem", ORGANISER) / STATE_FILE, 4_000_000)

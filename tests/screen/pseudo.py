@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 
 
 class Pseudo:
-    """Both ends of one: ours is `descriptor`; what comes out of it is shown by `emulator`."""
+    """Both ends of one: ours is `descriptor`; `emulator` shows the output."""
 
     def __init__(self, columns: int = 80, rows: int = 24) -> None:
         self.outside, self.descriptor = os.openpty()
@@ -32,7 +32,7 @@ class Pseudo:
         self.set_size(columns, rows)
 
     def read(self) -> list[str]:
-        """What is seen when all that has been written is there."""
+        """The lines on the screen when everything written has arrived."""
         got = b""
         while select.select([self.outside], [], [], 0)[0]:
             got += os.read(self.outside, 65536)

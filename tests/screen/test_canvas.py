@@ -1,4 +1,4 @@
-"""What is written shows the picture on a strict terminal, below what was there before."""
+"""The canvas draws the picture on a strict terminal, below the text that was there before."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """No name of a peer, organiser or server can move the cursor.
 
-What is written goes to a terminal that fails at anything but our own few sequences, and that counts
-what would have wrapped.
+The output goes to a terminal that fails at anything but our own few sequences, and that counts the
+lines that would have wrapped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stays on the terminal says how it ended, whatever its size."""
+"""The summary that stays on the terminal says how it ended, on a terminal of any size."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Churn: nodes that call and pour at random while they crash, stop, come back and are cut apart.
 
-What must hold, whatever the seed: every call ends within its timeout, with the right answer or
-one of our errors; every chunk that arrives is the right one; and when the storm is over, all are
-served again and nothing is left of what was cut short.
+With every seed, every call must end within its timeout, with the right answer or one of our
+errors, and every chunk that arrives must be the right one. When the churn is over, all peers must
+be served again, and nothing may be left of the calls and transfers that were interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOLERANCE_SECONDS = 0.001
 
 @dataclass
 class Tally:
-    """What happened, for the tests to see that something did."""
+    """Counts of the events, so that the tests see that something happened."""
 
     answers: int = 0
     chunks: int = 0
@@ -165,7 +165,7 @@ class Storm:
         self.world.heal(cuts)
 
     async def check_that_all_is_well(self) -> None:
-        """Everybody serves everybody, and nothing is left of what was cut short."""
+        """Everybody serves everybody, and nothing is left of interrupted calls and transfers."""
         for server in self.servers:
             statistics = server.statistics()
             assert server.hanging == 0

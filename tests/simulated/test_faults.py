@@ -346,7 +346,7 @@ def test_a_node_dies_instead_of_sending_its_third_message(heard_out: bool) -> No
 
 
 async def last_words(world: SimulatedWorld, heard_out: bool) -> bytes:
-    """What is read of a node that dies instead of sending its third word."""
+    """The bytes read from a node that dies instead of sending its third word."""
     dying, other = world.add_node("dying"), world.add_node("other")
     world.introduce(dying, other)
     heard = bytearray()

@@ -1,4 +1,4 @@
-"""What paths between nodes cost: latency, rates, and who shares them, to the millisecond."""
+"""The time of paths between nodes, to the millisecond: latency, rates, and shared links."""
 
 from __future__ import annotations
 

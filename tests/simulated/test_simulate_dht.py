@@ -160,7 +160,7 @@ def test_a_person_gets_a_table_and_is_told_what_goes_on(tmp_path: Path) -> None:
     assert "letting 30 nodes join" in done.stderr
 
 
-# The simulator itself: what it measures it must be able to measure wrong
+# The simulator itself: its figures must be able to come out badly
 
 
 def grown(number: int, liars: int = 0) -> tuple[World, list[SimulatedPeer]]:

@@ -1,4 +1,4 @@
-"""The averaging experiment of the Moshpit paper: what it must show, and that it is what it says."""
+"""The averaging experiment of the Moshpit paper: its results, and that it is that experiment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILURE_RATE = 0.005
 
 
 def deviations(**options: Any) -> dict[str, list[float]]:
-    """What each method comes to, by round."""
+    """The deviation of each method after each round."""
     found: dict[str, list[float]] = simulate(AveragingPlan(methods=METHODS, **options))["methods"]
     return found
 
@@ -66,7 +66,7 @@ def test_where_the_grid_is_well_used_moshpit_outruns_random_groups(peers: int, g
 @pytest.mark.slow
 def test_only_where_the_grid_is_sparse_random_groups_fall_as_fast() -> None:
     def rates(peers: int) -> dict[str, float]:
-        """What is left of the deviation after a round, once the first pass is over."""
+        """The factor by which a round reduces the deviation, once the first pass is over."""
         plan = AveragingPlan(peers=peers, grid=PAPER_GRID, methods=("moshpit", "random"), trials=5)
         return {
             name: float((line[10] / line[4]) ** (1 / 6))

@@ -21,7 +21,7 @@ from protocols.testing.world import (
 PROTOCOL: Final = "/potluck/simulated/1.0.0"
 LATENCY_SECONDS: Final = 0.05
 ROUND_TRIP_SECONDS: Final = 2 * LATENCY_SECONDS
-LONGEST_TEST_SECONDS: Final = 24 * 3600.0  # of virtual time: whoever waits longer waits for ever
+LONGEST_TEST_SECONDS: Final = 24 * 3600.0  # of virtual time: a longer wait would never end
 
 SETTINGS: Final = WorldSettings(link=LinkSettings(latency_seconds=LATENCY_SECONDS))
 

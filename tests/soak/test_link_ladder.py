@@ -1,7 +1,7 @@
 """Calls and transfers over worse and worse links: they work, and the deadlines suit. (F9)
 
 A rung is a link made by the proxy between us and a peer: a far one, a narrow one, a narrow one
-behind a deep buffer (a home router: whatever waits in it delays everything else), a satellite.
+behind a deep buffer (a home router: bytes that wait in it delay all others), a satellite.
 
 Easy to get wrong: a saturated narrow link answers late, and late looks like dead. Neither the
 keep-alive nor any stall limit may end what still moves.
@@ -27,7 +27,7 @@ from tests.processes.peer import TestPeer, open_test_peer
 
 MEGABIT: Final = 125_000  # bytes per second
 CALL_SECONDS: Final = 30.0
-# What a call may take on top of the round trip, for two processes and a proxy on a busy machine
+# A call's time beyond the round trip, for two processes and a proxy on a busy machine
 GRACE_SECONDS: Final = 0.5
 CONNECT_ROUND_TRIPS: Final = 6  # to a link and a stream, with the call's own
 SMALL_BYTES: Final = 50_000

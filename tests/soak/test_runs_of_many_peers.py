@@ -1,4 +1,4 @@
-"""What a run promises whatever its size: one line of steps, the same bits, newcomers let in."""
+"""The promises of a run of any size: one line of steps, the same bits, newcomers let in."""
 
 from __future__ import annotations
 

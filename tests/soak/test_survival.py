@@ -1,6 +1,6 @@
-"""What issue and design promise of an averaging in which peers die: the long forms.
+"""The promises of an averaging in which peers die: the long tests.
 
-Short ones are in tests/processes/test_survival.py.
+The short ones are in tests/processes/test_survival.py.
 """
 
 from __future__ import annotations

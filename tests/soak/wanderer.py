@@ -4,8 +4,8 @@
 replaces whom it knows, `{"rest": true}` makes it stop acting and hang up everything. It prints a
 line when it listens, and then twice a second how much it did and what it holds.
 
-Errors of our own hierarchy are part of its life: others die in the middle of what it does with
-them. Any other error ends the process, and the test sees that.
+Errors of our own hierarchy are expected: other peers die in the middle of a call. Any other error
+ends the process, and the test sees that.
 
 Easy to get wrong: a peer whose every call fails looks as busy as a healthy one. So what succeeded
 is counted apart from what was tried.
@@ -43,7 +43,7 @@ YAMUX: Final = YamuxSettings(keep_alive_seconds=0.5, keep_alive_deadline_seconds
 
 @dataclass
 class Deeds:
-    """What it has tried, and what went well."""
+    """Counts of its attempts, and of those that succeeded."""
 
     tried: int = 0
     succeeded: int = 0

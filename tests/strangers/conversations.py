@@ -1,4 +1,4 @@
-"""What two ends say to each other in these tests, the same for our streams and a stranger's.
+"""The conversations of two ends in these tests, the same for our streams and a stranger's.
 
 Every byte sent is a known function of its position, with a prime period, so that a byte lost,
 doubled, swapped or cut at any boundary of frames, packets or buffers is seen at once.

@@ -108,10 +108,10 @@ async def our_node(yamux: YamuxSettings | None = None) -> AsyncIterator[Network]
 async def linked(
     stranger: Stranger, dialler: Who, yamux: YamuxSettings | None = None
 ) -> AsyncIterator[Link]:
-    """Our node and the stranger, connected by whoever is to dial, and each knows it.
+    """Our node and the stranger, connected by the side that is to dial, and each knows it.
 
-    Who dialled is through first: asked at once, the other could say that there is nobody to part
-    from.
+    The side that dialled is connected first. If the other were asked at once, it could say that it
+    has no connection to close.
     """
     them = PeerId(stranger.peer)
     async with our_node(yamux) as network:

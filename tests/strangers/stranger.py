@@ -1,4 +1,4 @@
-"""What a test may ask of a foreign libp2p node, whichever language it is written in.
+"""The requests of tests to a foreign libp2p node, in whichever language it is written.
 
 Each stranger is a process that gives us its libp2p streams as local sockets: a test speaks
 through a plain `trio.SocketStream`, and every byte of it crosses the stranger's own Noise and

@@ -1,1 +1,1 @@
-"""What a volunteer trains with, and what is told of it."""
+"""The trainer of a volunteer, and its reports."""

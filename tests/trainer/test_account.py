@@ -1,4 +1,4 @@
-"""What a session gave: samples that others have accepted, and everything that was not."""
+"""A session's contribution: samples that others have accepted, and those that they have not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody answers: what was tried, and whose fault it probably is."""
+"""If nobody answers, the message says what was tried, and whose fault it probably is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def failure(address: str, detail: str) -> tuple[str, str]:
         (("no route to that address", "the name does not resolve"), "this machine's connection"),
         (("no route to that address", "timed out"), "may be off"),
         (("timed out", "timed out"), "may be off"),
-        (("another node answers there", "what answers there is no potluck node"), "a new invite"),
+        (
+            ("another node answers there", "a program answers there, but no potluck node"),
+            "a new invite",
+        ),
         (("another node answers there", "connection refused"), "where no node is running"),
         ((), "may be offline"),
     ],

@@ -1,4 +1,4 @@
-"""What is shown of a moment: one phase, what it means, and what its owner can do."""
+"""The screen shows one phase at a time, its meaning, and what the owner can do."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 
 @dataclass
 class TrainingNode:
-    """`ended`: it trains no more. `scope`: what a pass that is taken back cancels."""
+    """`ended`: it trains no more. `scope`: cancelled as if its pass were revoked."""
 
     node: Node
     session: TrainingSession

@@ -69,8 +69,8 @@ class Pipe:
         await trio.lowlevel.checkpoint()
         if self.is_swallowing:
             return
-        # As a kernel does: wait until the buffer has drained, by the rate or by the reader. What is
-        # on its way (with one send's worth to spare) does not count.
+        # As a kernel does: wait until the buffer has drained, by the rate or by the reader. Bytes
+        # on their way (with one send's worth to spare) do not count.
         on_its_way = self.bytes_per_second * self.delay_seconds + len(data)
         capacity = self.buffer_bytes + (on_its_way if math.isfinite(on_its_way) else 0)
         while self._unread > capacity and not self.is_closed:

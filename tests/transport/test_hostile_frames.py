@@ -1,4 +1,4 @@
-"""Whatever frames a peer sends, well encrypted: the connection stands or is cut off, never fails.
+"""A peer sends arbitrary frames, well encrypted: the connection stands or is cut off, never fails.
 
 The bytes go through the whole path: decryption, parser, streams, windows, queues. A fault of ours
 would be logged as an error; memory that a peer can claim stays within the settings.

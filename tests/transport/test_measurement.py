@@ -1,4 +1,4 @@
-"""What a link carries: read off busy spells, and off nothing else."""
+"""A link's capacity is measured in busy spells, and at no other time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits to be sent: its order, its fairness and its bounds."""
+"""The queue of outgoing frames: its order, its fairness and its bounds."""
 
 from __future__ import annotations
 

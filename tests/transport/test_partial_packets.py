@@ -1,5 +1,5 @@
 # ruff: noqa: ARG001 - asking for `autojump_clock` is how a test gets pytest-trio's virtual clock
-"""What has come of a packet counts before it is whole, as a sign that the other side lives."""
+"""The bytes of an incomplete packet count as a sign that the other side lives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ READ_BYTES = 1_024  # at a time, one a second
 
 
 class Trickle(PipeConnection):
-    """Reads a little of what has come, and waits once it trickles.
+    """Reads few of the bytes that have come, and waits once it trickles.
 
-    A little from the beginning: a read that was asked for before that would else take it all.
+    It reads few from the beginning, or else a read that began earlier would take them all.
     """
 
     trickles = False

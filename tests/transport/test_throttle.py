@@ -1,5 +1,5 @@
 # ruff: noqa: ARG001 - asking for `autojump_clock` is how a test gets pytest-trio's virtual clock
-"""Many connections under one limit: turns, what goes before what, and what is left behind."""
+"""Many connections under one limit: their turns, their order, and that no turn is left over."""
 
 from __future__ import annotations
 

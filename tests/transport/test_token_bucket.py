@@ -1,4 +1,4 @@
-"""How much may leave in ten seconds, whoever asks for what and when."""
+"""The bytes that may leave in ten seconds, for all callers, sizes and times."""
 
 from __future__ import annotations
 

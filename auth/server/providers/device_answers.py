@@ -27,7 +27,7 @@ from auth.server.providers.web_addresses import fault_in
 
 GRANT_TYPE: Final = "urn:ietf:params:oauth:grant-type:device_code"
 
-# RFC 8628, 3.2: what is meant where a provider names no interval; 3.5: what slow_down adds.
+# RFC 8628, 3.2: the interval if a provider names none; 3.5: the seconds that slow_down adds.
 DEFAULT_INTERVAL_SECONDS: Final = 5
 SLOW_DOWN_SECONDS: Final = 5
 LONGEST_INTERVAL_SECONDS: Final = 60

@@ -68,7 +68,7 @@ class GithubProvider:
     async def _identity(self, access_token: str) -> ProviderIdentity:
         answer = await self._fetcher.get(self._user_url, bearer=access_token)
         status = f"it answered with status {answer.status}"
-        if answer.status == 403:  # what it also says when its rate limit is used up
+        if answer.status == 403:  # also its answer when the rate limit is used up
             raise self._fetcher.unavailable(status, self._user_url)
         if answer.status != 200:
             raise self._fetcher.misconfigured(status, self._user_url)

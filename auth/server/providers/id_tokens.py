@@ -239,7 +239,7 @@ async def fetch_keys(fetcher: Fetcher, url: str) -> KeySet:
         raise fetcher.unavailable(f"it answered with status {answer.status}", url)
     document = answer.read(_Document)
     if document is None:
-        raise fetcher.unavailable("what is there is no set of keys", url)
+        raise fetcher.unavailable("the answer contains no set of keys", url)
     return KeySet(tuple(read_keys(document.keys[:MOST_KEYS])))
 
 

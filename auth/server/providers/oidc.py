@@ -249,7 +249,7 @@ class OpenIdProvider:
 
 
 def challenge_of(verifier: str) -> str:
-    """PKCE's S256: what is shown first, for a verifier that is shown later (RFC 7636, 4.2)."""
+    """PKCE's S256: the challenge that belongs to this verifier (RFC 7636, 4.2)."""
     digest = hashlib.sha256(verifier.encode()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
@@ -289,7 +289,7 @@ async def discover(fetcher: Fetcher, issuer: str) -> Metadata:
         raise fetcher.misconfigured(f"it answered with status {answer.status}", url)
     metadata = answer.read(Metadata)
     if metadata is None:
-        raise fetcher.unavailable("what is there is no discovery document", url)
+        raise fetcher.unavailable("the answer is no discovery document", url)
     if metadata.issuer != issuer:
         raise fetcher.misconfigured(
             f"the document is of another issuer ({metadata.issuer!r} instead of {issuer!r})", url

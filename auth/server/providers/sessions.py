@@ -230,7 +230,7 @@ class Sessions:
         """The login was refused; the refusal is kept for a while."""
         refusal.provider, refusal.peer = session.provider.id, session.peer
         self.take_attempt(session)
-        # a copy: what was raised holds on to its frames, and so to the connection of its request
+        # a copy: the raised exception keeps its frames, and so the connection of its request
         session.refusal, session.identity, session.grant = refusal.again(), None, None
         self.lasts_until(session, min(session.expires, now + REFUSAL_KEPT_SECONDS))
 

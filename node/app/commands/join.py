@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_home(configuration)
         own_identity(configuration)
         with kept_in(places.run_folder), hold_running_lock(places, configuration.key_file):
-            pass  # before anybody is asked to log in, who could not join then
+            pass  # before somebody is asked to log in who could not join afterwards
         check_listening(configuration.listen_addresses)  # also before a code is spent in vain
     need = pass_needed(configuration, invite, code)
     if need is not Need.NOTHING and shows_a_code(typed, invite):

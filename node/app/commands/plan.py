@@ -1,4 +1,4 @@
-"""`potluck plan FILE.toml|-`: who should compute and who should reduce what, and how fast it is."""
+"""`potluck plan FILE.toml|-`: which peers should compute, which reduce, and how fast it is."""
 
 from __future__ import annotations
 

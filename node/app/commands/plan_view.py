@@ -1,4 +1,4 @@
-"""A plan for a person: a table, a picture of who computes and who reduces, and what it gains.
+"""A plan for a person: a table, a picture of the peers that compute and reduce, and the gain.
 
 Peers that are alike and have the same part are one row, `w01 … w16 (16)`. The picture has a bar
 for the share of the samples that a row computes, and one for the share of the vector it reduces.

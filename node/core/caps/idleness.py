@@ -112,7 +112,7 @@ class OtherLoad:
         self._touched_at: float | None = None
 
     def see(self) -> SignsOfUse:
-        """What others do now. The first look knows nothing of the processor yet."""
+        """The machine's present use by others. The first look has no figure of the processor."""
         if PLATFORM.startswith("linux"):
             return SignsOfUse(self._linux_share(), self._linux_input())
         if PLATFORM == "darwin":

@@ -99,7 +99,7 @@ def month_after(wall: datetime) -> datetime:
 
 
 class Ledger:
-    """Invariant: what was counted is in `accounts.now`, and no month on the clock loses it."""
+    """Invariant: all counted bytes are in `accounts.now`, and no month on the clock loses them."""
 
     def __init__(
         self, accounts: Accounts, quota_bytes: int | None, since: TrafficFacts | None = None
@@ -185,7 +185,7 @@ class LedgerFile:
                 self._saved = msgspec.json.decode(content, type=Accounts)
         except (UnusableFile, msgspec.MsgspecError, ValueError) as error:
             return Accounts(), (
-                f"What was used of the quota could not be read, so it is counted from zero: {error}"
+                f"The use of the quota could not be read, so it is counted from zero: {error}"
             )
         return self._saved, ""
 
@@ -210,8 +210,6 @@ class LedgerFile:
             if accounts.now.total_bytes or accounts.before.total_bytes:
                 replace_private_file(self.path, msgspec.json.encode(accounts))
         except OSError as error:
-            return (
-                f"What was used of the quota could not be written to {self.path}: {error.strerror}."
-            )
+            return f"The use of the quota could not be written to {self.path}: {error.strerror}."
         self._saved, self._saved_at = accounts, now
         return ""

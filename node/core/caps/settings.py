@@ -74,7 +74,7 @@ class Caps:
         return parse_timetable(self.schedule)
 
     def planner_rates(self) -> PlannerRates:
-        """What the plan of a round may count on from this node."""
+        """The rates of this node that the plan of a round may count on."""
         return PlannerRates(
             PLANNED_SHARE * (self.upload_bytes_per_second or 0.0),
             PLANNED_SHARE * (self.download_bytes_per_second or 0.0),

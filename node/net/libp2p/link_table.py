@@ -32,7 +32,7 @@ EVENTS_KEPT = 256
 
 
 class LinkConnection(Protocol):
-    """What the table uses of a connection."""
+    """The parts of a connection that the table uses."""
 
     @property
     def peer(self) -> PeerId: ...

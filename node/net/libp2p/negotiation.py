@@ -32,7 +32,7 @@ MOST_PROPOSALS = 32
 
 
 class ByteStream(Protocol):
-    """What this module uses of a muxed stream."""
+    """The parts of a muxed stream that this module uses."""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | memoryview: ...
 

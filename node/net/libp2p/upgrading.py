@@ -102,6 +102,8 @@ def handshake_failure(address: str, error: Exception) -> DialFailure:
     if "PeerIDMismatch" in said or "Peer ID mismatch" in said:
         return DialFailure(address, DialReason.WRONG_PEER, "another node answers there")
     if any(isinstance(each, MalformedMessage) for each in chain):
-        return DialFailure(address, DialReason.NOT_LIBP2P, "what answers there is no potluck node")
+        return DialFailure(
+            address, DialReason.NOT_LIBP2P, "a program answers there, but no potluck node"
+        )
     detail = f"the handshake failed ({type(chain[-1]).__name__})"
     return DialFailure(address, DialReason.NOT_LIBP2P, detail)

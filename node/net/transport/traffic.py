@@ -33,7 +33,7 @@ LEAST_BATCH_BYTES = 4096
 """Smaller batches would have a tenth of headers, and count as small themselves."""
 
 SMALL_BYTES = 2048 + 152
-"""What a small ticket reserves: the largest small frame, with a packet and headers around it."""
+"""Reserved by a small ticket: the largest small frame, with a packet and headers around it."""
 
 BUFFERED_SECONDS = 0.15
 """The limit for unread bytes in all connections' buffers together, in time."""
@@ -149,7 +149,7 @@ class Throttle:
             return self._bucket.bulk_waits(self._bulk[0].size, now)
         return float("inf")
 
-    # ---- what those who receive may hold
+    # ---- the share of each peer that receives
 
     def busy_with(self, who: object) -> int:
         """`who` carries bulk now; return how many do, or did a moment ago."""
@@ -218,7 +218,7 @@ class TokenBucket:
         return self._level
 
     def take(self, size: float, now: float) -> None:
-        """Take these bytes now, whatever the level. A negative size gives back."""
+        """Take these bytes now, even below zero. A negative size gives bytes back."""
         self._level = min(self.level(now) - size, self.burst_bytes)
 
     def bulk_waits(self, size: float, now: float) -> float:

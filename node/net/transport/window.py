@@ -1,8 +1,8 @@
-"""Flow control of one stream, without I/O: who may send how much, and when a window grows.
+"""Flow control of one stream, without I/O: how much each side may send, and when a window grows.
 
-A receive window starts at Yamux's 256 KiB and follows the reader. Twice what the application
-consumed within one round trip is what the sender needs in flight so as never to wait: one half
-travels while the other is used. If a window was used up almost whole in one round trip, it was the
+A receive window starts at Yamux's 256 KiB and follows the reader. To never wait, the sender needs
+twice as many bytes in flight as the application consumed within one round trip: one half travels
+while the other is used. If a window was used up almost whole in one round trip, it was the
 bottleneck and says nothing about the link, so it quadruples. So one stream fills a long fat link
 after two or three round trips. On a machine short of processors the times may be wrong. So if a
 sender has used up its window and the reader waits for more, the window also counts as the

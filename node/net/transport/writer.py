@@ -125,7 +125,7 @@ class ConnectionWriter:
         self._idle = trio.Event()
 
 
-# What a connection may send next if all connections of the node share an upload limit.
+# The frames that a connection may send next, if all connections of the node share an upload limit.
 #
 #     frames = await turns.next_frames(batch_bytes)
 #     ... send them ...

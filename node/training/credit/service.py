@@ -425,7 +425,7 @@ class CreditService:
         except (PotluckError, OSError) as error:
             if not self._has_failed:
                 why = getattr(error, "strerror", None) or error
-                _log.warning("this peer's record of what it gave cannot be kept: %s", why)
+                _log.warning("this peer's record of its contribution cannot be kept: %s", why)
             self._has_failed = True
 
     # -- giving it to others

@@ -6,13 +6,13 @@ a signed challenge, a token checked, its row and the log's row on the disk, toke
 
 "100 clients" is measured in two ways, because they answer two questions:
 
-- `passes_per_s`, `saturated_ms_*`: each renews again as soon as it has its pass. What is the
-  throughput? Latency at saturation is just clients divided by passes per second.
-- `paced_ms_*`: all together PACED_PER_SECOND, evenly. How long does a volunteer wait under the
-  required load? A request's time counts from when it was due.
+- `passes_per_s`, `saturated_ms_*`: each renews again as soon as it has its pass. This measures the
+  throughput. Latency at saturation is just clients divided by passes per second.
+- `paced_ms_*`: all together PACED_PER_SECOND, evenly. This measures how long a volunteer waits
+  under the required load. A request's time counts from when it was due.
 
-A fast disk flatters, and a temporary folder may be memory. So the time of a synced write to this
-disk is measured, too, and printed with the result.
+A fast disk makes the result look better, and a temporary folder may be memory. So the time of a
+synced write to this disk is measured too, and printed with the result.
 """
 
 from __future__ import annotations

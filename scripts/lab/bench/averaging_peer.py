@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 JOIN_SECONDS = 60.0
 BASE_SEED = 0
-CHECKED_AT_ONCE = 1 << 18  # values: what is compared stays in the processor's cache
+CHECKED_AT_ONCE = 1 << 18  # values: they stay in the processor's cache while they are compared
 FLOAT32_ERROR = 1e-6  # relative, of a sum of a few values
 RECENT_FAILURES = 4  # of a round, that are told: the first ones say why
 
@@ -69,7 +69,7 @@ class AveragingPeer:
         self._offset = time.perf_counter() - trio.current_time()  # of the two clocks
 
     async def join(self, auth_seed: str, addresses: list[str]) -> dict[str, Any]:
-        """Start a node with a token that joins through these; who and where it is."""
+        """Start a node with a token that joins through these. Returns its id and addresses."""
         with trio.fail_after(JOIN_SECONDS):
             self._network, self._averager = await self._nursery.start(
                 self._run_node, bytes.fromhex(auth_seed), tuple(addresses)
@@ -100,7 +100,7 @@ class AveragingPeer:
         return {"seconds": time.process_time()}
 
     async def average(self, epoch: int, expected: int, factors: dict[str, float]) -> dict[str, Any]:
-        """One round; when it began and ended here, how, and how far it is from what it must be."""
+        """One round. Returns when it began and ended here, how it ended, and its error."""
         assert self._vector is not None
         if self._profile is not None:
             self._profile.enable()

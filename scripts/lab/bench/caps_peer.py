@@ -44,7 +44,7 @@ class CapsPeer:
     async def begin(
         self, words: list[str], environment: dict[str, str], folder: str
     ) -> dict[str, Any]:
-        """Start `potluck WORDS`; what it says goes to `told` and `errors` in that folder."""
+        """Start `potluck WORDS`; its output goes to `told` and `errors` in that folder."""
         command = [sys.executable, "-m", "node", *words]
         self._child = _started(command, {**os.environ, **environment}, Path(folder))
         return {"process_id": self._child.pid}

@@ -114,8 +114,8 @@ class Size:
 
 @dataclass(frozen=True)
 class VolunteerPlace:
-    """Where a process runs: `host` is the address that it listens at, `through` what puts it
-    there (such as `nsenter --net=…`)."""
+    """Where a process runs: `host` is the address that it listens at, `through` the command that
+    starts it there (such as `nsenter --net=…`)."""
 
     host: str = "127.0.0.1"
     through: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ HERE: Final = VolunteerPlace()
 
 @dataclass
 class Heard:
-    """One process of the run, what it has printed, and when."""
+    """One process of the run, its output, and the time of each line."""
 
     child: Child
     began: float

@@ -2,12 +2,12 @@
 
 One process, the guest house, trains in a thread while its node runs in another: the arrangement of
 every volunteer. Another process sends to it (or is sent to) at a given rate, over the whole path of
-a real network. The training's steps are counted in short windows that take turns, so that what the
-machine does meanwhile falls on all of them alike:
+a real network. The training's steps are counted in short windows that take turns, so that other
+work of the machine affects all of them alike:
 
     alone       nothing is transferred
-    elsewhere   the same bytes at the same rate, between two other processes: what a node in a
-                process of its own would cost
+    elsewhere   the same bytes at the same rate, between two other processes: the cost of a node in
+                a process of its own
     receiving   into the process that trains
     sending     out of it
 

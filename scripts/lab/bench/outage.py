@@ -8,10 +8,10 @@ is hit by one trouble after another (`TROUBLES`), for some seconds each:
     swallowed   its interface is up, but all packets are lost
     moved       it has another address from now on
 
-It has to come back by itself. Measured are the time from the end of the trouble until others have
-made a step with its samples (`back_seconds`), its messages meanwhile, and the effect on the others:
-the longest time without a step of theirs, and whether all peers report the same history for each
-epoch, which is a digest over all steps (`differing_steps`).
+It has to come back by itself. The bench measures the time from the end of the trouble until others
+have made a step with its samples (`back_seconds`), its messages meanwhile, and the effect on the
+others: the longest time without a step of theirs, and whether all peers report the same history for
+each epoch, which is a digest over all steps (`differing_steps`).
 
 A returning peer has to wait for the end of a step. So the time of a step of this run is printed
 beside it.
@@ -331,7 +331,8 @@ async def _end(lab: _Lab, one: NetworkTrouble) -> None:
 
 
 def differing_steps(everybody: Iterable[Heard]) -> list[dict[str, Any]]:
-    """The epochs of which not all tell the same: who tells what, and with how many members."""
+    """The epochs for which peers report different histories: the peers of each history, with the
+    number of members of their groups."""
     told: dict[int, dict[str, list[str]]] = {}
     for one in everybody:
         for _, event in one.all("step_taken"):

@@ -163,7 +163,7 @@ class _Swarm:
         return await self.revoke(server, await self.add_outlaw(server, name))
 
     async def revoke(self, server: _AuthServer, outlaw: _Outlaw) -> _Refusals:
-        """Revoke an outlaw; what it meets from then on."""
+        """Revoke an outlaw. Returns the answers that it gets from then on."""
         answer: dict[str, Any] = {}
 
         async def ask() -> None:
@@ -256,7 +256,7 @@ class _AuthServer:
         return write_invite(Invite(RUN, (), self._url, self._fingerprint, code["code"]))
 
     async def command(self, *words: str) -> dict[str, Any]:
-        """A moderator's command, as a process of its own; what it answers."""
+        """Run a moderator's command as a process of its own, and return its answer."""
         with trio.fail_after(COMMAND_SECONDS):
             done = await trio.run_process(
                 [sys.executable, "-m", "node", *words, "--json", "--home", str(self._home)],

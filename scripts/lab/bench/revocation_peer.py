@@ -51,7 +51,7 @@ class RevocationBenchPeer:
         self._outlaw: Rpc | None = None
 
     async def join(self, home: str, invite: str, bootstrap: list[str]) -> dict[str, Any]:
-        """Log in and start a node that joins through these; who it is, and where."""
+        """Log in and start a node that joins through these. Returns its id and addresses."""
         configuration = read_configuration(
             {"network.listen": (LOOPBACK,), "dht.bootstrap": tuple(bootstrap)}, home=home
         )

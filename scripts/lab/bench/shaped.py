@@ -246,11 +246,11 @@ def ratios(seconds: Sequence[float]) -> tuple[float, float]:
 PEER = ("-m", "lab.bench.shaped_peer")
 BOOTSTRAP_PEERS = 3
 POUR_SECONDS = 4.0
-SETTLE_SECONDS = 3.0  # for what joining left to be done
-WITHIN = 0.15  # how far a measurement may be from what was predicted
+SETTLE_SECONDS = 3.0  # for the work that joining left behind
+WITHIN = 0.15  # how far a measurement may be from the prediction
 LARGEST_ERROR = 1e-5  # of a result, relative: float32 sums of 24
 
-LONGEST_ROUNDS = 4.0  # times what was predicted: half of it is for the first attempt
+LONGEST_ROUNDS = 4.0  # times the predicted time: half of it is for the first attempt
 SHORTEST_ROUND_SECONDS = 300.0
 GATHERING_SECONDS = 60.0  # before a round, and as long again for its end
 

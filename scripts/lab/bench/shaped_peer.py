@@ -90,7 +90,7 @@ class ShapedPeer:
         down: float,
         round_seconds: float,
     ) -> dict[str, Any]:
-        """Start a node that declares these speeds; who and where it is."""
+        """Start a node that declares these speeds. Returns its id and addresses."""
         settings = AveragerSettings(
             run=RUN,
             matchmaking_seconds=MATCHMAKING_SECONDS,

@@ -23,7 +23,7 @@ from node.core.node import open_real_network
 from protocols.identity import Identity, PeerId
 from protocols.network import LinkEvent, LinkFacts, Network, Stream, StreamHandler
 
-SLICE_BYTES = 16 << 10  # of 4 Mb/s a thirtieth of a second: what is small waits no longer
+SLICE_BYTES = 16 << 10  # at 4 Mb/s a thirtieth of a second: small frames wait no longer
 
 
 class UplinkGate:

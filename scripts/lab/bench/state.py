@@ -3,8 +3,8 @@
 Every peer is a process with a node of a run with tokens, on loopback. Its parts:
 
     shaped    three donors behind links of a known rate (link_proxy.py); when half of the state is
-              there, one is killed with SIGKILL and another turns every byte that it sends. What
-              is verified in the end, beside what the links could carry: all three up to that
+              there, one is killed with SIGKILL and another inverts every byte that it sends. The
+              verified bytes are compared with the capacity of the links: all three up to that
               moment, the third alone from there on
     speed     three sound donors, no limit; and one donor, with as many bytes as the reference's
               bench (40 MB)
@@ -90,7 +90,7 @@ class NewcomersEffort:
 
 
 async def measure_newcomers(effort: NewcomersEffort, say: Talk) -> dict[str, Any]:
-    """When each was in, what it cost the peer that served them, and who was told what."""
+    """When each was in, the cost for the peer that served them, and the refusals."""
     training = Training(
         target_batch=PASSES_PER_STEP,
         task={

@@ -95,7 +95,7 @@ class StatePeer(TrainingGuest):
         }
 
     async def forget(self) -> None:
-        """Let go of what was fetched: the next fetch takes memory of its own."""
+        """Free the fetched state: the next fetch takes memory of its own."""
         self._fetched = None
 
     async def cpu(self) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def _judge_victim(trial: Trial, this: SwarmRound, survivors: Sequence[int]) -> N
 
 
 def _failure(this: SwarmRound, members: set[str], digests: Mapping[int, str | None]) -> str:
-    """What is wrong with a round that should have had exactly these members; or ""."""
+    """The fault in a round that should have had exactly these members; or ""."""
     if len(this.committed) < len(this.numbers):
         return this.verdicts()
     for answer in this.committed.values():

@@ -2,10 +2,10 @@
 
 Some peers, the veterans, are never killed; each of the others may be at any moment, and a fresh
 process takes its place later. All living peers are told to average again as soon as all have an
-outcome. Measured are the longest time without a completed round (one that two peers committed), and
-whether a veteran leaks: its memory over the second half of the time against the first, and its
-tasks and descriptors at rest, when all others are gone, against the beginning, before the others
-came.
+outcome. The bench measures the longest time without a completed round (one that two peers
+committed), and whether a veteran leaks: its memory over the second half of the time against the
+first, and its tasks and descriptors at rest, when all others are gone, against the beginning,
+before the others came.
 
 A group may fall into two when its members die while it forms. Each half then averages on its own,
 which is right. Two results with a member in common are wrong.

@@ -3,14 +3,14 @@
     audit = audit_run([AuditedLife("12D3…", read_log(path)), ...])
     assert not audit.failures
 
-Every life of every peer is followed. The batches that it computed wait in a row; a step takes its
-own samples from the head of it, and so do dropped samples; a batch that is held back leaves its
+The audit follows every life of every peer. Computed batches wait in a row: a step takes its samples
+from the head of it, dropped samples leave it there too, and a batch that is held back leaves its
 tail. Steps are joined by their history, which names a committed round. Then:
 
 - no peer is in two committed rounds with the same sample, and no two peers have the same sample;
-- those who report a round say the same of its members and of its samples;
-- the samples that its members say they brought are the round's samples. Where a member was killed
-  before it could say so, the rest is what it had waiting at its death, or a part of it;
+- all reports of a round agree on its members and on its samples;
+- the samples that its members say they brought are the round's samples. If a member was killed
+  before it could say so, the rest is all or a part of the samples that it had waiting at its death;
 - gradients in a step were computed with the parameters of its epoch, or delayed of the one before;
 - all peers that reached an epoch hold the same state there.
 
@@ -118,7 +118,7 @@ def audit_run(lives: Iterable[AuditedLife]) -> RunAudit:
 
 
 def _follow(life: AuditedLife, audit: RunAudit) -> deque[Stretch]:
-    """Go through one life; what it had waiting at its end."""
+    """Go through one life. Returns the samples that it had waiting at its end."""
     name = life.name or life.peer
     row: deque[Stretch] = deque()
     stalest = 0
@@ -168,7 +168,7 @@ def _report(
     line: Mapping[str, Any], peer: str, name: str, row: deque[Stretch], audit: RunAudit
 ) -> None:
     """One peer says that a round was committed."""
-    members = frozenset(line["members"]) or {peer}  # who steps alone has no group
+    members = frozenset(line["members"]) or {peer}  # a peer that steps alone has no group
     told = AuditedRound(line["epoch"], line["samples"], frozenset(members), line["at"])
     one = audit.rounds.setdefault(line["history"], told)
     if (told.epoch, told.samples, told.members) != (one.epoch, one.samples, one.members):

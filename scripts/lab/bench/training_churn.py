@@ -90,8 +90,8 @@ class _Seen:
 async def measure_training_churn(
     effort: TrainingChurnEffort, say: Talk = lambda _line: None, logs: Path | None = None
 ) -> dict[str, Any]:
-    """Both runs, what the audit found, and whether the bars are met. With a folder, what the peers
-    write down stays in `calm` and `churn` in it, which are there."""
+    """Both runs, the audit's findings, and whether the bars are met. With a folder, the peers' logs
+    stay in its subfolders `calm` and `churn`, which exist already."""
     machine, began = machine_facts(), time.monotonic()
     say("the calm run")
     async with open_training_swarm(effort.training, logs and logs / CALM) as swarm:

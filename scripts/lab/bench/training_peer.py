@@ -106,7 +106,7 @@ class TrainingPeer:
     async def join(
         self, home: str, addresses: list[str], up_bytes_per_second: float = 0.0
     ) -> dict[str, Any]:
-        """Start a node that joins through these; who and where it is."""
+        """Start a node that joins through these. Returns its id and addresses."""
         flags = {"network.listen": (LOOPBACK,), "dht.bootstrap": tuple(addresses)}
         configuration = read_configuration(flags, environment={}, home=home)
         with trio.fail_after(JOIN_SECONDS):

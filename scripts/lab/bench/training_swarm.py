@@ -85,7 +85,7 @@ class TrainingSwarm:
         self._numbers = itertools.count(1)
 
     async def start(self, **manner: Any) -> TrainingProcess:
-        """A fresh volunteer, which trains once it has caught up. `manner`: what is its own."""
+        """A fresh volunteer, which trains once it has caught up. `manner`: its own settings."""
         (life,) = await self.join(1)
         await self.train(life, manner)
         return life
@@ -191,7 +191,7 @@ class TrainingSwarm:
         return answers
 
     def audit(self) -> RunAudit:
-        """Of all that was written down so far."""
+        """The audit of all logs so far."""
         return audit_run(
             AuditedLife(life.peer, list(read_log(life.log)), life.name)
             for life in self._lives

@@ -24,7 +24,7 @@ from models.gpt import GPT, GPTSettings
 
 TEXT_BYTES = 1 << 20  # enough that a bench's run sees no window twice in its first thousands
 SEED = 0
-HELD_OUT_SAMPLES = 64  # what the loss of two runs is compared on
+HELD_OUT_SAMPLES = 64  # the loss of two runs is compared on these
 _HELD_OUT = 1 << 62  # no peer counts up to there
 LEARNING_RATE = 3e-3
 _MIX = 0x9E3779B97F4A7C15  # Fibonacci hashing, 2^64 / golden ratio: neighbours fall far apart

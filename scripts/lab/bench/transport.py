@@ -432,7 +432,7 @@ async def _all_at_once(*asks: Callable[[], Awaitable[dict[str, Any]]]) -> list[d
 
 
 def _mib_per_second(poured: list[dict[str, Any]]) -> float:
-    """All that was moved, by the time from the first begin to the last end."""
+    """All transferred bytes, divided by the time from the first start to the last end."""
     seconds = max(one["ended"] for one in poured) - min(one["began"] for one in poured)
     return float(sum(one["bytes"] for one in poured) / MIB / seconds)
 

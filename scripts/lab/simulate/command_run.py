@@ -185,7 +185,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _without_the_peers_words() -> Iterator[None]:
-    """Each of many peers warns of every other that dies; what they come to is in the figures."""
+    """Silences the peers: each of many warns of every other that dies, and the figures tell it."""
     log = logging.getLogger("potluck")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -224,7 +224,7 @@ def _plan(arguments: argparse.Namespace) -> RunPlan:
 
 
 def _rate(text: str) -> float | None:
-    """An argparse type: what a link carries, in bytes per second; None is without limit."""
+    """An argparse type: a link's capacity in bytes per second; None is without limit."""
     try:
         return amount(text, Measure.RATE)
     except WrongUse as error:

@@ -3,7 +3,7 @@
 The swarm grows from three nodes by joining, at a rate at which about two of a hundred are always
 still joining. Then slots are published and read by unrelated nodes. Depending on the plan, part of
 the nodes die at once, or for hours some die and others come, or a share of them has lied from the
-beginning. The real table, lookup, storage and publisher decide everything. Simulated are:
+beginning. The real table, lookup, storage and publisher decide everything. These are simulated:
 
 - Time (`EventQueue`). Ten thousand nodes as trio tasks would take an hour and all the memory; as
   calls that are due at a moment they take minutes. Nothing waits: time jumps to the next event.
@@ -739,7 +739,7 @@ class _Swarm:
             reads.hops_to_first_slot.append(lookup.hops_to(search.holders[0]))
 
     def _repair(self, search: SimulatedSearch) -> None:
-        """Give each of the k closest what it did not have of what the others had."""
+        """Give each of the k closest the slots of the others that it did not have."""
         newest = list(search.slots.values())
         for contact in search.lookup.closest_answered():
             behind = [slot for slot in newest if slot not in search.held.get(contact.node_id, ())]

@@ -141,7 +141,7 @@ class Gossip:
         change = np.zeros_like(here)
         for shift in (1, -1):
             both = ~(failed | np.roll(failed, shift))
-            # What one gets of the other is what the other gets of it: the sum stays.
+            # Each gets as much from the other as it gives, so the sum stays.
             change += np.where(both, np.roll(here, shift) - here, 0.0) / 3
         self._numbers = here + change
 

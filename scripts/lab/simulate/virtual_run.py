@@ -28,7 +28,7 @@ from protocols.testing.link_model import LinkSettings
 from protocols.testing.settings import NodeSettings, WorldSettings
 from protocols.testing.world import SimulatedWorld, run_simulation
 
-CALM_STEPS = 5  # before anything happens: what the steps under churn are compared with
+CALM_STEPS = 5  # before anything happens, to compare the steps under churn with
 JOINING_SECONDS = 5.0  # in which all of the first peers come, one after the other
 LONGEST_START_STEPS = 12  # times the length of a step: until all are in, or it goes on without
 LONGEST_STEP_SECONDS = 60.0  # on average: a run that is slower is broken off
@@ -91,9 +91,9 @@ def simulate(
     """Run the whole plan and return its figures. All but `cpu_ms_per_s` and `wall_seconds` follow
     from the seed.
 
-    When `stop` is set, the figures are of what was done until then; there are none ({}) before all
-    peers train. `tell` is given them before the peers are taken down, which takes seconds
-    for some dozens of them and may be cut short. `run` is as in `run_simulation`.
+    When `stop` is set, the figures are of the time until then; there are none ({}) before all peers
+    train. `tell` gets them before the peers are taken down, which takes seconds for some dozens of
+    them and may be cut short. `run` is as in `run_simulation`.
     """
     began = time.perf_counter()
     settings = WorldSettings(link=LinkSettings(latency_seconds=plan.latency_seconds))

@@ -1,4 +1,4 @@
-"""docs/protocols.md states the domains, fields and sizes of what is signed, and they are these."""
+"""docs/protocols.md states the right domains, fields and sizes of all signed documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What time it is, and no: believed from the auth server only, and only as an answer to us."""
+"""The time and a refusal are believed from the auth server only, and only as an answer to us."""
 
 from __future__ import annotations
 

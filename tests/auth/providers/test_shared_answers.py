@@ -1,4 +1,4 @@
-"""An answer that is asked once for all who wait, and what becomes of failures and of who leaves."""
+"""One request serves all waiting callers, also if it fails or some callers leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit log: whatever is done to it behind the server's back, `verify` finds it."""
+"""The audit log: `verify` finds every change that is made to it behind the server's back."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ async def test_going_back_to_a_backup_goes_on_from_there(tmp_path: Path) -> None
         early.next_challenge = None
         await early.renew()
         assert read_token(early.token).serial == 1 + 4 * SERIALS_A_SECOND + 1 > lost[0]
-        # What peers have is older than what is issued now, although that knows less.
+        # The list that peers have is older than the one issued now, although that one knows less.
         assert peers.accept(server.store.revocation_list().signed, keyring)
         # Nobody knows until when tokens live that were issued after the backup.
         done = server.moderation.revoke(late.peer_id, actor=ROOT)

@@ -118,7 +118,7 @@ async def test_the_same_login_at_another_provider_is_somebody_else(server: Serve
 async def test_a_provider_cannot_give_out_the_names_of_those_who_came_by_a_code(
     server: Server,
 ) -> None:
-    """Whatever id the settings give it: `code:bob` is for who has bob's code."""
+    """`code:bob` is for the person with bob's code, also if the settings give it another id."""
     server.moderation.code_new(name="bob", actor=ROOT)
     server.allow("code:bob")
     with refused(JoinReason.NOT_ON_THE_LIST):
@@ -291,7 +291,7 @@ async def test_roles_that_were_changed_come_with_the_next_token(server: Server) 
 
 
 async def test_nobody_who_was_denied_gets_a_pass_at_the_same_time(server: Server) -> None:
-    """Many renew while one act denies them: what comes after the act in the log is refusals."""
+    """Many renew while one act denies them: only refusals come after the act in the log."""
     server.allow("alice")
     node = Node(1, server)
     await node.join(ALICE)

@@ -1,4 +1,4 @@
-"""The server is killed while it writes: what was answered is in the log, and the log is sound."""
+"""The server is killed while it writes: every answer is in the log, and the log is sound."""
 
 from __future__ import annotations
 

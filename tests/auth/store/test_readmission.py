@@ -112,7 +112,7 @@ async def test_nobody_is_given_the_name_of_whom_a_code_will_let_in(server: Serve
 
 
 async def test_the_log_is_searched_by_names_as_accounts_are_called(server: Server) -> None:
-    """Also by those who were refused, and whatever the case in which the provider writes them."""
+    """Also by names that were refused, in whichever case the provider writes them."""
     with refused(JoinReason.NOT_ON_THE_LIST):
         await Node(1, server).join(Person("Mallory"))
     with refused(JoinReason.NOT_ON_THE_LIST):

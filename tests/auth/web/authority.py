@@ -17,7 +17,7 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Signs certificates for whoever asks. `file` is its own, for clients to trust."""
+    """Signs a certificate for every name. `file` is its own certificate, for clients to trust."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self.folder = folder

@@ -1,7 +1,7 @@
 """A crowd of clients that behave in every way at once, and one that behaves well among them.
 
-One seed, one sequence of behaviours; how they interleave is up to the machine. What must hold
-however they do: whoever behaves is answered, and in the end nothing is left open.
+A seed sets the sequence of behaviours; how they interleave is up to the machine. In every order,
+clients that behave must be answered, and in the end nothing may be left open.
 """
 
 from __future__ import annotations

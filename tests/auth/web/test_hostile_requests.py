@@ -1,6 +1,6 @@
 """Requests that nobody sensible sends: each gets an answer below 500, and nobody gets a pass.
 
-What is sent is right requests with something wrong in them, and rubbish. One seed, one sequence.
+The test sends valid requests with one thing wrong in each, and rubbish. A seed sets the sequence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""auth.toml: what may stand in it, and what is said about what may not."""
+"""auth.toml: the settings that are allowed in it, and the messages about all others."""
 
 from __future__ import annotations
 

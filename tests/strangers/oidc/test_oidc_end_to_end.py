@@ -54,7 +54,7 @@ class Running:
         return Moderation(self.store, providers=("corp",))
 
     def refusals(self) -> list[AuditRow]:
-        """What the audit log says of those who were refused."""
+        """The refusals in the audit log."""
         return list(self.moderation().audit(act=Act.REFUSED.value).rows)
 
 
