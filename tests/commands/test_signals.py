@@ -28,7 +28,10 @@ PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 LISTEN = ("listen", "--listen", LOOPBACK)
 
 A_FEW_MOMENTS = [0.0, 0.3]
-MANY_MOMENTS = [milliseconds / 1000 for milliseconds in range(20, 1400, 60)]
+MANY_MOMENTS = [  # every fourth for everybody
+    pytest.param(moment / 1000, marks=[pytest.mark.soak] if place % 4 else [])
+    for place, moment in enumerate(range(20, 1400, 60))
+]
 
 
 @pytest.fixture

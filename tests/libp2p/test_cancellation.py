@@ -126,8 +126,14 @@ def test_cancelled_at_many_a_step_nothing_is_left(scenario: Scenario, stride: in
     sweep(scenario, stride)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", [start_connect_open_and_close, connect, open_a_stream])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(start_connect_open_and_close, marks=pytest.mark.soak),
+        pytest.param(connect, marks=pytest.mark.slow),
+        pytest.param(open_a_stream, marks=pytest.mark.slow),
+    ],
+)
 def test_cancelled_at_any_step_nothing_is_left(scenario: Scenario) -> None:
     sweep(scenario, 1)
 
