@@ -88,16 +88,22 @@ async def test_the_others_see_that_a_peer_begins_a_round(world: SimulatedWorld) 
             await peers[0].tracker.changed()
 
 
-@simulated
-async def test_a_keeper_that_falls_silent_is_remembered_until_it_is_back(
-    world: SimulatedWorld,
-) -> None:
+async def with_a_keeper(world: SimulatedWorld) -> tuple[TrackingPeer, TrackingPeer]:
+    """A peer that knows a keeper of the run, and the keeper."""
     one = (await trackers(world, 1))[0]
     keeper = peer_in(world, "keeper", [one], KEEPS)
     await keeper.ready.wait()
     with trio.fail_after(SLOT_SECONDS):
         while not one.tracker.estimate.keepers:
             await one.tracker.changed()
+    return one, keeper
+
+
+@simulated
+async def test_a_keeper_that_falls_silent_is_remembered_until_it_is_back(
+    world: SimulatedWorld,
+) -> None:
+    one, keeper = await with_a_keeper(world)
     world.stop(keeper.network)
     await trio.sleep(2 * SLOT_SECONDS)
     assert not one.tracker.estimate.keepers
@@ -111,12 +117,7 @@ async def test_a_keeper_that_falls_silent_is_remembered_until_it_is_back(
 
 @simulated
 async def test_a_keeper_that_leaves_is_not_remembered(world: SimulatedWorld) -> None:
-    one = (await trackers(world, 1))[0]
-    keeper = peer_in(world, "keeper", [one], KEEPS)
-    await keeper.ready.wait()
-    with trio.fail_after(SLOT_SECONDS):
-        while not one.tracker.estimate.keepers:
-            await one.tracker.changed()
+    one, keeper = await with_a_keeper(world)
     await keeper.leave()
     await trio.sleep(2 * SLOT_SECONDS)
     assert not one.tracker.estimate.keepers
