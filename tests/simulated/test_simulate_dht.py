@@ -1,4 +1,4 @@
-"""The bars of the directory in thousands of simulated nodes; the long forms are soak tests."""
+"""The bars of the directory in swarms of simulated nodes; the long forms are soak tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from protocols.dht.ids import position_of
 from protocols.rpc import encode
 from tests.commands.console import laboratory
 
-SHORT, LONG = 1_000, 10_000
+SHORT, LONG = 500, 10_000
 TWENTY_MINUTES = 1200.0
 FOUR_HOURS = 4.0
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-_SHORT_SECONDS: Final = 12.0
+_SHORT_SECONDS: Final = 8.0
 LONG_SECONDS: Final = float(os.environ.get("POTLUCK_SOAK_SECONDS", "600"))
 
 # For `@pytest.mark.parametrize("seconds", SECONDS)`

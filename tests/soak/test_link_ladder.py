@@ -174,7 +174,9 @@ async def test_a_saturated_link_stays_up_and_still_answers_calls(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("link", [RUNGS[0], RUNGS[3]], ids=str)
+@pytest.mark.parametrize(
+    "link", [RUNGS[0], pytest.param(RUNGS[3], marks=pytest.mark.soak)], ids=str
+)
 async def test_one_stream_fills_a_far_link(link: Rung) -> None:
     """F9: the window grows with the bandwidth and the delay."""
     async with across(link) as (us, other):

@@ -74,7 +74,7 @@ def test_a_pass_of_the_next_key_counts_for_an_old_invite() -> None:
         (signed(NEXT_AUTH), "vouches for has signed"),
         (signed(keys=(endorse(RUN, OTHER_AUTH.public_key, 0, 1, OTHER_AUTH),)), "fingerprint"),
         (signed(run="another"), "for the run another"),
-        (signed(challenge=b"an older one"), "something older"),
+        (signed(challenge=b"an older one"), "an older one"),
         (signed(token=BOBS_TOKEN), "not for this node"),
         (signed(token=token_of(ALICE, run="another")), "not for this node"),
         (signed(token=token_of(ALICE, by=OTHER_AUTH)), "token in it is not signed"),
