@@ -127,6 +127,7 @@ def in_last_step(all_of_them: list[Trainer]) -> set[Trainer]:
     return {one for one in all_of_them if one.steps and one.steps[-1].epoch >= last - 1}
 
 
+@pytest.mark.slow
 @simulated
 async def test_peers_beyond_the_places_follow_and_take_a_place_when_one_is_free(
     world: SimulatedWorld,

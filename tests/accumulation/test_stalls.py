@@ -104,6 +104,7 @@ def test_a_third_peer_gets_in_although_the_others_steps_are_shorter_than_it_need
     assert len(let_in) > 1, "and it stays in"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.soak)])
 def test_after_a_common_restart_volunteers_get_into_the_steps_of_a_keeper_that_goes_on_alone(
     count: int,

@@ -165,6 +165,7 @@ def test_a_newcomer_that_may_hold_nothing_holds_one_result_at_once() -> None:
     with_newcomer(scenario, bytes_per_second=LINK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epoch_seconds", "slot_seconds"), [(0.15, 1.0), (0.03, 0.15)])
 def test_a_newcomer_gets_into_a_run_whose_states_are_over_before_it_hears_of_them(
     epoch_seconds: float, slot_seconds: float

@@ -102,6 +102,7 @@ async def get_in(run: FollowedRun, rpc: Rpc, member: RunMember) -> float:
             return trio.current_time()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 5])
 def test_newcomers_get_in_one_after_the_other_where_the_rate_is_enough_for_one(count: int) -> None:
     """With equal shares, each would always need more than it gets."""

@@ -433,6 +433,7 @@ def test_a_peer_that_was_away_catches_up_and_reports_its_possible_samples_before
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_an_invented_state_of_one_peer_ends_nobodys_training() -> None:
     """It claims a later epoch, and its state has another schedule than those of all others."""
     ahead, done = threading.Event(), [threading.Event(), threading.Event()]
@@ -582,6 +583,7 @@ def test_a_peer_with_another_model_is_told_so() -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_peer_that_begins_no_run_says_so_and_goes_on_when_one_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

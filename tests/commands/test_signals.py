@@ -179,6 +179,7 @@ def test_a_measurement_that_is_stopped_says_so_in_one_sentence(
     assert seconds < LEAVE_SECONDS
 
 
+@pytest.mark.slow
 def test_a_simulated_run_that_is_stopped_tells_what_it_has_measured(tmp_path: Path) -> None:
     words = ("simulate", "run", "--peers", "4", "--steps", "100000")
     with running(*words, home=tmp_path) as command:

@@ -42,6 +42,7 @@ def loaded(kind: Any, folder: Path) -> Any:
     return theirs.eval()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_transformers_loads_our_gpt_and_computes_the_same(tmp_path: Path) -> None:
     from transformers import GPT2LMHeadModel
@@ -52,6 +53,7 @@ def test_transformers_loads_our_gpt_and_computes_the_same(tmp_path: Path) -> Non
     assert torch.allclose(theirs(ids).logits, ours(ids), atol=CLOSE)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_transformers_generates_the_bytes_that_we_do(tmp_path: Path) -> None:
     from transformers import GPT2LMHeadModel

@@ -114,6 +114,7 @@ ONE_MEGABIT = 125_000.0
 TEN_MEGABITS = 10 * ONE_MEGABIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "bytes_per_second", "seconds"),
     [
@@ -214,6 +215,7 @@ async def test_calls_for_lists_that_do_not_exist_hold_up_nobody_else(
     assert refused == 50 - MOST_WAITING_OF_PEER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "bytes_per_second"), [(12, 25_000.0), (24, 50_000.0)])
 def test_a_round_over_slow_uploads_begins_when_its_members_have_their_list(
     count: int, bytes_per_second: float

@@ -160,6 +160,7 @@ def test_a_slow_link_is_waited_for(cast: str, declared: bool) -> None:
     check_all_are_in(one_round(cast, setting=at_home(up, declared=declared)))
 
 
+@pytest.mark.slow
 def test_slow_links_are_waited_for_where_all_are_slow() -> None:
     up = dict.fromkeys(range(5), 1.0 * MEGABIT)
     check_all_are_in(one_round("rrrrr", setting=at_home(up, declared=False)))
@@ -268,6 +269,7 @@ def test_a_doubt_grows_and_ends_with_a_result() -> None:
     assert doubts.held_up(peer) == 1
 
 
+@pytest.mark.slow
 def test_a_peer_whose_link_became_slow_does_not_declare_its_old_rate_again() -> None:
     async def scenario(world: SimulatedWorld) -> None:
         settings = replace(SETTINGS, round_seconds=ROUND_SECONDS)

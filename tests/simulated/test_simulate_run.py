@@ -34,6 +34,7 @@ def simulate(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_peers_that_die_and_come_make_one_line_of_steps_and_a_seed_repeats_them(
     simulate: Run,
 ) -> None:

@@ -75,6 +75,7 @@ async def test_a_pause_leaves_a_state_that_is_being_fetched_where_it_is(
         assert caught_up.fetched_bytes < state_bytes, "what had come was kept"
 
 
+@pytest.mark.slow
 async def test_a_node_that_leaves_while_fetching_is_paused_leaves_at_once(tmp_path: Path) -> None:
     options = TrainerOptions(micro_batch=4)
     async with (
