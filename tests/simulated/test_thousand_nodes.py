@@ -17,13 +17,16 @@ from tests.simulated.worlds import PROTOCOL, echo, simulated
 
 NODES = 1000
 PEERS_OF_EACH = 10
-BUSY_SECONDS = 20.0
+BUSY_SECONDS = [
+    pytest.param(20.0, id="short", marks=pytest.mark.slow),
+    pytest.param(60.0, id="long", marks=pytest.mark.soak),
+]
 PAUSE_SECONDS = 10.0  # between two messages on one stream, on average
 TICK_SECONDS = 0.001
 MESSAGE = b"m" * 200
 
 
-async def talking(world: SimulatedWorld) -> tuple[int, str]:
+async def talking(world: SimulatedWorld, seconds: float) -> tuple[int, str]:
     """Each of a thousand nodes talks to ten others; how many answers came, and the trace."""
     nodes = [world.add_node() for _ in range(NODES)]
     answers = 0
@@ -39,7 +42,7 @@ async def talking(world: SimulatedWorld) -> tuple[int, str]:
                 assert await stream.receive_some() == MESSAGE
                 answers += 1
 
-    with trio.move_on_after(BUSY_SECONDS):
+    with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 node.serve(PROTOCOL, echo)
@@ -49,13 +52,13 @@ async def talking(world: SimulatedWorld) -> tuple[int, str]:
     return answers, world.trace_hash()
 
 
-@pytest.mark.slow
-def test_a_thousand_nodes_talk_to_ten_others_each() -> None:
+@pytest.mark.parametrize("seconds", BUSY_SECONDS)
+def test_a_thousand_nodes_talk_to_ten_others_each(seconds: float) -> None:
     link = LinkSettings(latency_seconds=0.03, jitter_seconds=0.02)
     answers, _ = run_simulation(
-        talking, seed=1, settings=WorldSettings(link=link), tick_seconds=TICK_SECONDS
+        talking, seconds, seed=1, settings=WorldSettings(link=link), tick_seconds=TICK_SECONDS
     )
-    expected = NODES * PEERS_OF_EACH * BUSY_SECONDS / PAUSE_SECONDS
+    expected = NODES * PEERS_OF_EACH * seconds / PAUSE_SECONDS
     assert 0.95 * expected < answers < expected
 
 

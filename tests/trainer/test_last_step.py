@@ -24,7 +24,8 @@ from tests.waiting import PATIENCE_SECONDS, until
 STEPS: Final = 6
 STOPPED_AT: Final = 3
 DEFINITION: Final = read_definition(
-    with_line(f"steps = {STEPS}\ndelayed = true") + b"[averaging]\nround_seconds = 20.0\n"
+    with_line(f"steps = {STEPS}\ndelayed = true")
+    + b"[averaging]\ngrace_seconds = 1.0\nround_seconds = 20.0\n"
 )
 
 
