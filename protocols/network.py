@@ -19,7 +19,7 @@ import enum
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 
 import trio
@@ -42,7 +42,7 @@ class LinkFacts:
 
     `round_trip_seconds` and the two rates are None until they are measured. A rate is the best that
     a busy link carried recently, in bytes per second of payload. `connected_at` is in
-    `trio.current_time()`.
+    `trio.current_time()`. `punched`: both sides connected at once, through their routers.
     """
 
     peer: PeerId
@@ -56,6 +56,7 @@ class LinkFacts:
     bytes_sent: int = 0
     bytes_received: int = 0
     open_streams: int = 0
+    punched: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,3 +249,71 @@ class Network(ABC):
     @abstractmethod
     def stop_serving(self, protocol: str) -> None:
         """Accept no more streams for `protocol`; running handlers go on. May be called twice."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """From where a peer saw a fresh connection of ours come.
+
+    `port` is the local port of that connection, `address` what the peer saw, without `/p2p/`.
+    """
+
+    port: int
+    address: str
+
+
+class TraversableNetwork(Network):
+    """A network that can also be reached through relays and holes: what `nat/` asks of it.
+
+    A *circuit* is a stream to a relay that carries the bytes of a connection to a third peer. A
+    link over a circuit is a relayed link, with its own handshake: the relay reads nothing. An
+    address with `/p2p-circuit/` is dialled by asking its relay for a circuit.
+    """
+
+    @abstractmethod
+    def listened_addresses(self) -> tuple[str, ...]:
+        """The addresses of this machine on which it listens, without `/p2p/`, loopback last."""
+
+    @abstractmethod
+    def announce(self, addresses: Iterable[str]) -> None:
+        """Replace the addresses that are announced beside those of the owner's settings.
+
+        For addresses that this machine cannot see: those of its router, and those through relays.
+        """
+
+    @abstractmethod
+    async def sighting(self, peer: PeerId, *, port: int = 0) -> Sighting:
+        """Let a peer with a direct link say where a fresh connection of ours comes from.
+
+        The connection is made from this local port, which may be one that we listen on; 0: from a
+        free one. It proves no identity of ours, so that it is no second link, and it is closed
+        before this returns. Unreachable if it cannot be made, or the peer does not say.
+        """
+
+    @abstractmethod
+    def dial_back(
+        self, peer: PeerId, address: str, protocol: str
+    ) -> AbstractAsyncContextManager[Stream]:
+        """Open a stream over a fresh connection to a peer at this address, from a free port.
+
+        The other side sees a stranger's identity, so that it is no second link. Leaving the block
+        ends the connection. Unreachable if the address does not answer, ProtocolNotServed as for
+        `open`. The caller sets the deadline.
+        """
+
+    @abstractmethod
+    async def punch(self, peer: PeerId, addresses: Iterable[str], *, initiates: bool) -> LinkFacts:
+        """Make a direct link by connecting from the port that we listen on, as the peer does too.
+
+        Both must call it at the same time, one of them with `initiates`, which decides who begins
+        the handshake. Each address is tried until the caller's deadline; a connection that the
+        peer makes to us meanwhile counts, too. Unreachable if no address can be tried at all.
+        """
+
+    @abstractmethod
+    async def carry_circuit(self, stream: Stream, peer: PeerId) -> None:
+        """Make a relayed link of a circuit that this peer has asked a relay for.
+
+        The peer proves its identity over it. Returns when that link has ended. Unreachable if the
+        handshake fails.
+        """

@@ -19,15 +19,23 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    suppress,
+)
 
 import trio
+from libp2p.exceptions import BaseLibp2pError
 
+from nat.circuits import ask_for_circuit
 from node.net.clocks import machine_clocks
-from node.net.libp2p import negotiation
+from node.net.libp2p import negotiation, traversal
 from node.net.libp2p.address_book import AddressBook
+from node.net.libp2p.addresses import Address, AddressKind, parse
 from node.net.libp2p.connection import Libp2pStream, PeerConnection
-from node.net.libp2p.dial_failure import DialFailure, unreachable
+from node.net.libp2p.dial_failure import DialFailure, DialReason, unreachable
 from node.net.libp2p.dialler import Dialler, SharedDials, in_order
 from node.net.libp2p.host import library_id, make_host
 from node.net.libp2p.introductions import Introductions
@@ -35,7 +43,9 @@ from node.net.libp2p.link_table import settle
 from node.net.libp2p.listener import InboundLimit, close_listeners, open_listeners, serve_inbound
 from node.net.libp2p.own_addresses import OwnAddresses
 from node.net.libp2p.settings import Libp2pSettings
-from node.net.libp2p.upgrading import upgrade
+from node.net.libp2p.traversal import Punch, Punches
+from node.net.libp2p.upgrading import handshake_failure, upgrade, upgrade_circuit
+from node.net.transport import YamuxConnection
 from node.net.transport.traffic import Traffic
 from protocols.errors import (
     ProtocolMisuse,
@@ -47,15 +57,20 @@ from protocols.identity import Identity, PeerId
 from protocols.network import (
     LinkEvent,
     LinkFacts,
-    Network,
+    Reach,
+    Sighting,
     Stream,
     StreamHandler,
     TrafficFacts,
+    TraversableNetwork,
 )
 
 __all__ = ["Libp2pNetwork", "Libp2pSettings", "open_libp2p_network"]
 
 log = logging.getLogger(__name__)
+
+# What a handshake raises if the other side, or the way to it, fails.
+_HANDSHAKE_ERRORS = (BaseLibp2pError, RemoteMisbehaviour, trio.BrokenResourceError)
 
 # Goodbyes go to all peers at once, each with its own timeout; this is the timeout for them all.
 CLOSING_SECONDS = 1.0
@@ -90,7 +105,7 @@ async def open_libp2p_network(
         raise body_error
 
 
-class Libp2pNetwork(Network):
+class Libp2pNetwork(TraversableNetwork):
     """One node on the internet. `open_libp2p_network` makes it."""
 
     def __init__(self, identity: Identity, settings: Libp2pSettings, nursery: trio.Nursery) -> None:
@@ -121,7 +136,10 @@ class Libp2pNetwork(Network):
             on_down=self._connection_down,
         )
         self._links = self._swarm.links
-        self._dialler = Dialler(self._swarm.upgrader, self._traffic, settings.dial_seconds)
+        self._dialler = Dialler(
+            self._swarm.upgrader, self._traffic, settings.dial_seconds, self._open_circuit
+        )
+        self._punches = Punches()
         self._introductions = Introductions(self.host, self._own, self._book, settings)
         self._swarm.own_handlers.update(self._introductions.handlers())
         self._accepting = trio.CancelScope()
@@ -157,6 +175,9 @@ class Libp2pNetwork(Network):
 
     async def _welcome(self, stream: trio.SocketStream) -> trio.Event:
         """Do the handshake with a peer that connected; the event is set at the connection's end."""
+        punch = self._punches.at(stream)
+        if punch is not None and punch.initiates:
+            return (await self._punched(stream, punch)).ended
         upgraded = await upgrade(
             self._swarm.upgrader, stream, self._traffic, initiator=False, peer=None
         )
@@ -165,7 +186,10 @@ class Libp2pNetwork(Network):
             where = ", ".join(map(str, upgraded.muxed.get_transport_addresses()))
             log.warning("Another node, at %s, uses a copy of this node's key.", where)
             raise trio.BrokenResourceError("a caller with our own identity")
-        connection = await self._swarm.add_conn(upgraded.muxed, "inbound", upgraded.tcp)
+        is_punched = punch is not None and punch.peer == upgraded.muxed.peer_id.to_base58()
+        connection = await self._swarm.add_conn(
+            upgraded.muxed, "inbound", upgraded.below, punched=is_punched
+        )
         return connection.ended
 
     # -- who we are, and the world outside the protocols
@@ -274,7 +298,7 @@ class Libp2pNetwork(Network):
             raise unreachable(peer, outcome)
         address, upgraded = outcome
         try:
-            connection = await self._swarm.add_conn(upgraded.muxed, "outbound", upgraded.tcp)
+            connection = await self._swarm.add_conn(upgraded.muxed, "outbound", upgraded.below)
         except trio.BrokenResourceError:
             raise _link_lost(peer) from None
         self._book.worked(peer, address)
@@ -290,6 +314,135 @@ class Libp2pNetwork(Network):
         if not self._links.connections_to(connection.peer):
             self._book.release(connection.peer)
             self._introductions.forget(connection)
+
+    # -- traversal
+
+    def listened_addresses(self) -> tuple[str, ...]:
+        return tuple(self._own.listened())
+
+    def announce(self, addresses: Iterable[str]) -> None:
+        self._own.found(addresses)
+
+    async def sighting(self, peer: PeerId, *, port: int = 0) -> Sighting:
+        stream = await self._connect_beside(peer, port)
+        local_port: int = stream.socket.getsockname()[1]
+        try:
+            async with self._as_stranger(stream, peer) as muxed:
+                seen = await traversal.observed_by(muxed)
+        except _HANDSHAKE_ERRORS as error:
+            raise Unreachable(f"{peer} did not say from where we come.", why=str(error)) from error
+        if not seen:
+            raise Unreachable(f"{peer} does not say from where we come.")
+        return Sighting(local_port, seen)
+
+    async def _connect_beside(self, peer: PeerId, port: int) -> trio.SocketStream:
+        """A connection to where our direct link to this peer goes, from a local port of ours."""
+        link = self.link(peer)
+        if link is None or link.reach is not Reach.DIRECT or link.inbound:
+            await trio.lowlevel.checkpoint()
+            raise _no_link(peer)
+        try:
+            return await traversal.connect_from(parse(link.remote_address), port)
+        except DialFailure as failure:
+            raise unreachable(peer, [failure]) from failure
+
+    def _as_stranger(
+        self, stream: trio.SocketStream, peer: PeerId
+    ) -> AbstractAsyncContextManager[YamuxConnection]:
+        return traversal.as_stranger(
+            stream, library_id(peer), self._traffic, self._settings.yamux, self._nursery
+        )
+
+    @asynccontextmanager
+    async def dial_back(self, peer: PeerId, address: str, protocol: str) -> AsyncIterator[Stream]:
+        try:
+            stream = await traversal.connect_from(parse(address), 0)
+        except DialFailure as failure:
+            raise unreachable(peer, [failure]) from failure
+        try:
+            async with self._as_stranger(stream, peer) as muxed:
+                opened = await muxed.open_stream()
+                if not await negotiation.propose(opened, protocol.encode()):
+                    raise _not_served(peer, protocol)
+                yield Libp2pStream(opened, peer, protocol)
+        except BaseLibp2pError as error:
+            raise unreachable(peer, [handshake_failure(address, error)]) from error
+
+    async def punch(self, peer: PeerId, addresses: Iterable[str], *, initiates: bool) -> LinkFacts:
+        self._check_not_ended()
+        punch = traversal.Punch(peer, initiates)
+        targets = [parse(text) for text in addresses]
+        ports = self._own.ports
+        usable = [one for one in targets if one.kind is AddressKind.IP and one.family in ports]
+        if not usable:
+            await trio.lowlevel.checkpoint()
+            raise unreachable(peer, [])
+        with self._punches.under_way(punch, usable), self._links.events() as events:
+            async with trio.open_nursery() as nursery:
+                for address in usable:
+                    nursery.start_soon(self._knock, punch, address, ports[address.family])
+                while (best := self._links.best(peer)) is None or best.reach is not Reach.DIRECT:
+                    await events.receive()
+                nursery.cancel_scope.cancel()
+        return best.facts()
+
+    async def _knock(self, punch: Punch, address: Address, port: int) -> None:
+        """Connect to one address, again and again: the first packets may come too early."""
+        while True:
+            with suppress(DialFailure):
+                stream = await traversal.connect_from(address, port)
+                try:
+                    await self._punched(stream, punch)
+                except (*_HANDSHAKE_ERRORS, trio.ClosedResourceError) as error:
+                    log.debug(
+                        "the hole to %s at %s carried nothing: %r", punch.peer, address, error
+                    )
+            await trio.sleep(traversal.KNOCK_AGAIN_SECONDS)
+
+    async def _punched(self, stream: trio.SocketStream, punch: Punch) -> PeerConnection:
+        """Make a link of a connection through a hole, with the role that was agreed."""
+        expected = library_id(punch.peer)
+        upgraded = await upgrade(
+            self._swarm.upgrader,
+            stream,
+            self._traffic,
+            initiator=punch.initiates,
+            peer=expected if punch.initiates else None,
+        )
+        if upgraded.muxed.peer_id != expected:
+            await trio.aclose_forcefully(stream)
+            raise trio.BrokenResourceError("another peer came through the hole")
+        direction = "outbound" if punch.initiates else "inbound"
+        return await self._swarm.add_conn(upgraded.muxed, direction, stream, punched=True)
+
+    async def _open_circuit(self, address: Address, peer: PeerId) -> Stream:
+        """A stream to a peer through the relay that its address names, for the dialler."""
+        relay_address = parse(address.text.partition("/p2p-circuit")[0])
+        relay = relay_address.peer
+        if relay is None or relay in (peer, self.peer_id):
+            raise DialFailure(address.text, DialReason.OTHER_KIND, "names no relay")
+        self._book.learn(relay, [relay_address.of_peer(relay)])
+        return await ask_for_circuit(self, relay, peer)
+
+    async def carry_circuit(self, stream: Stream, peer: PeerId) -> None:
+        relay = self._links.best(stream.remote_peer)
+        if relay is None:
+            raise _link_lost(stream.remote_peer)
+        address = f"{relay.remote_address}/p2p/{relay.peer}/p2p-circuit"
+        try:
+            with trio.fail_after(self._settings.handshake_seconds):
+                upgraded = await upgrade_circuit(
+                    self._swarm.upgrader, stream, address, initiator=False, peer=None
+                )
+                if upgraded.muxed.peer_id.to_base58() != peer:
+                    raise trio.BrokenResourceError("another peer than the relay has named")
+                connection = await self._swarm.add_conn(upgraded.muxed, "inbound", stream)
+        except (
+            *_HANDSHAKE_ERRORS,
+            trio.TooSlowError,
+        ) as e:
+            raise unreachable(peer, [handshake_failure(address, e)]) from e
+        await connection.ended.wait()
 
     # -- streams
 
@@ -310,11 +463,7 @@ class Libp2pNetwork(Network):
             raise
         if not served:
             muxed.reset_now()
-            raise ProtocolNotServed(
-                f"{peer} does not serve {protocol}.",
-                why="It may run another version, or another role.",
-                advice="Update both sides to the same version.",
-            )
+            raise _not_served(peer, protocol)
         return Libp2pStream(muxed, peer, protocol)
 
     def serve(self, protocol: str, handler: StreamHandler) -> None:
@@ -335,6 +484,14 @@ async def _hang_up(connection: PeerConnection) -> None:
     """Close a link that came up just when the last caller that wanted it gave up."""
     connection.abort()
     await connection.ended.wait()
+
+
+def _not_served(peer: PeerId, protocol: str) -> ProtocolNotServed:
+    return ProtocolNotServed(
+        f"{peer} does not serve {protocol}.",
+        why="It may run another version, or another role.",
+        advice="Update both sides to the same version.",
+    )
 
 
 def _no_link(peer: PeerId) -> Unreachable:

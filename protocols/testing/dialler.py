@@ -11,7 +11,7 @@ timeout.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,25 +19,60 @@ import trio
 from protocols.errors import Unreachable
 from protocols.identity import PeerId
 from protocols.testing.trace import TraceKind
+from protocols.testing.traversal import dial_circuit, lets_in
 
 if TYPE_CHECKING:
     from protocols.testing.link import LinkEnd
     from protocols.testing.simulated_node import SimulatedNetwork
 
 NO_ANSWER = "no answer"
+CIRCUIT = "/p2p-circuit"
 
 
 async def dial(node: SimulatedNetwork, peer: PeerId) -> LinkEnd:
-    """Return a link to `peer` over the first known address that answers, or raise Unreachable."""
-    # imported here, as the modules import each other: a node dials, and gets a link of that node
-    from protocols.testing.simulated_node import linked
+    """Return a link to `peer` over the first known address that answers, or raise Unreachable.
 
+    Relays are asked beside, with the head start of one more address, and only if one is known.
+    """
+    circuits = [one for one in node.addresses_of(peer) if CIRCUIT in one]
+    if not circuits:
+        return await _dial_directly(node, peer)
+    found: list[LinkEnd] = []
+    failures: list[Unreachable] = []
+
+    async def attempt(
+        dialled: Callable[..., Awaitable[LinkEnd]], delay_seconds: float, *arguments: str
+    ) -> None:
+        await trio.sleep(delay_seconds)
+        try:
+            found.append(await dialled(node, peer, *arguments))
+        except Unreachable as error:
+            failures.append(error)
+        else:
+            nursery.cancel_scope.cancel()
+
+    head_start = node.world.settings.dial_head_start_seconds
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attempt, _dial_directly, 0.0)
+        for order, address in enumerate(circuits, start=1):
+            nursery.start_soon(attempt, dial_circuit, order * head_start, address)
+    for end in found[1:]:
+        end.close("another link was faster")
+    if found:
+        return found[0]
+    raise _unreachable(
+        peer, {one: str(error) for one, error in zip(circuits, failures[1:], strict=False)}
+    )
+
+
+async def _dial_directly(node: SimulatedNetwork, peer: PeerId) -> LinkEnd:
     world = node.world
     settings = world.settings
     now = trio.current_time()
     failures: dict[str, str] = {}
     pending: list[tuple[float, int, str, float]] = []
-    for order, address in enumerate(reversed(node.addresses_of(peer))):
+    direct = [one for one in reversed(node.addresses_of(peer)) if CIRCUIT not in one]
+    for order, address in enumerate(direct):
         started = now + order * settings.dial_head_start_seconds
         there = world.node_at(address)
         duration = settings.dial_timeout_seconds
@@ -55,7 +90,7 @@ async def dial(node: SimulatedNetwork, peer: PeerId) -> LinkEnd:
         there = world.node_at(address)
         failure = _failure(node, there, peer)
         if failure is None and there is not None:
-            return linked(node, there, address)
+            return node.link_to(there, address)
         give_up = started + settings.dial_timeout_seconds
         if failure == NO_ANSWER and trio.current_time() < give_up:
             heapq.heappush(pending, (give_up, order, address, started))
@@ -91,7 +126,7 @@ def _failure(node: SimulatedNetwork, there: SimulatedNetwork | None, peer: PeerI
     if there is None or there.silent:
         return NO_ANSWER
     world = node.world
-    if not there.settings.dialable and not world.path(node, there).relayed:
+    if not lets_in(node, there) and not world.path(node, there).relayed:
         return NO_ANSWER
     if world.is_cut(node, there) or world.is_cut(there, node):
         return NO_ANSWER

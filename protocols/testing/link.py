@@ -58,8 +58,13 @@ class Link:
         dialler: SimulatedNetwork,
         listener: SimulatedNetwork,
         address: str,
+        *,
+        path: LinkSettings | None = None,
+        punched: bool = False,
     ) -> None:
         self.number = number
+        self.path = path
+        self.punched = punched
         self.streams_opened = 0
         self.blocked_since: float | None = None  # since when one direction is blocked
         near = LinkEnd(self, dialler, listener, inbound=False, remote_address=address)
@@ -93,6 +98,7 @@ class LinkEnd:
         self.peer: PeerId = to.peer_id
         self.inbound = inbound
         self.alive = True
+        self.ended = trio.Event()
         self.streams: dict[int, SimulatedStream] = {}
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -101,7 +107,7 @@ class LinkEnd:
         self.round_trip_seconds: float | None = None
         self.connected_at = self._timeline.now()
         self._remote_address = remote_address
-        self.path: LinkSettings = node.world.path(node, to)
+        self.path: LinkSettings = link.path or node.world.path(node, to)
         self.reach = Reach.RELAYED if self.path.relayed else Reach.DIRECT
         self._pipe = Pipe(self.path.bytes_per_second)
         self._last_arrival = 0.0
@@ -127,6 +133,7 @@ class LinkEnd:
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
             open_streams=len(self.streams),
+            punched=self.link.punched,
         )
 
     # -- the wire --------------------------------------------------------------------------
@@ -317,6 +324,7 @@ class LinkEnd:
         if not self.alive:
             return
         self.alive = False
+        self.ended.set()
         self.world.record(TraceKind.BROKEN, self.node, self.other.node)
         streams, self.streams = self.streams, {}
         for stream in streams.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nat.kinds import Nat
 from protocols.testing.link_model import LinkSettings
 
 MEBIBYTE = 1_048_576
@@ -42,6 +43,7 @@ class NodeSettings:
     limit. To make a node read slowly, give it a slow download.
     `clock_skew_seconds`: how far its clock is ahead of a correct one.
     `dialable`: False for a node behind a NAT that accepts nothing unsolicited.
+    `nat`: the kind of its router, for `nat/`; all but NONE accept nothing unsolicited either.
     `inbound_links`: it refuses links of others beyond this number.
     `inbound_streams_per_link`: a peer that opens more than this many at once gets a reset.
     """
@@ -50,5 +52,6 @@ class NodeSettings:
     download_bytes_per_second: float | None = None
     clock_skew_seconds: float = 0.0
     dialable: bool = True
+    nat: Nat = Nat.NONE
     inbound_links: int = 4096
     inbound_streams_per_link: int = 1024

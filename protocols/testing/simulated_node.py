@@ -14,17 +14,27 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import trio
 
+from nat.addresses import without_peer
 from protocols.errors import ProtocolMisuse, Unreachable
 from protocols.identity import Identity, PeerId
-from protocols.network import LinkEvent, LinkFacts, Network, Reach, StreamHandler
+from protocols.network import (
+    LinkEvent,
+    LinkFacts,
+    Reach,
+    Sighting,
+    Stream,
+    StreamHandler,
+    TraversableNetwork,
+)
+from protocols.testing import traversal
 from protocols.testing.dialler import check, dial
 from protocols.testing.link import Link, LinkEnd
-from protocols.testing.link_model import Pipe, segment_bytes
+from protocols.testing.link_model import LinkSettings, Pipe, segment_bytes
 from protocols.testing.settings import NodeSettings
 from protocols.testing.stream import SimulatedStream
 from protocols.testing.timeline import Timeline
@@ -40,14 +50,15 @@ REPLACED_LINK_SECONDS = 60.0  # as py-libp2p does after a hole punch
 EVENTS_PER_SUBSCRIBER = 256  # a subscriber further behind than this misses the oldest
 
 _ADDRESS = re.compile(
-    r"/(ip4/\d+\.\d+\.\d+\.\d+|ip6/[0-9a-f:]+|dns[46]?/[\w.-]+)/tcp/\d+(/p2p/(?P<owner>\w+))?"
+    r"/(ip4/\d+\.\d+\.\d+\.\d+|ip6/[0-9a-f:]+|dns[46]?/[\w.-]+)/tcp/\d+"
+    r"(/p2p/\w+/p2p-circuit)?(/p2p/(?P<owner>\w+))?"
 )
 
 EventSender = trio.MemorySendChannel[LinkEvent]
 EventReceiver = trio.MemoryReceiveChannel[LinkEvent]
 
 
-class SimulatedNetwork(Network):
+class SimulatedNetwork(TraversableNetwork):
     """A node in a `SimulatedWorld`, from `add_node` until `aclose`, a crash or the world's end."""
 
     def __init__(
@@ -81,6 +92,11 @@ class SimulatedNetwork(Network):
         self._runs = 0
         self.messages_sent = 0  # onto the wire, without goodbyes
         self.bytes_sent = 0  # on all links, ended ones too
+        self.machine = index  # whose router and address it has
+        self.sent_to: set[int] = set()  # machines, from the port that it listens on
+        self.symmetric_ports = 0
+        self.punching: dict[PeerId, bool] = {}  # and whether this side initiates
+        self._found: tuple[str, ...] = ()
         self._calls_at_message: dict[int, Callable[[], None]] = {}  # by message number
 
     def __repr__(self) -> str:
@@ -115,8 +131,12 @@ class SimulatedNetwork(Network):
         """The one address of this node in its world."""
         return f"{self.world.place_of(self.index)}/p2p/{self._peer_id}"
 
+    @property
+    def place(self) -> str:
+        return self.world.place_of(self.machine)
+
     def addresses(self) -> tuple[str, ...]:
-        return (self.address,)
+        return tuple(dict.fromkeys((*self._found, self.address)))
 
     def learn_addresses(self, peer: PeerId, addresses: Iterable[str]) -> None:
         known = self._addresses.setdefault(peer, {})  # oldest first
@@ -216,6 +236,25 @@ class SimulatedNetwork(Network):
         own = [address for address in addresses if _is_address_of(peer, address)]
         return await check(self, peer, own)
 
+    def link_to(
+        self,
+        there: SimulatedNetwork,
+        address: str,
+        *,
+        path: LinkSettings | None = None,
+        punched: bool = False,
+    ) -> LinkEnd:
+        """Make a link with a node that accepts it; both learn each other's addresses."""
+        number = self.world.next_link_number()
+        link = Link(number, self, there, address, path=path, punched=punched)
+        near, far = link.ends
+        self.world.remember_link(link)
+        self.learn_addresses(there.peer_id, there.addresses())
+        there.learn_addresses(self.peer_id, self.addresses())
+        there.link_up(far)
+        self.link_up(near)
+        return near
+
     async def disconnect(self, peer: PeerId) -> None:
         await trio.lowlevel.checkpoint()
         for end in self.link_ends():
@@ -229,6 +268,29 @@ class SimulatedNetwork(Network):
         if end is None:
             raise Unreachable(f"There is no link to {peer}.", advice="Connect first, then measure.")
         return await end.round_trip()
+
+    # -- traversal -------------------------------------------------------------------------
+
+    def listened_addresses(self) -> tuple[str, ...]:
+        return (self.place,)
+
+    def announce(self, addresses: Iterable[str]) -> None:
+        self._found = tuple(f"{without_peer(one)}/p2p/{self._peer_id}" for one in addresses)
+
+    async def sighting(self, peer: PeerId, *, port: int = 0) -> Sighting:
+        return await traversal.sighting(self, peer, port)
+
+    def dial_back(
+        self, peer: PeerId, address: str, protocol: str
+    ) -> AbstractAsyncContextManager[Stream]:
+        return traversal.dial_back(self, peer, address, protocol)
+
+    async def punch(self, peer: PeerId, addresses: Iterable[str], *, initiates: bool) -> LinkFacts:
+        self._check_open()
+        return await traversal.punch(self, peer, addresses, initiates=initiates)
+
+    async def carry_circuit(self, stream: Stream, peer: PeerId) -> None:
+        await traversal.carry_circuit(self, stream, peer)
 
     # -- streams ---------------------------------------------------------------------------
 
@@ -318,18 +380,6 @@ class SimulatedNetwork(Network):
 def _is_address_of(peer: PeerId, address: str) -> bool:
     match = _ADDRESS.fullmatch(address)
     return match is not None and match["owner"] in (None, peer)
-
-
-def linked(dialler: SimulatedNetwork, listener: SimulatedNetwork, address: str) -> LinkEnd:
-    """Make a link between two nodes that accept it; both learn each other's address."""
-    link = Link(dialler.world.next_link_number(), dialler, listener, address)
-    near, far = link.ends
-    dialler.world.remember_link(link)
-    dialler.learn_addresses(listener.peer_id, listener.addresses())
-    listener.learn_addresses(dialler.peer_id, dialler.addresses())
-    listener.link_up(far)
-    dialler.link_up(near)
-    return near
 
 
 # A node's download: everything that arrives passes here, in order of arrival.

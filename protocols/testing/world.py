@@ -24,7 +24,7 @@ import random
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeVar, TypeVarTuple, Unpack
 
@@ -38,7 +38,7 @@ from protocols.network import Reach
 from protocols.testing.link import Link, LinkLife
 from protocols.testing.link_model import LinkSettings
 from protocols.testing.settings import NodeSettings, WorldSettings
-from protocols.testing.simulated_node import SimulatedNetwork, linked
+from protocols.testing.simulated_node import SimulatedNetwork
 from protocols.testing.timeline import Timeline, deterministic_scheduling
 from protocols.testing.trace import NOBODY, Trace, TraceKind
 
@@ -152,6 +152,13 @@ class SimulatedWorld:
         self._by_index.append(node)
         self.record(TraceKind.NODE_ADDED, node)
         return node
+
+    def add_stranger(self, machine: SimulatedNetwork) -> SimulatedNetwork:
+        """A second identity on the machine of this node, which listens nowhere."""
+        name = f"stranger-{len(self._by_index)}"
+        stranger = self.add_node(name, replace(machine.settings, dialable=False))
+        stranger.machine = machine.machine
+        return stranger
 
     def identity_of(self, name: str) -> Identity:
         """The key of the node of this name in this world."""
@@ -337,7 +344,7 @@ class SimulatedWorld:
         self.set_path(first, second, settings)
         end = first.link_end(second.peer_id)
         if end is not None and end.reach is Reach.RELAYED:
-            linked(first, second, second.address)
+            first.link_to(second, second.address)
 
     def round_trip_seconds(self, first: SimulatedNetwork, second: SimulatedNetwork) -> float:
         """One round trip, with the jitter of this moment."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -26,18 +26,20 @@ LONGEST_TEST_SECONDS: Final = 24 * 3600.0  # of virtual time: a longer wait woul
 SETTINGS: Final = WorldSettings(link=LinkSettings(latency_seconds=LATENCY_SECONDS))
 
 
-def simulated(test: Callable[[SimulatedWorld], Awaitable[None]]) -> Callable[[], None]:
-    """Turn `async def test(world)` into a test that runs in a world of its own, in virtual time."""
+def simulated(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Turn `async def test(world, ...)` into a test that runs in a world of its own, in virtual
+    time. Further arguments are the test's own."""
 
-    async def scenario(world: SimulatedWorld) -> None:
+    async def scenario(world: SimulatedWorld, arguments: dict[str, Any]) -> None:
         with trio.fail_after(LONGEST_TEST_SECONDS):
-            await test(world)
+            await test(world, **arguments)
 
     @functools.wraps(test)
-    def run() -> None:
-        run_simulation(scenario, seed=0, settings=SETTINGS)
+    def run(**arguments: Any) -> None:
+        run_simulation(scenario, arguments, seed=0, settings=SETTINGS)
 
-    run.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
+    _, *others = inspect.signature(test).parameters.values()
+    run.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
     del run.__wrapped__  # type: ignore[attr-defined]
     return run
 

@@ -33,6 +33,7 @@ from libp2p.abc import ConnectionType, IMuxedStream
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.rcmgr import Direction
 from libp2p.stream_muxer.exceptions import MuxedConnError, MuxedStreamError
+from trio.abc import AsyncResource
 
 from node.net.libp2p import negotiation
 from node.net.transport import YamuxConnection, YamuxStream
@@ -113,7 +114,8 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
         swarm: NodeSwarm,
         *,
         inbound: bool,
-        tcp: trio.SocketStream | None,
+        below: AsyncResource | None,
+        punched: bool = False,
     ) -> None:
         super().__init__(muxed, swarm, Direction.INBOUND if inbound else Direction.OUTBOUND)
         self.peer = PeerId(muxed.peer_id.to_base58())
@@ -122,7 +124,8 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
         self.alive = True
         self.is_up = False
         self.up_or_ended = trio.Event()
-        self._tcp = tcp
+        self._below = below
+        self.punched = punched
         self.ended = trio.Event()
         self._scope = trio.CancelScope()
         self._answering = 0
@@ -182,6 +185,7 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
             bytes_sent=muxed.bytes_sent,
             bytes_received=muxed.bytes_received,
             open_streams=self.open_stream_count,
+            punched=self.punched,
         )
 
     async def run(self) -> None:
@@ -217,8 +221,8 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
         with trio.CancelScope(shield=True):
             with trio.move_on_after(GOODBYE_SECONDS):
                 await self.muxed_conn.close()
-            if self._tcp is not None:
-                await trio.aclose_forcefully(self._tcp)
+            if self._below is not None:
+                await trio.aclose_forcefully(self._below)
 
     async def _accept_streams(self) -> None:
         while True:

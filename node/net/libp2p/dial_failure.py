@@ -28,6 +28,7 @@ class DialReason(enum.Enum):
     NAME_NOT_FOUND = "Check the spelling of the name, and whether this machine has DNS."
     NO_ROUTE = "This machine has no route there: is it online, and does it have IPv6 if that is?"
     NOT_LIBP2P = "Something else listens there, or the node refused us: check the port."
+    RELAY = "The peer is behind a router; it looks for other relays by itself: try again."
     OTHER_KIND = "This version dials TCP over IPv4, IPv6 and DNS names only."
     FAILED = "Try again; `potluck ping ADDRESS`, there and from here, shows where it fails."
 

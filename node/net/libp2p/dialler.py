@@ -33,10 +33,11 @@ import trio
 from node.net.libp2p.addresses import Address, AddressKind, likelihood, parse
 from node.net.libp2p.dial_failure import DialFailure, DialReason, of_os_error
 from node.net.libp2p.host import library_id
-from node.net.libp2p.upgrading import Upgraded, handshake_failure, prove, upgrade
+from node.net.libp2p.upgrading import Upgraded, handshake_failure, prove, upgrade, upgrade_circuit
 from node.net.transport.traffic import Traffic
-from protocols.errors import MalformedMessage, PotluckError, again
+from protocols.errors import MalformedMessage, PotluckError, Unreachable, again
 from protocols.identity import PeerId
+from protocols.network import Stream
 
 if TYPE_CHECKING:
     from libp2p.peer.id import ID
@@ -136,9 +137,7 @@ class Race(Generic[T]):
 async def connect_tcp(address: Address) -> trio.SocketStream:
     """Make a TCP connection to one address; DialFailure with the reason if that fails."""
     if address.kind is AddressKind.CIRCUIT:
-        raise DialFailure(
-            address.text, DialReason.OTHER_KIND, "an address through a relay cannot be dialled yet"
-        )
+        raise DialFailure(address.text, DialReason.OTHER_KIND, "an address through a relay")
     if address.kind is AddressKind.OTHER:
         raise DialFailure(address.text, DialReason.OTHER_KIND, "not an address for TCP")
     try:
@@ -176,12 +175,22 @@ async def _connect_name(address: Address) -> trio.SocketStream:
 
 
 class Dialler:
-    """Dials for one network; the handshakes count in its traffic."""
+    """Dials for one network; the handshakes count in its traffic.
 
-    def __init__(self, upgrader: TransportUpgrader, traffic: Traffic, dial_seconds: float) -> None:
+    `open_circuit` asks the relay of an address for a stream to that peer.
+    """
+
+    def __init__(
+        self,
+        upgrader: TransportUpgrader,
+        traffic: Traffic,
+        dial_seconds: float,
+        open_circuit: Callable[[Address, PeerId], Awaitable[Stream]],
+    ) -> None:
         self._upgrader = upgrader
         self._traffic = traffic
         self._dial_seconds = dial_seconds
+        self._open_circuit = open_circuit
 
     async def race(
         self, addresses: Sequence[Address], expected: ID
@@ -200,6 +209,13 @@ class Dialler:
         connected = False
         try:
             with trio.fail_after(self._dial_seconds):
+                if address.kind is AddressKind.CIRCUIT:
+                    circuit = await self._open_circuit(address, PeerId(expected.to_base58()))
+                    connected = True
+                    on_connected()
+                    return await upgrade_circuit(
+                        self._upgrader, circuit, address.text, initiator=True, peer=expected
+                    )
                 stream = await connect_tcp(address)
                 connected = True
                 on_connected()
@@ -208,6 +224,8 @@ class Dialler:
                 )
         except DialFailure:
             raise
+        except Unreachable as error:  # of the relay
+            raise DialFailure(address.text, DialReason.RELAY, error.why or error.what) from error
         except trio.TooSlowError:
             seconds = f"{self._dial_seconds:g} s"
             detail = f"no handshake in {seconds}" if connected else f"timed out after {seconds}"
@@ -234,7 +252,7 @@ class Dialler:
 
 async def _discard(upgraded: Upgraded) -> None:
     """Close a connection that lost the race. It was never used, so it needs no goodbye."""
-    await trio.aclose_forcefully(upgraded.tcp)
+    await trio.aclose_forcefully(upgraded.below)
 
 
 Dialled = TypeVar("Dialled")

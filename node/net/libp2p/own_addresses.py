@@ -1,5 +1,4 @@
-"""This node's own addresses: those that it was told to announce, then those that it listens on.
-
+"""This node's own addresses: announced by its owner, found out about router and relays, listened on.
 Port 0 is replaced by the real port, and "all interfaces" by this machine's addresses. The list is
 made at each call, because a laptop changes networks while its node runs.
 """
@@ -7,6 +6,7 @@ made at each call, because a laptop changes networks while its node runs.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from contextlib import suppress
 
 import ifaddr
@@ -27,16 +27,26 @@ class OwnAddresses:
     def __init__(self, peer: PeerId, announced: tuple[str, ...]) -> None:
         self._peer = peer
         self._announced = tuple(_checked(text, peer) for text in announced)
+        self._found: tuple[str, ...] = ()
         self._bound: list[tuple[str, int]] = []
         self._interfaces = InterfaceAddresses()
 
     def listening_on(self, listeners: list[trio.SocketListener]) -> None:
         self._bound = [listener.socket.getsockname()[:2] for listener in listeners]
 
+    @property
+    def ports(self) -> dict[int, int]:
+        """The port that we listen on with IPv4 (4) and with IPv6 (6), as far as we do."""
+        return {ipaddress.ip_address(host).version: port for host, port in reversed(self._bound)}
+
+    def found(self, addresses: Iterable[str]) -> None:
+        """Replace what was found out about routers and relays."""
+        self._found = tuple(_checked(text, self._peer) for text in addresses)
+
     def all(self) -> tuple[str, ...]:
-        """All addresses, each ending in /p2p/<us>; announced ones first, loopback last."""
+        """All addresses, each ending in /p2p/<us>: the owner's, those found, loopback last."""
         listened = [f"{text}/p2p/{self._peer}" for text in self.listened()]
-        return tuple(dict.fromkeys((*self._announced, *listened)))
+        return tuple(dict.fromkeys((*self._announced, *self._found, *listened)))
 
     def listened(self) -> list[str]:
         """The addresses of this machine that we listen on, without /p2p/."""

@@ -28,6 +28,7 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.transport.upgrader import TransportUpgrader
+from trio.abc import AsyncResource
 
 from node.net.libp2p.connection import PeerConnection
 from node.net.libp2p.link_table import LinkTable
@@ -116,14 +117,17 @@ class NodeSwarm(Swarm):  # type: ignore[misc]  # the library is untyped for mypy
         self,
         muxed_conn: YamuxConnection,
         direction: str = "unknown",
-        tcp: trio.SocketStream | None = None,
+        below: AsyncResource | None = None,
+        *,
+        punched: bool = False,
     ) -> PeerConnection:
         """Start a connection after its handshakes; return when it carries streams.
 
-        BrokenResourceError if it ended before. The connection owns `tcp` from here on, also if this
-        raises or is cancelled.
+        BrokenResourceError if it ended before. The connection owns `below`, its socket or its
+        stream through a relay, from here on, also if this raises or is cancelled.
         """
-        connection = PeerConnection(muxed_conn, self, inbound=direction == "inbound", tcp=tcp)
+        inbound = direction == "inbound"
+        connection = PeerConnection(muxed_conn, self, inbound=inbound, below=below, punched=punched)
         try:
             self.nursery.start_soon(connection.run)
         except RuntimeError:  # the network has ended

@@ -1,4 +1,4 @@
-"""From a TCP connection to one that is encrypted, authenticated and carries streams.
+"""From a TCP connection, or a stream through a relay, to a secured one that carries streams.
 
 Only Noise is offered as security and only Yamux as muxer. The library's defaults also offer
 plaintext and secio (libp2p/__init__.py, the `sec_opt or {…}` of `new_swarm`), which a man in the
@@ -13,15 +13,20 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import trio
+from libp2p.abc import IRawConnection
+from libp2p.connection_types import ConnectionType
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.transport.upgrader import TransportUpgrader
+from multiaddr import Multiaddr
+from trio.abc import AsyncResource
 
 from node.net.libp2p.dial_failure import DialFailure, DialReason
 from node.net.transport import YamuxConnection
 from node.net.transport.traffic import Traffic
 from node.net.transport.wires import CountedTcpStream
 from protocols.errors import MalformedMessage
+from protocols.network import Stream
 
 
 class TcpStream(CountedTcpStream):
@@ -43,12 +48,42 @@ class TcpStream(CountedTcpStream):
         return self._remote_address
 
 
+class CircuitConnection(IRawConnection):  # type: ignore[misc]  # the library is untyped for mypy
+    """A stream through a relay, as the library's raw connection. Its bytes count with the relay's.
+
+    `address` is the relay's, ending in /p2p-circuit.
+    """
+
+    def __init__(self, stream: Stream, address: str, *, initiator: bool) -> None:
+        self.is_initiator = initiator
+        self._stream = stream
+        self._address = address
+
+    async def read(self, n: int | None = None) -> bytes:
+        return await self._stream.receive_some(n)
+
+    async def write(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def close(self) -> None:
+        await self._stream.aclose()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return None
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        return [Multiaddr(self._address)]
+
+    def get_connection_type(self) -> ConnectionType:
+        return ConnectionType.RELAYED
+
+
 @dataclass(frozen=True)
 class Upgraded:
-    """A connection after its handshakes, not yet running, with its socket."""
+    """A connection after its handshakes, not yet running, with the socket or stream below it."""
 
     muxed: YamuxConnection
-    tcp: trio.SocketStream
+    below: AsyncResource
 
 
 async def upgrade(
@@ -64,14 +99,32 @@ async def upgrade(
     With a `peer` the other side must prove to be that peer. The bytes count in `traffic`. The
     caller sets the deadline. Raises the library's errors.
     """
+    raw = RawConnection(TcpStream(stream, traffic), initiator)
+    return await _upgrade(upgrader, raw, stream, initiator, peer)
+
+
+async def upgrade_circuit(
+    upgrader: TransportUpgrader, stream: Stream, address: str, *, initiator: bool, peer: ID | None
+) -> Upgraded:
+    """The same on a stream through the relay at this address."""
+    raw = CircuitConnection(stream, address, initiator=initiator)
+    return await _upgrade(upgrader, raw, stream, initiator, peer)
+
+
+async def _upgrade(
+    upgrader: TransportUpgrader,
+    raw: IRawConnection,
+    below: AsyncResource,
+    initiator: bool,
+    peer: ID | None,
+) -> Upgraded:
     try:
-        raw = RawConnection(TcpStream(stream, traffic), initiator)
         secured = await upgrader.upgrade_security(raw, initiator, peer)
         muxed = await upgrader.upgrade_connection(secured, secured.get_remote_peer())
     except BaseException:
-        await trio.aclose_forcefully(stream)
+        await trio.aclose_forcefully(below)
         raise
-    return Upgraded(cast(YamuxConnection, cast(Any, muxed)), stream)
+    return Upgraded(cast(YamuxConnection, cast(Any, muxed)), below)
 
 
 async def prove(

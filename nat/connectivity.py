@@ -1,0 +1,388 @@
+"""How this node can be reached: finds out, does what helps, and says it.
+
+    async with trio.open_nursery() as nursery:
+        connectivity = Connectivity(network, bootstrap)
+        await nursery.start(connectivity.run)
+        await connectivity.stated.wait()
+        connectivity.mode                     # Mode.PUNCHED
+
+A *helper* is a peer that this node dials itself and that may judge its addresses and relay for it:
+its bootstrap peers, and every peer that it has a direct outgoing link with.
+
+The order of things, at the start and whenever the machine's network has changed:
+
+1. Wait for a helper, and let it say from which address we come.
+2. Let several helpers dial our addresses back. If one works, the node is `direct`, or `mapped` if
+   the router was asked for it; and all is done.
+3. Otherwise find out how the router maps ports (`kinds.py`), and take places at relays. The node is
+   `punched` if a hole can be punched to it, and `relayed` if every byte has to go through a relay.
+4. Without a place it is `dial-out only`: others can only answer it.
+
+The mode is stated within STATED_SECONDS of the start, whatever does not answer; it is corrected
+when more is known. It is looked at again after LOOK_AGAIN_SECONDS, and at once after a change.
+
+`mode_of` decides, and is pure.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from nat.addresses import host_of, ip_of, is_global, port_of, tcp_address, without_peer
+from nat.circuits import CircuitTaker
+from nat.kinds import Nat, kind_of_mapping
+from nat.punching import Outside, Puncher
+from nat.reachability import DialBacks, Judge, Verdict, Verdicts
+from nat.relaying import STOP, TALK_SECONDS
+from nat.reservations import Reservations
+from protocols.errors import Unreachable
+from protocols.identity import PeerId
+from protocols.network import Reach, Sighting, TraversableNetwork
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the stubs of trio that libp2p brings know it only there
+
+STATED_SECONDS: Final = 25.0  # the promise is 30
+HELPER_SECONDS: Final = 20.0  # to wait for the first helper; dials go on in the background
+SECOND_HELPER_SECONDS: Final = 2.0  # to wait for another, which tells more
+SIGHTING_SECONDS: Final = 8.0
+HELPERS_ASKED: Final = 3
+LOOK_AGAIN_SECONDS: Final = 900.0
+LOOK_AGAIN_UNKNOWN_SECONDS: Final = 60.0
+SIGHTING_KEPT_SECONDS: Final = 30.0  # for the next punches; a router keeps a closed one for longer
+LISTENING_CONTACT_SECONDS: Final = 300.0  # a router may remember a closed connection for 2 minutes
+MOST_JUDGED: Final = 4
+
+log = logging.getLogger("potluck.nat")
+
+
+class Mode(enum.Enum):
+    """How others reach this node. The values are shown to people, and are the glossary's words."""
+
+    UNKNOWN = "not known yet"
+    DIRECT = "direct"
+    MAPPED = "mapped"
+    PUNCHED = "punched"
+    RELAYED = "relayed"
+    DIAL_OUT_ONLY = "dial-out only"
+
+    @property
+    def is_dialable(self) -> bool:
+        """Whether anybody can connect without a helper."""
+        return self in (Mode.DIRECT, Mode.MAPPED)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether anybody can connect at all. True, too, as long as it is not known."""
+        return self is not Mode.DIAL_OUT_ONLY
+
+
+@dataclass(frozen=True)
+class JudgedAddress:
+    """One address of ours, and whether it can be dialled."""
+
+    address: str
+    verdict: Verdict
+    mapped: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the mode follows from.
+
+    `dialled` says that others have links to us that they made without a relay or a punch, `nobody`
+    that no helper could be asked.
+    """
+
+    addresses: tuple[JudgedAddress, ...] = ()
+    nat: Nat = Nat.UNKNOWN
+    reservations: int = 0
+    dialled: bool = False
+    nobody: bool = True
+
+
+def mode_of(facts: Facts) -> Mode:
+    """The mode of a node with these facts. Pure."""
+    public = [one for one in facts.addresses if one.verdict is Verdict.PUBLIC]
+    if public:
+        return Mode.MAPPED if all(one.mapped for one in public) else Mode.DIRECT
+    if facts.reservations:
+        return Mode.RELAYED if facts.nat is Nat.SYMMETRIC else Mode.PUNCHED
+    if all(one.verdict is Verdict.UNKNOWN for one in facts.addresses) and facts.dialled:
+        return Mode.DIRECT
+    return Mode.UNKNOWN if facts.nobody else Mode.DIAL_OUT_ONLY
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """How our listening port looked from outside, when, and to whom."""
+
+    at: float = float("-inf")
+    by: PeerId | None = None
+    address: str = ""
+
+
+class Connectivity:
+    """Runs everything that traversal needs on this side of the router.
+
+    `bootstrap` names the peers by which the node joins. `mapped` gives the address that the router
+    forwards to us, if it does.
+    """
+
+    def __init__(
+        self,
+        network: TraversableNetwork,
+        bootstrap: Callable[[], Iterable[PeerId]],
+        *,
+        mapped: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._network = network
+        self._bootstrap = bootstrap
+        self._mapped = mapped
+        self._verdicts = Verdicts()
+        self._judged: tuple[str, ...] = ()
+        self._dial_backs = DialBacks(network)
+        self._contacted: dict[PeerId, float] = {}  # from the listening port
+        self._listening = _Seen()
+        self._mode = Mode.UNKNOWN
+        self._nobody = True
+        self._keeps_places = False
+        self._woken = trio.Event()
+        self.nat = Nat.UNKNOWN
+        self.outside_host = ""
+        """The address from which the internet sees us come."""
+        self.stated = trio.Event()
+        """Set once the mode is known, or STATED_SECONDS have passed."""
+        self.changed = trio.Event()
+        """Set, and replaced, at each change of the mode or of the announced addresses."""
+        self.judge = Judge(network)
+        self.reservations = Reservations(network, self.helpers, self._restate)
+        self.puncher = Puncher(network, self.outside)
+        self._taker = CircuitTaker(network, self.reservations.holds)
+
+    # ---- what is known
+
+    @property
+    def mode(self) -> Mode:
+        return self._mode
+
+    def addresses(self) -> tuple[JudgedAddress, ...]:
+        """Our addresses that were judged."""
+        mapped = self._mapped()
+        return tuple(
+            JudgedAddress(one, self._verdicts.of(one), one == mapped) for one in self._judged
+        )
+
+    def facts(self) -> Facts:
+        dialled = any(
+            link.inbound and link.reach is Reach.DIRECT and not link.punched
+            for link in self._network.links()
+        )
+        return Facts(self.addresses(), self.nat, len(self.reservations.held), dialled, self._nobody)
+
+    def helpers(self) -> tuple[PeerId, ...]:
+        """The peers that may help: bootstrap peers, then others that this node has dialled."""
+        linked = self._linked_helpers()
+        return tuple(dict.fromkeys([*linked, *self._bootstrap()]))
+
+    def network_changed(self) -> None:
+        """The machine has another address, or slept, or its router forgot: look again at once."""
+        self._verdicts.forget()
+        self._contacted.clear()
+        self._listening = _Seen()
+        self.reservations.look_again()
+        self._woken.set()
+
+    def mapping_changed(self) -> None:
+        """The router forwards another port to us, or none any more."""
+        self._woken.set()
+
+    async def outside(self) -> Outside:
+        """How this node looks from outside, for a punch. Asks a helper if the answer is old."""
+        addresses = [one for one in self._network.listened_addresses() if is_global(one)]
+        seen = await self._listening_address()
+        if seen.address:
+            addresses.insert(0, seen.address)
+        return Outside(self.nat, tuple(dict.fromkeys(addresses)))
+
+    # ---- finding out
+
+    async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Find out, keep what helps, and follow changes, until cancelled."""
+        self._dial_backs.serve()
+        self._network.serve(STOP, self._taker.answer)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.judge.run)
+                await nursery.start(self.puncher.run)
+                nursery.start_soon(self._state_in_time)
+                nursery.start_soon(self._wake_for_helpers)
+                task_status.started()
+                while True:
+                    self._woken = trio.Event()
+                    await self._look(nursery)
+                    known = self._mode is not Mode.UNKNOWN
+                    pause = LOOK_AGAIN_SECONDS if known else LOOK_AGAIN_UNKNOWN_SECONDS
+                    with trio.move_on_after(pause):
+                        await self._woken.wait()
+        finally:
+            self._network.stop_serving(STOP)
+            self._dial_backs.stop()
+
+    async def _state_in_time(self) -> None:
+        with trio.move_on_after(STATED_SECONDS):
+            await self.stated.wait()
+        self.stated.set()
+
+    async def _wake_for_helpers(self) -> None:
+        with self._network.link_events() as events:
+            async for event in events:
+                if event.reach is Reach.DIRECT and self._mode is Mode.UNKNOWN:
+                    self._woken.set()
+
+    async def _look(self, nursery: trio.Nursery) -> None:
+        """Steps 1 to 4, once."""
+        helpers = await self._wait_for_helpers()
+        self._nobody = not helpers
+        if helpers:
+            sightings = await self._sightings(helpers)
+            self._judged = self._worth_judging(sightings)
+            self._verdicts.keep(list(self._judged))
+            await self._let_judge(helpers)
+            if mode_of(self.facts()).is_dialable:
+                self.nat = Nat.NONE
+            else:
+                self.nat = await self._kind(sightings)
+                await self._take_places(nursery)
+        self._restate()
+
+    async def _wait_for_helpers(self) -> list[PeerId]:
+        """The peers to ask: those that this node has dialled itself, over a direct link."""
+        wanted = min(HELPERS_ASKED, max(1, len(list(self._bootstrap()))))
+        deadline = trio.current_time() + HELPER_SECONDS
+        with self._network.link_events() as events:
+            while trio.current_time() < deadline:
+                helpers = self._linked_helpers()
+                if len(helpers) >= wanted:
+                    break
+                if helpers:
+                    deadline = min(deadline, trio.current_time() + SECOND_HELPER_SECONDS)
+                with trio.move_on_at(deadline):
+                    await events.receive()
+        return self._linked_helpers()[:HELPERS_ASKED]
+
+    def _linked_helpers(self) -> list[PeerId]:
+        bootstrap = set(self._bootstrap())
+        linked = [
+            link.peer
+            for link in self._network.links()
+            if link.reach is Reach.DIRECT and not link.inbound and not link.punched
+        ]
+        return sorted(linked, key=lambda peer: peer not in bootstrap)
+
+    async def _sightings(self, helpers: list[PeerId]) -> list[Sighting]:
+        """How helpers see connections from one free port of ours, one after the other."""
+        found: list[Sighting] = []
+        for helper in helpers:
+            sighting = await self._sighting(helper, found[0].port if found else 0)
+            if sighting is not None:
+                found.append(sighting)
+        return found
+
+    async def _sighting(self, helper: PeerId, port: int) -> Sighting | None:
+        with trio.move_on_after(SIGHTING_SECONDS):
+            try:
+                return await self._network.sighting(helper, port=port)
+            except Unreachable as error:
+                log.debug("%s does not say from where we come: %s", helper, error)
+        return None
+
+    def _worth_judging(self, sightings: list[Sighting]) -> tuple[str, ...]:
+        """Addresses at the place that the helpers see us come from: they dial no others."""
+        hosts = dict.fromkeys(host_of(one.address) for one in sightings)
+        self.outside_host = next(iter(hosts), "")
+        mapped = self._mapped()
+        own = [without_peer(one) for one in self._network.addresses()]
+        found = [one for one in own if ip_of(one) is not None and host_of(one) in hosts]
+        for host in hosts:
+            version = f"/ip{6 if ':' in host else 4}/"
+            ports = [port_of(one) for one in self._network.listened_addresses() if version in one]
+            found += [tcp_address(host, port) for port in ports]
+        if mapped is not None and host_of(mapped) in hosts:
+            found.insert(0, mapped)
+        return tuple(dict.fromkeys(found))[:MOST_JUDGED]
+
+    async def _let_judge(self, helpers: list[PeerId]) -> None:
+        now = trio.current_time()
+        clean = [
+            helper
+            for helper in helpers
+            if now - self._contacted.get(helper, float("-inf")) > LISTENING_CONTACT_SECONDS
+        ]
+
+        async def ask(helper: PeerId, address: str) -> None:
+            verdict = await self._dial_backs.ask(helper, address)
+            if verdict is not Verdict.UNKNOWN:
+                self._verdicts.heard(address, helper, reached=verdict is Verdict.PUBLIC)
+
+        async with trio.open_nursery() as nursery:
+            for helper in clean:
+                for address in self._judged:
+                    nursery.start_soon(ask, helper, address)
+
+    async def _kind(self, sightings: list[Sighting]) -> Nat:
+        """How the router maps ports, and what it lets in."""
+        kind = kind_of_mapping(sightings)
+        if kind is not Nat.PORT_RESTRICTED:
+            return kind
+        seen = await self._listening_address()
+        if not seen.address or seen.by is None:
+            return kind
+        # this helper's dial comes from an address that was sent to, and from another port
+        verdict = await self._dial_backs.ask(seen.by, seen.address)
+        return Nat.CONE if verdict is Verdict.PUBLIC else kind
+
+    async def _listening_address(self) -> _Seen:
+        """How our listening port looks from outside, by a helper's word."""
+        now = trio.current_time()
+        if now - self._listening.at < SIGHTING_KEPT_SECONDS:
+            return self._listening
+        ports = [port_of(one) for one in self._network.listened_addresses()]
+        for helper in self._linked_helpers()[:HELPERS_ASKED]:
+            if not ports:
+                break
+            self._contacted[helper] = now
+            sighting = await self._sighting(helper, ports[0])
+            if sighting is not None:
+                self._listening = _Seen(trio.current_time(), helper, sighting.address)
+                return self._listening
+        return _Seen()
+
+    async def _take_places(self, nursery: trio.Nursery) -> None:
+        """Begin to keep places at relays, if not begun, and wait for the first answers."""
+        if not self._keeps_places:
+            self._keeps_places = True
+            nursery.start_soon(self.reservations.run)
+        with trio.move_on_after(TALK_SECONDS):
+            await self.reservations.asked_once.wait()
+
+    # ---- saying it
+
+    def _restate(self) -> None:
+        mode = mode_of(self.facts())
+        public = [one.address for one in self.addresses() if one.verdict is Verdict.PUBLIC]
+        circuits = () if mode.is_dialable else self.reservations.addresses()
+        self._network.announce([*public, *circuits])
+        if mode is not self._mode:
+            log.info("this node is %s (its router: %s)", mode.value, self.nat.words)
+            self._mode = mode
+        if mode is not Mode.UNKNOWN:
+            self.stated.set()
+        self.changed.set()
+        self.changed = trio.Event()

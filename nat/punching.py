@@ -1,0 +1,249 @@
+"""Making a relayed link direct: DCUtR, libp2p's way to punch a hole, over TCP simultaneous open.
+
+    puncher = Puncher(network, outside)
+    nursery.start_soon(puncher.run)
+
+When somebody reaches this node through a relay, this node drives: it asks the other side for its
+outside addresses, measures the round trip through the relay, says "now", waits for half a round
+trip, and both connect from their listening ports to each other at the same moment. If the other
+side can be dialled, this node first just dials it.
+
+Both sides also tell how their routers map ports (`kinds.py`; a field of ours, which others skip).
+Where two such routers cannot meet nothing is tried; otherwise it is tried again after each of
+RETRY_SECONDS, as long as the link is still relayed.
+
+What a peer says is hostile. It could name other people's addresses, to make us send packets there.
+So at most MOST_DIALLED addresses are tried, only for a peer with a relayed link, once in
+LEAST_GAP_SECONDS for each, and for at most MOST_AT_ONCE peers at a time. A private address is
+tried only if our own outside address is private as well.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from nat import messages
+from nat.addresses import ip_of, is_global, without_peer
+from nat.kinds import Nat, can_punch
+from nat.messages import HolePunch, PunchType
+from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour, Unreachable
+from protocols.identity import PeerId
+from protocols.network import LinkEvent, Reach, Stream, TraversableNetwork
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the stubs of trio that libp2p brings know it only there
+
+DCUTR: Final = "/libp2p/dcutr"
+
+TALK_SECONDS: Final = 10.0  # for the messages of one attempt, through a slow relay
+PUNCH_SECONDS: Final = 5.0  # a SYN that the router dropped is sent again after 1 and 3 s
+DIAL_SECONDS: Final = 3.0  # for a peer that says that it can be dialled
+RETRY_SECONDS: Final = (0.5, 5.0, 60.0, 600.0)
+LONGEST_ROUND_TRIP_SECONDS: Final = 4.0
+MOST_DIALLED: Final = 4
+MOST_AT_ONCE: Final = 32
+LEAST_GAP_SECONDS: Final = 0.25
+PEERS_REMEMBERED: Final = 1024
+
+log = logging.getLogger("potluck.nat")
+
+
+@dataclass(frozen=True)
+class Outside:
+    """How this node looks from outside: its router's kind, and the addresses that lead to it."""
+
+    nat: Nat = Nat.UNKNOWN
+    addresses: tuple[str, ...] = ()
+
+
+class Attempt(enum.Enum):
+    """How one attempt ended. The value is its name in the metrics."""
+
+    PUNCHED = "punched"
+    DIALLED = "dialled"
+    HOPELESS = "hopeless"
+    FAILED = "failed"
+    NOT_SPOKEN = "not_spoken"
+    FLOOD = "flood"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another attempt on this link would be of no use."""
+        return self is not Attempt.FAILED
+
+
+def worth_dialling(claimed: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
+    """Of a peer's outside addresses, those to connect to. Pure."""
+    is_private_place = bool(own) and not any(is_global(one) for one in own)
+    plain = (without_peer(one) for one in claimed)
+    usable = (one for one in plain if is_global(one) or (is_private_place and ip_of(one)))
+    return tuple(dict.fromkeys(usable))[:MOST_DIALLED]
+
+
+class Puncher:
+    """Serves DCUtR, and drives it on links that others made to us through a relay.
+
+    `outside` finds out how we look from outside now; a router may forget what it once did.
+    """
+
+    def __init__(
+        self, network: TraversableNetwork, outside: Callable[[], Awaitable[Outside]]
+    ) -> None:
+        self._network = network
+        self._outside = outside
+        self._at_once = 0
+        self._last: dict[PeerId, float] = {}
+        self._driving: set[PeerId] = set()
+        self.attempts: Counter[Attempt] = Counter()
+
+    async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve and drive until cancelled."""
+        with self._network.link_events() as events:
+            self._network.serve(DCUTR, self._answer)
+            task_status.started()
+            try:
+                async with trio.open_nursery() as nursery:
+                    async for event in events:
+                        if self._has_to_drive(event):
+                            self._driving.add(event.peer)
+                            nursery.start_soon(self._drive, event.peer)
+            finally:
+                self._network.stop_serving(DCUTR)
+
+    # ---- the side that was reached through the relay: it drives
+
+    def _has_to_drive(self, event: LinkEvent) -> bool:
+        link = self._network.link(event.peer)
+        return (
+            event.reach is Reach.RELAYED
+            and link is not None
+            and link.inbound
+            and event.peer not in self._driving
+            and len(self._driving) < MOST_AT_ONCE
+        )
+
+    async def _drive(self, peer: PeerId) -> None:
+        try:
+            for delay in (0.0, *RETRY_SECONDS):
+                await trio.sleep(delay)
+                if not self._is_relayed(peer):
+                    return
+                attempt = await self._attempt(peer)
+                self.attempts[attempt] += 1
+                log.info("a direct link to %s: %s", peer, attempt.value)
+                if attempt.is_final:
+                    return
+        finally:
+            self._driving.discard(peer)
+
+    async def _attempt(self, peer: PeerId) -> Attempt:
+        claimed = (without_peer(one) for one in self._network.addresses_of(peer))
+        dialable = tuple(one for one in claimed if is_global(one))[:MOST_DIALLED]
+        if dialable and await self._connect(peer, dialable, DIAL_SECONDS, initiates=True):
+            return Attempt.DIALLED
+        try:
+            with trio.fail_after(TALK_SECONDS):
+                own = await self._outside()
+                stream = await self._network.open(peer, DCUTR)
+                async with stream:
+                    addresses, wait_seconds = await self._agree(stream, own)
+        except ProtocolNotServed:
+            return Attempt.NOT_SPOKEN
+        except (PotluckError, trio.BrokenResourceError, trio.TooSlowError) as error:
+            log.debug("no agreement with %s: %r", peer, error)
+            return Attempt.FAILED
+        if not addresses:
+            return Attempt.HOPELESS
+        await trio.sleep(wait_seconds)
+        punched = await self._connect(peer, addresses, PUNCH_SECONDS, initiates=False)
+        return Attempt.PUNCHED if punched else Attempt.FAILED
+
+    async def _agree(self, stream: Stream, own: Outside) -> tuple[tuple[str, ...], float]:
+        """The addresses to connect to, and when; no addresses if that would be of no use."""
+        asked_at = trio.current_time()
+        await messages.send(stream, _connect_message(own))
+        said = await _read(stream, PunchType.CONNECT)
+        round_trip = min(trio.current_time() - asked_at, LONGEST_ROUND_TRIP_SECONDS)
+        addresses = worth_dialling(messages.unpacked(said.addrs), own.addresses)
+        if not addresses or not can_punch(own.nat, _nat_of(said)):
+            return (), 0.0
+        # the other side may have asked a helper before it answered; a ping only takes the way
+        round_trip = min(round_trip, await self._network.ping(stream.remote_peer))
+        await messages.send(stream, HolePunch(type=PunchType.SYNC))
+        return addresses, round_trip / 2
+
+    # ---- the side that asked the relay for the circuit
+
+    async def _answer(self, stream: Stream) -> None:
+        peer = stream.remote_peer
+        if not self._may_answer(peer):
+            self.attempts[Attempt.FLOOD] += 1
+            stream.reset()
+            return
+        self._at_once += 1
+        try:
+            with trio.fail_after(TALK_SECONDS):
+                said = await _read(stream, PunchType.CONNECT)
+                own = await self._outside()
+                await messages.send(stream, _connect_message(own))
+                addresses = worth_dialling(messages.unpacked(said.addrs), own.addresses)
+                if not addresses or not can_punch(own.nat, _nat_of(said)):
+                    return
+                await _read(stream, PunchType.SYNC)
+            await self._connect(peer, addresses, PUNCH_SECONDS, initiates=True)
+        finally:
+            self._at_once -= 1
+
+    def _may_answer(self, peer: PeerId) -> bool:
+        now = trio.current_time()
+        gap = now - self._last.pop(peer, float("-inf"))
+        self._last[peer] = now
+        if len(self._last) > PEERS_REMEMBERED:
+            del self._last[next(iter(self._last))]
+        free = self._at_once < MOST_AT_ONCE
+        return free and gap >= LEAST_GAP_SECONDS and self._is_relayed(peer)
+
+    # ---- both
+
+    async def _connect(
+        self, peer: PeerId, addresses: tuple[str, ...], seconds: float, *, initiates: bool
+    ) -> bool:
+        """Whether there is a direct link, after connecting for at most this time."""
+        with trio.move_on_after(seconds):
+            try:
+                await self._network.punch(peer, addresses, initiates=initiates)
+            except Unreachable as error:
+                log.debug("no direct link to %s: %s", peer, error)
+        link = self._network.link(peer)
+        return link is not None and link.reach is Reach.DIRECT
+
+    def _is_relayed(self, peer: PeerId) -> bool:
+        link = self._network.link(peer)
+        return link is not None and link.reach is Reach.RELAYED
+
+
+def _connect_message(own: Outside) -> Any:
+    message = HolePunch(type=PunchType.CONNECT, nat=own.nat)
+    message.addrs.extend(messages.packed(own.addresses[:MOST_DIALLED]))
+    return message
+
+
+def _nat_of(message: Any) -> Nat:
+    try:
+        return Nat(message.nat)
+    except ValueError:  # of a newer version
+        return Nat.UNKNOWN
+
+
+async def _read(stream: Stream, expected: PunchType) -> Any:
+    message: Any = await messages.read(stream, HolePunch)
+    if message.type != expected:
+        raise RemoteMisbehaviour(f"A hole punch message of kind {message.type} came out of turn.")
+    return message

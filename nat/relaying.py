@@ -1,0 +1,483 @@
+"""The relay that a public node offers: libp2p's circuit relay v2, with an honest budget.
+
+    relay = Relay(network, RelayLimits(circuits=64), admits=guard.knows)
+    await nursery.start(relay.run)
+
+A node that nobody can dial *reserves* a place here. From then on others reach it by a *circuit*:
+two streams, one to each of them, between which the relay carries bytes that it cannot read. Both
+protocols are libp2p's, so peers of other implementations can use the relay if it admits them.
+
+Promises:
+
+- Only peers that `admits` lets in get a reservation or a circuit, and only over a direct link.
+- The end of one circuit ends nothing but this circuit.
+- A place is given back when its peer's link ends, and when the reservation expires.
+- No limit is exceeded, whoever asks; each refusal is counted by its reason. The rate of each
+  circuit and of all together is kept by reading no faster, so that senders wait.
+- Memory is bounded: a circuit holds two buffers of COPY_BYTES and two streams.
+
+The rules are in `Places`, which is pure; `Relay` talks and carries.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+import base58
+import trio
+
+from nat import messages
+from nat.messages import Hop, HopType, Status, Stop, StopType
+from protocols.errors import PotluckError, RemoteMisbehaviour
+from protocols.identity import PeerId
+from protocols.network import Network, Reach, Stream
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the stubs of trio that libp2p brings know it only there
+
+HOP: Final = "/libp2p/circuit/relay/0.2.0/hop"
+STOP: Final = "/libp2p/circuit/relay/0.2.0/stop"
+
+TALK_SECONDS: Final = 10.0  # for one message, from a peer that has a link
+COPY_BYTES: Final = 64 * 1024  # about one packet of the channel
+IDLE_SECONDS: Final = 180.0  # a link pings several times in this time, whatever made it
+MOST_ASKING: Final = 256  # streams that ask at the same time; each costs a task and little memory
+MIB: Final = 1024 * 1024
+
+log = logging.getLogger("potluck.relay")
+
+
+@dataclass(frozen=True)
+class RelayLimits:
+    """The most that a relay gives. 0 is no limit where the comment says so.
+
+    The defaults suit a server for five dollars a month: 1,000 GB of traffic, of which everything
+    that is relayed counts twice.
+    """
+
+    reservations: int = 256
+    """Peers that may be reached through this relay at once."""
+    reservations_per_site: int = 32
+    """Of those, from one IPv4 address or IPv6 /64: a household, a lab."""
+    reservation_seconds: int = 1800
+    """Until it has to be renewed; its owner does it after half of this."""
+    circuits: int = 256
+    """Pairs of peers that talk through this relay at once."""
+    circuits_per_peer: int = 32
+    """Of those, with one peer at either end."""
+    circuit_seconds: int = 0
+    """After this a circuit ends; 0: no limit."""
+    circuit_bytes: int = 0
+    """After this many in one direction a circuit ends; 0: no limit."""
+    circuit_bytes_per_second: int = MIB
+    """For each direction of each circuit; 0: no limit."""
+    bytes_per_second: int = 0
+    """For all circuits together; 0: no limit."""
+    month_bytes: int = 0
+    """For all circuits in a calendar month; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 0:
+                raise ValueError(f"{field.name} is below zero")
+
+
+class Refusal(enum.Enum):
+    """Why a relay refused. The value is its name in the metrics."""
+
+    NOT_ADMITTED = "not_admitted"
+    RELAYED_LINK = "relayed_link"
+    RESERVATIONS = "reservations"
+    SITE = "reservations_per_site"
+    NO_RESERVATION = "no_reservation"
+    CIRCUITS = "circuits"
+    PEER = "circuits_per_peer"
+    MONTH = "month_bytes"
+    UNREACHED = "not_answered"
+    BUSY = "busy"
+
+    @property
+    def status(self) -> Status:
+        return _STATUS.get(self, Status.RESOURCE_LIMIT_EXCEEDED)
+
+
+_STATUS: Final = {
+    Refusal.NOT_ADMITTED: Status.PERMISSION_DENIED,
+    Refusal.RELAYED_LINK: Status.PERMISSION_DENIED,
+    Refusal.RESERVATIONS: Status.RESERVATION_REFUSED,
+    Refusal.SITE: Status.RESERVATION_REFUSED,
+    Refusal.NO_RESERVATION: Status.NO_RESERVATION,
+    Refusal.UNREACHED: Status.CONNECTION_FAILED,
+}
+
+
+class Places:
+    """Who has a reservation and who a circuit. Pure; times are arguments.
+
+    Invariants: never more than the limits; `_sites` and `_ends` count what `_until` and the open
+    circuits hold, and have no entry of zero.
+    """
+
+    def __init__(self, limits: RelayLimits) -> None:
+        self.limits = limits
+        self._until: dict[PeerId, tuple[float, str]] = {}  # and its site
+        self._sites: Counter[str] = Counter()
+        self._ends: Counter[PeerId] = Counter()
+        self.circuits = 0
+
+    @property
+    def reservations(self) -> int:
+        return len(self._until)
+
+    def reserve(self, peer: PeerId, site: str, now: float) -> Refusal | None:
+        """Give this peer a place, or keep it for longer."""
+        if peer not in self._until:
+            self.expire(now)
+            if len(self._until) >= self.limits.reservations:
+                return Refusal.RESERVATIONS
+            if self._sites[site] >= self.limits.reservations_per_site:
+                return Refusal.SITE
+        self.give_back(peer)
+        self._until[peer] = (now + self.limits.reservation_seconds, site)
+        self._sites[site] += 1
+        return None
+
+    def has_place(self, peer: PeerId, now: float) -> bool:
+        until, _ = self._until.get(peer, (float("-inf"), ""))
+        return now < until
+
+    def give_back(self, peer: PeerId) -> None:
+        """This peer's link is gone. May be called for any peer."""
+        _, site = self._until.pop(peer, (0.0, None))
+        if site is not None:
+            _less(self._sites, site)
+
+    def expire(self, now: float) -> None:
+        for peer in [peer for peer, (until, _) in self._until.items() if until <= now]:
+            self.give_back(peer)
+
+    def join(self, source: PeerId, target: PeerId, now: float) -> Refusal | None:
+        """Count a circuit between these two; `part` gives it back."""
+        if not self.has_place(target, now):
+            return Refusal.NO_RESERVATION
+        if self.circuits >= self.limits.circuits:
+            return Refusal.CIRCUITS
+        if max(self._ends[source], self._ends[target]) >= self.limits.circuits_per_peer:
+            return Refusal.PEER
+        self.circuits += 1
+        self._ends[source] += 1
+        self._ends[target] += 1
+        return None
+
+    def part(self, source: PeerId, target: PeerId) -> None:
+        self.circuits -= 1
+        _less(self._ends, source)
+        _less(self._ends, target)
+
+
+def _less(counts: Counter[Any], key: Any) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
+class Pace:
+    """A rate, first come, first served. Pure."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+
+    def take(self, size: int, now: float) -> float:
+        """When these bytes may go on, if they have come now."""
+        if not self._rate:
+            return now
+        start = max(now, self._free_at)
+        self._free_at = start + size / self._rate
+        return start
+
+
+@dataclass
+class RelayCounts:
+    """For the metrics. All but the first two only grow."""
+
+    reservations: int = 0
+    circuits: int = 0
+    reserved: int = 0
+    connected: int = 0
+    carried_bytes: int = 0
+
+
+class Relay:
+    """The service. `admits` says who may use it; `month_left` how many bytes of a budget remain."""
+
+    def __init__(
+        self,
+        network: Network,
+        limits: RelayLimits,
+        *,
+        admits: Callable[[PeerId], bool] = lambda _: True,
+        month_left: Callable[[], int] | None = None,
+        spend: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._network = network
+        self._limits = limits
+        self._admits = admits
+        self._month_left = month_left
+        self._spend = spend
+        self._places = Places(limits)
+        self._pace = Pace(limits.bytes_per_second)
+        self._asking = 0
+        self._reserved = self._connected = self._carried = 0
+        self.refusals: Counter[Refusal] = Counter()
+
+    def counts(self) -> RelayCounts:
+        self._places.expire(trio.current_time())
+        return RelayCounts(
+            self._places.reservations,
+            self._places.circuits,
+            self._reserved,
+            self._connected,
+            self._carried,
+        )
+
+    async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        with self._network.link_events() as events:
+            self._network.serve(HOP, self._answer)
+            task_status.started()
+            try:
+                async for event in events:
+                    if event.reach is not Reach.DIRECT:
+                        self._places.give_back(event.peer)
+            finally:
+                self._network.stop_serving(HOP)
+
+    # ---- what peers ask
+
+    async def _answer(self, stream: Stream) -> None:
+        if self._asking >= MOST_ASKING:
+            self.refusals[Refusal.BUSY] += 1
+            stream.reset()
+            return
+        self._asking += 1
+        circuit = None
+        try:
+            with trio.fail_after(TALK_SECONDS):
+                asked = await messages.read(stream, Hop)
+                if asked.type == HopType.RESERVE:
+                    await self._reserve(stream)
+                elif asked.type == HopType.CONNECT:
+                    circuit = await self._connect(stream, asked.peer.id)
+                else:
+                    await _say(stream, Status.UNEXPECTED_MESSAGE)
+        except RemoteMisbehaviour:
+            with trio.move_on_after(TALK_SECONDS):
+                await _say(stream, Status.MALFORMED_MESSAGE)
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            stream.reset()  # the asker has gone, or says nothing
+        finally:
+            self._asking -= 1
+        if circuit is not None:
+            await circuit.run()
+
+    async def _reserve(self, stream: Stream) -> None:
+        peer, now = stream.remote_peer, trio.current_time()
+        refusal = self._why_not(peer)
+        link = self._network.link(peer)
+        if refusal is None and link is not None:
+            refusal = self._places.reserve(peer, site_of(link.remote_address), now)
+        if refusal is not None:
+            self._refuse(peer, refusal, "a reservation")
+            await _say(stream, refusal.status)
+            return
+        self._reserved += 1
+        answer = Hop(type=HopType.STATUS, status=Status.OK)
+        answer.reservation.expire = int(
+            self._network.wall_time() + self._limits.reservation_seconds
+        )
+        answer.reservation.addrs.extend(messages.packed(self._network.addresses()))
+        self._add_limit(answer)
+        await messages.send(stream, answer)
+
+    async def _connect(self, stream: Stream, target_bytes: bytes) -> _Circuit | None:
+        source = stream.remote_peer
+        target = PeerId(base58.b58encode(target_bytes[:64]).decode())
+        refusal = self._why_not(source) or self._places.join(source, target, trio.current_time())
+        if refusal is not None:
+            self._refuse(source, refusal, f"a circuit to {target}")
+            await _say(stream, refusal.status)
+            return None
+        joined = _Joined(self._places, source, target)
+        far = None
+        try:
+            far = await self._ask_target(source, target)
+            if far is None:
+                self._refuse(source, Refusal.UNREACHED, f"a circuit to {target}")
+                joined.part()
+                await _say(stream, Status.CONNECTION_FAILED)
+                return None
+            answer = Hop(type=HopType.STATUS, status=Status.OK)
+            self._add_limit(answer)
+            await messages.send(stream, answer)
+        except BaseException:
+            joined.part()
+            if far is not None:
+                far.reset()
+            raise
+        self._connected += 1
+        return _Circuit(self, joined, stream, far)
+
+    async def _ask_target(self, source: PeerId, target: PeerId) -> Stream | None:
+        """A stream to the target, which has accepted; None if it did not."""
+        if self._network.link(target) is None:  # it is only reached over the link that it holds
+            return None
+        try:
+            far = await self._network.open(target, STOP)
+        except PotluckError:
+            return None
+        try:
+            ask = Stop(type=StopType.CONNECT)
+            ask.peer.id = base58.b58decode(source)
+            self._add_limit(ask)
+            await messages.send(far, ask)
+            said = await messages.read(far, Stop)
+            if (said.type, said.status) == (StopType.STATUS, Status.OK):
+                return far
+        except (RemoteMisbehaviour, trio.BrokenResourceError):
+            pass
+        except BaseException:
+            far.reset()
+            raise
+        far.reset()
+        return None
+
+    def _why_not(self, peer: PeerId) -> Refusal | None:
+        link = self._network.link(peer)
+        if link is None or link.reach is not Reach.DIRECT:
+            return Refusal.RELAYED_LINK
+        if not self._admits(peer):
+            return Refusal.NOT_ADMITTED
+        if self._month_left is not None and self._month_left() <= 0:
+            return Refusal.MONTH
+        return None
+
+    def _refuse(self, peer: PeerId, refusal: Refusal, what: str) -> None:
+        self.refusals[refusal] += 1
+        link = self._network.link(peer)
+        where = "" if link is None else f" at {link.remote_address}"
+        log.info("refused %s%s %s: %s", peer, where, what, refusal.value)
+
+    def _add_limit(self, message: Any) -> None:
+        limits = self._limits
+        if limits.circuit_seconds or limits.circuit_bytes:
+            message.limit.duration = limits.circuit_seconds
+            message.limit.data = limits.circuit_bytes
+
+    # ---- carrying
+
+    def has_budget(self) -> bool:
+        return self._month_left is None or self._month_left() > 0
+
+    async def wait_turn(self, own: Pace, size: int) -> None:
+        """Wait until this many bytes of a circuit may go on, and count them."""
+        self._carried += size
+        self._spend(size)
+        now = trio.current_time()
+        turn = max(own.take(size, now), self._pace.take(size, now))
+        if turn > now:
+            await trio.sleep_until(turn)
+
+    def pace_of_circuit(self) -> Pace:
+        return Pace(self._limits.circuit_bytes_per_second)
+
+    @property
+    def limits(self) -> RelayLimits:
+        return self._limits
+
+
+class _Joined:
+    """The place of one circuit. Giving it back twice counts once."""
+
+    def __init__(self, places: Places, source: PeerId, target: PeerId) -> None:
+        self._places: Places | None = places
+        self.source = source
+        self.target = target
+
+    def part(self) -> None:
+        places, self._places = self._places, None
+        if places is not None:
+            places.part(self.source, self.target)
+
+
+class _Circuit:
+    """Two streams, and what one of them brings carried to the other, both ways."""
+
+    def __init__(self, relay: Relay, joined: _Joined, near: Stream, far: Stream) -> None:
+        self._relay = relay
+        self._joined = joined
+        self._near = near
+        self._far = far
+
+    async def run(self) -> None:
+        """Carry until both directions have ended, one breaks, or a limit is reached."""
+        limits = self._relay.limits
+        ends = trio.CancelScope()
+        if limits.circuit_seconds:
+            ends.deadline = trio.current_time() + limits.circuit_seconds
+        try:
+            with ends:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._carry, self._near, self._far, ends)
+                    nursery.start_soon(self._carry, self._far, self._near, ends)
+            if not ends.cancelled_caught:
+                await self._near.aclose()
+                await self._far.aclose()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the other end learns it by the reset below
+        finally:
+            self._near.reset()
+            self._far.reset()
+            self._joined.part()
+
+    async def _carry(self, source: Stream, target: Stream, ends: trio.CancelScope) -> None:
+        limit, pace = self._relay.limits.circuit_bytes, self._relay.pace_of_circuit()
+        buffer = memoryview(bytearray(COPY_BYTES))
+        carried = 0
+        try:
+            while True:
+                with trio.move_on_after(IDLE_SECONDS) as waiting:
+                    count = await source.receive_into(buffer)
+                if waiting.cancelled_caught:
+                    break
+                if not count:
+                    await target.send_eof()
+                    return
+                carried += count
+                if (limit and carried > limit) or not self._relay.has_budget():
+                    break
+                await self._relay.wait_turn(pace, count)
+                await target.send_all(buffer[:count])
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        ends.cancel()
+
+
+async def _say(stream: Stream, status: Status) -> None:
+    await messages.send(stream, Hop(type=HopType.STATUS, status=status))
+
+
+def site_of(address: str) -> str:
+    """What one household has: its IPv4 address or its IPv6 /64, of a link's remote address."""
+    parts = address.split("/")
+    if len(parts) < 3:
+        return address
+    if parts[1] != "ip6":
+        return parts[2]
+    return str(ipaddress.ip_network((parts[2], 64), strict=False).network_address)

@@ -1,0 +1,109 @@
+"""Nodes behind routers of every kind find out their mode and meet, in a simulated world."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from nat.connectivity import Connectivity, Mode
+from nat.kinds import Nat, can_punch
+from nat.relaying import Relay, RelayLimits
+from protocols.network import Reach
+from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
+from tests.simulated.worlds import PROTOCOL, echo, read_exactly, simulated
+
+KINDS = (Nat.NONE, Nat.CONE, Nat.PORT_RESTRICTED, Nat.SYMMETRIC)
+MODES = {
+    Nat.NONE: Mode.DIRECT,
+    Nat.CONE: Mode.PUNCHED,
+    Nat.PORT_RESTRICTED: Mode.PUNCHED,
+    Nat.SYMMETRIC: Mode.RELAYED,
+}
+STATED_SECONDS = 30.0
+DIRECT_SECONDS = 5.0
+
+
+@dataclass
+class Home:
+    """A node and its traversal."""
+
+    network: SimulatedNetwork
+    connectivity: Connectivity
+
+
+class Town:
+    """Backbones that relay and judge, and homes that join by them."""
+
+    def __init__(self, world: SimulatedWorld, nursery: trio.Nursery) -> None:
+        self.world = world
+        self.nursery = nursery
+        self.backbones: list[SimulatedNetwork] = []
+        self.relays: list[Relay] = []
+
+    async def add_backbone(self, limits: RelayLimits | None = None) -> Relay:
+        network = self.world.add_node(f"backbone-{len(self.backbones)}")
+        relay = Relay(network, limits or RelayLimits())
+        await self.nursery.start(relay.run)
+        await self.nursery.start(Connectivity(network, lambda: []).run)
+        self.backbones.append(network)
+        self.relays.append(relay)
+        return relay
+
+    async def add_home(self, name: str, nat: Nat) -> Home:
+        network = self.world.add_node(name, NodeSettings(nat=nat))
+        connectivity = Connectivity(network, lambda: [one.peer_id for one in self.backbones])
+        for backbone in self.backbones:
+            network.learn_addresses(backbone.peer_id, backbone.addresses())
+            await network.connect(backbone.peer_id)
+        await self.nursery.start(connectivity.run)
+        network.serve(PROTOCOL, echo)
+        return Home(network, connectivity)
+
+
+@asynccontextmanager
+async def town(world: SimulatedWorld, backbones: int = 2) -> AsyncIterator[Town]:
+    async with trio.open_nursery() as nursery:
+        made = Town(world, nursery)
+        for _ in range(backbones):
+            await made.add_backbone()
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("backbones", [1, 2])
+@pytest.mark.parametrize("nat", KINDS)
+@simulated
+async def test_a_node_finds_out_its_mode(world: SimulatedWorld, nat: Nat, backbones: int) -> None:
+    async with town(world, backbones) as here:
+        home = await here.add_home("home", nat)
+        with trio.fail_after(STATED_SECONDS):
+            await home.connectivity.stated.wait()
+        assert home.connectivity.mode is MODES[nat]
+        assert home.connectivity.nat is nat
+
+
+@pytest.mark.parametrize("left", KINDS)
+@pytest.mark.parametrize("right", KINDS)
+@simulated
+async def test_every_pair_meets_and_is_direct_where_it_can_be(
+    world: SimulatedWorld, left: Nat, right: Nat
+) -> None:
+    async with town(world) as here:
+        one, other = await here.add_home("left", left), await here.add_home("right", right)
+        await one.connectivity.stated.wait()
+        await other.connectivity.stated.wait()
+        one.network.learn_addresses(other.network.peer_id, other.network.addresses())
+        with trio.fail_after(STATED_SECONDS):
+            stream = await one.network.open(other.network.peer_id, PROTOCOL)
+            await stream.send_all(b"hello")
+            assert await read_exactly(stream, 5) == b"hello"
+        await trio.sleep(DIRECT_SECONDS)
+        link = one.network.link(other.network.peer_id)
+        assert link is not None
+        assert (link.reach is Reach.DIRECT) is can_punch(left, right)
+        if Nat.NONE not in (left, right):
+            assert link.punched is (link.reach is Reach.DIRECT)
