@@ -60,10 +60,12 @@ class Link:
         address: str,
         *,
         path: LinkSettings | None = None,
+        relay: PeerId | None = None,
         punched: bool = False,
     ) -> None:
         self.number = number
         self.path = path
+        self.relay = relay  # that carries it, of a link over a circuit
         self.punched = punched
         self.streams_opened = 0
         self.blocked_since: float | None = None  # since when one direction is blocked

@@ -242,11 +242,12 @@ class SimulatedNetwork(TraversableNetwork):
         address: str,
         *,
         path: LinkSettings | None = None,
+        relay: PeerId | None = None,
         punched: bool = False,
     ) -> LinkEnd:
         """Make a link with a node that accepts it; both learn each other's addresses."""
         number = self.world.next_link_number()
-        link = Link(number, self, there, address, path=path, punched=punched)
+        link = Link(number, self, there, address, path=path, relay=relay, punched=punched)
         near, far = link.ends
         self.world.remember_link(link)
         self.learn_addresses(there.peer_id, there.addresses())

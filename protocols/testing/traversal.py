@@ -77,7 +77,7 @@ async def punch(
     there = next(
         (
             found
-            for found in map(node.world.node_at, map(without_peer, addresses))
+            for found in map(node.world.node_at, map(_listening, addresses))
             if found is not None and found.peer_id == peer
         ),
         None,
@@ -101,6 +101,11 @@ async def punch(
     if link is None:
         raise Unreachable(f"The link to {peer} was lost.")
     return link
+
+
+def _listening(address: str) -> str:
+    """The place behind an address: a symmetric router's is found by its host alone."""
+    return "/".join([*without_peer(address).split("/")[:4], "4001"])
 
 
 def _meets(node: SimulatedNetwork, there: SimulatedNetwork, *, initiates: bool) -> bool:
@@ -139,7 +144,7 @@ async def dial_circuit(node: SimulatedNetwork, peer: PeerId, address: str) -> Li
         jitter_seconds=near.path.jitter_seconds + far.path.jitter_seconds,
         relayed=True,
     )
-    end = node.link_to(far.other.node, without_peer(address), path=path)
+    end = node.link_to(far.other.node, without_peer(address), path=path, relay=relay)
     node.world.nursery.start_soon(_tie, end, stream)
     return end
 
@@ -148,10 +153,10 @@ async def carry_circuit(node: SimulatedNetwork, stream: Stream, peer: PeerId) ->
     """Wait for the link over a circuit that was accepted, and then for its end."""
     end = node.link_end(peer)
     with node.link_events() as events, trio.move_on_after(CIRCUIT_SECONDS):
-        while end is None or end.reach is not Reach.RELAYED:
+        while end is None or end.link.relay != stream.remote_peer:
             await events.receive()
             end = node.link_end(peer)
-    if end is None or end.reach is not Reach.RELAYED:
+    if end is None or end.link.relay != stream.remote_peer:
         stream.reset()
         raise Unreachable(f"{peer} did not come over its circuit.")
     await _tie(end, stream)
