@@ -243,8 +243,11 @@ class Connectivity:
     async def _wake_for_helpers(self) -> None:
         with self._network.link_events() as events:
             async for event in events:
-                if event.reach is Reach.DIRECT and self._mode is Mode.UNKNOWN:
-                    self._woken.set()
+                if event.reach is not Reach.DIRECT or self._mode is not Mode.UNKNOWN:
+                    continue
+                self._woken.set()
+                if not list(self._bootstrap()):
+                    self._restate()  # nobody else is asked: a peer that has dialled us tells enough
 
     async def _look(self, nursery: trio.Nursery) -> None:
         """Steps 1 to 4, once."""

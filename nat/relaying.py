@@ -26,7 +26,7 @@ import ipaddress
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import base58
@@ -34,6 +34,7 @@ import trio
 
 from nat import messages
 from nat.messages import Hop, HopType, Status, Stop, StopType
+from nat.relay_limits import RelayLimits
 from protocols.errors import PotluckError, RemoteMisbehaviour
 from protocols.identity import PeerId
 from protocols.network import Network, Reach, Stream
@@ -48,44 +49,8 @@ TALK_SECONDS: Final = 10.0  # for one message, from a peer that has a link
 COPY_BYTES: Final = 64 * 1024  # about one packet of the channel
 IDLE_SECONDS: Final = 180.0  # a link pings several times in this time, whatever made it
 MOST_ASKING: Final = 256  # streams that ask at the same time; each costs a task and little memory
-MIB: Final = 1024 * 1024
 
 log = logging.getLogger("potluck.relay")
-
-
-@dataclass(frozen=True)
-class RelayLimits:
-    """The most that a relay gives. 0 is no limit where the comment says so.
-
-    The defaults suit a server for five dollars a month: 1,000 GB of traffic, of which everything
-    that is relayed counts twice.
-    """
-
-    reservations: int = 256
-    """Peers that may be reached through this relay at once."""
-    reservations_per_site: int = 32
-    """Of those, from one IPv4 address or IPv6 /64: a household, a lab."""
-    reservation_seconds: int = 1800
-    """Until it has to be renewed; its owner does it after half of this."""
-    circuits: int = 256
-    """Pairs of peers that talk through this relay at once."""
-    circuits_per_peer: int = 32
-    """Of those, with one peer at either end."""
-    circuit_seconds: int = 0
-    """After this a circuit ends; 0: no limit."""
-    circuit_bytes: int = 0
-    """After this many in one direction a circuit ends; 0: no limit."""
-    circuit_bytes_per_second: int = MIB
-    """For each direction of each circuit; 0: no limit."""
-    bytes_per_second: int = 0
-    """For all circuits together; 0: no limit."""
-    month_bytes: int = 0
-    """For all circuits in a calendar month; 0: no limit."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name} is below zero")
 
 
 class Refusal(enum.Enum):

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nat.relay_limits import RelayLimits
 from node.core.places import Places, find_places
+from node.core.relaying import relay_limits
 from node.core.settings import BY_KEY, SETTINGS, Setting, Value, value_from_text, value_from_toml
 from node.core.wrong_use import WrongUse, nearest, why_not_toml
 
@@ -106,6 +108,13 @@ class Configuration:
     def is_client(self) -> bool:
         value: bool = self.values["dht.client"]
         return value
+
+    @property
+    def relay_limits(self) -> RelayLimits | None:
+        """None if this node does not relay."""
+        if not self.values["relay.serve"]:
+            return None
+        return relay_limits(str(self.values["relay.limits"]))
 
     @property
     def keeps_slots(self) -> bool:

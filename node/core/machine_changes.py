@@ -27,7 +27,7 @@ from node.net import machine_clocks
 from protocols.dht import Dht
 from protocols.errors import Unreachable
 from protocols.identity import PeerId
-from protocols.network import Network
+from protocols.network import TraversableNetwork
 
 LOOK_SECONDS: Final = 2.0  # reading the interfaces takes a third of a millisecond
 ASLEEP_SECONDS: Final = 8.0
@@ -53,7 +53,7 @@ class MachineWatch:
     """
 
     def __init__(
-        self, network: Network, dht: Dht, *, elapsed: Callable[[], float] | None = None
+        self, network: TraversableNetwork, dht: Dht, *, elapsed: Callable[[], float] | None = None
     ) -> None:
         self._network, self._dht = network, dht
         clocks = machine_clocks()
@@ -66,12 +66,12 @@ class MachineWatch:
 
     async def run(self) -> None:
         """Watch, for ever."""
-        places = frozenset(self._network.addresses())
+        places = frozenset(self._network.listened_addresses())
         while True:
             began = self._elapsed()
             await trio.sleep(LOOK_SECONDS)
             slept = self._elapsed() - began - LOOK_SECONDS
-            places_before, places = places, frozenset(self._network.addresses())
+            places_before, places = places, frozenset(self._network.listened_addresses())
             if slept > ASLEEP_SECONDS:
                 self._tell(
                     f"this machine slept for {span(slept)}: checking which peers are still there"

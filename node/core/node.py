@@ -28,6 +28,8 @@ from typing import Any
 
 import trio
 
+from nat.connectivity import Connectivity
+from nat.relaying import Relay
 from node.core.access.membership import Membership, open_membership
 from node.core.access.questions import add_access_questions
 from node.core.caps.settings import caps_of
@@ -35,35 +37,39 @@ from node.core.caps.used import CapsUsed
 from node.core.configuration import Configuration
 from node.core.control import Answering, ControlServer, remove_socket
 from node.core.dht_questions import Asked, add_questions
-from node.core.directory import open_directory
+from node.core.directory import open_directory, usable_endpoints
 from node.core.key_file import load_or_create_identity
 from node.core.machine_changes import MachineWatch
+from node.core.peer_address import parse_peer_address
 from node.core.private_file import remove_drafts
 from node.core.running_lock import hold_running_lock
 from node.core.status import (
     MembershipStatus,
     NodeStatus,
+    connectivity_status,
     directory_status,
     link_statuses,
     memory_in_use,
+    relay_status,
 )
 from node.core.training_view import TrainerView
 from node.net import VERSION, Clocks
 from protocols.dht import Dht
+from protocols.guard import Guard, OpenGuard
 from protocols.identity import Identity
-from protocols.network import Network
+from protocols.network import TraversableNetwork
 from protocols.rpc import Rpc, open_rpc, serve_ping
 
 # `status --watch` may ask this often or less; more would be load without use.
 FASTEST_WATCH_SECONDS = 0.1
 
-OpenNetwork = Callable[[Identity, Configuration], AbstractAsyncContextManager[Network]]
+OpenNetwork = Callable[[Identity, Configuration], AbstractAsyncContextManager[TraversableNetwork]]
 
 
 @asynccontextmanager
 async def open_real_network(
     identity: Identity, configuration: Configuration
-) -> AsyncIterator[Network]:
+) -> AsyncIterator[TraversableNetwork]:
     """py-libp2p's network with this configuration. (Imported here: it costs half a second.)"""
     from node.net import Libp2pSettings, open_libp2p_network
 
@@ -85,11 +91,15 @@ async def open_real_network(
 class Node:
     """One running node. Use it once, as an async context manager."""
 
-    network: Network
+    network: TraversableNetwork
     rpc: Rpc
     dht: Dht
     control: ControlServer
     machine: MachineWatch
+    connectivity: Connectivity
+    relay: Relay | None
+    """None if this node does not relay."""
+
     membership: Membership | None
     """None in an open run."""
     training: Callable[[], TrainerView] | None
@@ -158,9 +168,28 @@ class Node:
         add_access_questions(self.control, member, self.dht)
         self.machine = MachineWatch(self.network, self.dht)
         nursery.start_soon(self.machine.run)
+        await self._start_traversal(nursery, guard)
         if member is not None:
             nursery.start_soon(member.run, self.network, self.rpc, self.dht)
         await nursery.start(self.control.serve)
+
+    async def _start_traversal(self, nursery: trio.Nursery, guard: Guard | None) -> None:
+        """Find out how others reach this node, and relay for others if the owner wants that."""
+        endpoints = () if self.membership is None else usable_endpoints(self.membership.endpoints)
+        addresses = (*self.configuration.bootstrap_addresses, *endpoints)
+        bootstrap = [parse_peer_address(address).peer for address in addresses]
+        own = self.network.peer_id
+        self.connectivity = Connectivity(
+            self.network, lambda: [peer for peer in bootstrap if peer != own]
+        )
+        self.machine.follow(lambda _: self.connectivity.network_changed())
+        await nursery.start(self.connectivity.run)
+        limits = self.configuration.relay_limits
+        self.relay = None
+        if limits is not None:
+            admits = (guard or OpenGuard()).knows
+            self.relay = Relay(self.network, limits, admits=admits)
+            await nursery.start(self.relay.run)
 
     def _forget_lock(self) -> None:
         self._holds_lock = False
@@ -193,6 +222,8 @@ class Node:
             rpc=dataclasses.asdict(self.rpc.statistics()),
             directory=directory_status(self.dht),
             membership=MembershipStatus() if self.membership is None else self.membership.status(),
+            connectivity=connectivity_status(self.connectivity),
+            relay=None if self.relay is None else relay_status(self.relay),
             memory_bytes=memory_in_use(),
             config_file=str(configuration.config_file) if configuration.config_file else None,
             key_file=str(configuration.key_file),

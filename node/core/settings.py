@@ -22,6 +22,8 @@ from node.core.peer_address import (
     parse_peer_address,
 )
 from node.core.places import Places
+from node.core.relaying import EXAMPLE as RELAY_EXAMPLE
+from node.core.relaying import as_written as relay_limits_as_written
 from node.core.wrong_use import WrongUse
 
 Value = tuple[str, ...] | Path | float | int | bool | str
@@ -43,6 +45,7 @@ class SettingKind(enum.Enum):
     RATE = Measure.RATE.value
     SIZE = Measure.SIZE.value
     QUOTA = Measure.QUOTA.value
+    RELAY_LIMITS = f'limits such as "{RELAY_EXAMPLE}"'
     SCHEDULE = 'times such as "22:00-07:00", or always'
 
 
@@ -56,6 +59,7 @@ _AS_WRITTEN: dict[SettingKind, Callable[[str], str]] = {
     SettingKind.RATE: lambda text: as_written(text, Measure.RATE),
     SettingKind.SIZE: lambda text: as_written(text, Measure.SIZE),
     SettingKind.QUOTA: lambda text: as_written(text, Measure.QUOTA),
+    SettingKind.RELAY_LIMITS: relay_limits_as_written,
     SettingKind.SCHEDULE: lambda text: parse_timetable(text).text,
 }
 
@@ -149,6 +153,21 @@ SETTINGS: tuple[Setting, ...] = (
         "how often the known peers and the slots are written to disk; a crash loses at most this "
         "much",
         30.0,
+    ),
+    Setting(
+        "relay.serve",
+        SettingKind.SWITCH,
+        "relay for peers that nobody can dial: members of this node's run or, in an open run, "
+        "everybody",
+        False,
+    ),
+    Setting(
+        "relay.limits",
+        SettingKind.RELAY_LIMITS,
+        "what it relays at most: reservations, reservations-per-site, circuits, "
+        "circuits-per-peer, circuit-seconds, circuit-bytes, circuit-rate, rate and month, each "
+        "with =, separated by commas",
+        "",
     ),
     Setting(
         "limits.device",

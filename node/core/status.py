@@ -15,6 +15,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from nat.connectivity import Connectivity, Mode
+from nat.relaying import Relay
 from node.core.caps.used import CapsUsed
 from node.core.training_view import TrainerView
 from protocols.dht import Dht
@@ -25,7 +27,7 @@ class LinkStatus(msgspec.Struct, frozen=True):
     """One link. None means not measured yet."""
 
     peer: str = ""
-    reach: str = "none"
+    reach: str = "none"  # direct, punched, relayed or none
     direction: str = "out"
     address: str = ""
     connected_seconds: float = 0.0
@@ -68,6 +70,35 @@ class MembershipStatus(msgspec.Struct, frozen=True):
     revocations: int = 0  # the number of the newest known revocation list
 
 
+class AddressStatus(msgspec.Struct, frozen=True):
+    """One address of this node as others see it."""
+
+    address: str = ""
+    verdict: str = "unknown"  # public, private or unknown
+    mapped: bool = False  # the router forwards it to us
+
+
+class ConnectivityStatus(msgspec.Struct, frozen=True):
+    """How others reach this node."""
+
+    mode: str = ""  # direct, mapped, punched, relayed, dial-out only, or not known yet
+    router: str = ""  # its kind, in words
+    outside: str = ""  # the IP address that others see
+    addresses: tuple[AddressStatus, ...] = ()
+    relays: tuple[str, ...] = ()  # the peers that relay for this node
+    trouble: str = ""  # why there is no relay, if one is needed
+
+
+class RelayStatus(msgspec.Struct, frozen=True):
+    """What this node relays for others."""
+
+    reservations: int = 0
+    circuits: int = 0
+    carried_bytes: int = 0
+    circuits_made: int = 0
+    refusals: dict[str, int] = {}
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """One node at one moment."""
 
@@ -81,6 +112,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     rpc: dict[str, int] = {}
     directory: DirectoryStatus = DirectoryStatus()
     membership: MembershipStatus = MembershipStatus()
+    connectivity: ConnectivityStatus = ConnectivityStatus()
+    relay: RelayStatus | None = None  # None in a node that does not relay
     memory_bytes: int | None = None
     config_file: str | None = None
     key_file: str = ""
@@ -94,7 +127,7 @@ def link_status(link: LinkFacts, now: float) -> LinkStatus:
     round_trip = link.round_trip_seconds
     return LinkStatus(
         peer=link.peer,
-        reach=link.reach.value,
+        reach="punched" if link.punched else link.reach.value,
         direction="in" if link.inbound else "out",
         address=link.remote_address,
         connected_seconds=round(max(0.0, now - link.connected_at), 3),
@@ -111,6 +144,32 @@ def link_statuses(links: Iterable[LinkFacts], now: float) -> tuple[LinkStatus, .
     """All links, the longest-lived first, so that a list on a screen stays in order."""
     by_age = sorted(links, key=lambda link: link.connected_at)
     return tuple(link_status(link, now) for link in by_age)
+
+
+def connectivity_status(connectivity: Connectivity) -> ConnectivityStatus:
+    """How others reach this node, as `potluck status` shows it."""
+    relays = tuple(one.relay for one in connectivity.reservations.held)
+    needs_relay = not (connectivity.mode.is_dialable or connectivity.mode is Mode.UNKNOWN)
+    return ConnectivityStatus(
+        mode=connectivity.mode.value,
+        router=connectivity.nat.words,
+        outside=connectivity.outside_host,
+        addresses=tuple(
+            AddressStatus(one.address, one.verdict.value, one.mapped)
+            for one in connectivity.addresses()
+        ),
+        relays=relays,
+        trouble=connectivity.reservations.why_none() if needs_relay and not relays else "",
+    )
+
+
+def relay_status(relay: Relay) -> RelayStatus:
+    """What this node relays, as `potluck status` and the metrics show it."""
+    counts = relay.counts()
+    refusals = {refusal.value: count for refusal, count in relay.refusals.items()}
+    return RelayStatus(
+        counts.reservations, counts.circuits, counts.carried_bytes, counts.connected, refusals
+    )
 
 
 def directory_status(dht: Dht) -> DirectoryStatus:

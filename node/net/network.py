@@ -27,7 +27,6 @@ from contextlib import (
 )
 
 import trio
-from libp2p.exceptions import BaseLibp2pError
 
 from nat.circuits import ask_for_circuit
 from node.net.clocks import machine_clocks
@@ -44,7 +43,12 @@ from node.net.libp2p.listener import InboundLimit, close_listeners, open_listene
 from node.net.libp2p.own_addresses import OwnAddresses
 from node.net.libp2p.settings import Libp2pSettings
 from node.net.libp2p.traversal import Punch, Punches
-from node.net.libp2p.upgrading import handshake_failure, upgrade, upgrade_circuit
+from node.net.libp2p.upgrading import (
+    HANDSHAKE_ERRORS,
+    handshake_failure,
+    upgrade,
+    upgrade_circuit,
+)
 from node.net.transport import YamuxConnection
 from node.net.transport.traffic import Traffic
 from protocols.errors import (
@@ -68,9 +72,6 @@ from protocols.network import (
 __all__ = ["Libp2pNetwork", "Libp2pSettings", "open_libp2p_network"]
 
 log = logging.getLogger(__name__)
-
-# What a handshake raises if the other side, or the way to it, fails.
-_HANDSHAKE_ERRORS = (BaseLibp2pError, RemoteMisbehaviour, trio.BrokenResourceError)
 
 # Goodbyes go to all peers at once, each with its own timeout; this is the timeout for them all.
 CLOSING_SECONDS = 1.0
@@ -329,7 +330,7 @@ class Libp2pNetwork(TraversableNetwork):
         try:
             async with self._as_stranger(stream, peer) as muxed:
                 seen = await traversal.observed_by(muxed)
-        except _HANDSHAKE_ERRORS as error:
+        except HANDSHAKE_ERRORS as error:
             raise Unreachable(f"{peer} did not say from where we come.", why=str(error)) from error
         if not seen:
             raise Unreachable(f"{peer} does not say from where we come.")
@@ -365,7 +366,7 @@ class Libp2pNetwork(TraversableNetwork):
                 if not await negotiation.propose(opened, protocol.encode()):
                     raise _not_served(peer, protocol)
                 yield Libp2pStream(opened, peer, protocol)
-        except BaseLibp2pError as error:
+        except HANDSHAKE_ERRORS as error:
             raise unreachable(peer, [handshake_failure(address, error)]) from error
 
     async def punch(self, peer: PeerId, addresses: Iterable[str], *, initiates: bool) -> LinkFacts:
@@ -393,7 +394,7 @@ class Libp2pNetwork(TraversableNetwork):
                 stream = await traversal.connect_from(address, port)
                 try:
                     await self._punched(stream, punch)
-                except (*_HANDSHAKE_ERRORS, trio.ClosedResourceError) as error:
+                except (*HANDSHAKE_ERRORS, trio.ClosedResourceError) as error:
                     log.debug(
                         "the hole to %s at %s carried nothing: %r", punch.peer, address, error
                     )
@@ -438,7 +439,7 @@ class Libp2pNetwork(TraversableNetwork):
                     raise trio.BrokenResourceError("another peer than the relay has named")
                 connection = await self._swarm.add_conn(upgraded.muxed, "inbound", stream)
         except (
-            *_HANDSHAKE_ERRORS,
+            *HANDSHAKE_ERRORS,
             trio.TooSlowError,
         ) as e:
             raise unreachable(peer, [handshake_failure(address, e)]) from e

@@ -36,8 +36,8 @@ def kernel_counts(network: Libp2pNetwork) -> tuple[int, int]:
     """The bytes that the kernel has sent and received over all connections of a node."""
     sent = received = 0
     for connection in network._links.every_connection():
-        assert connection._tcp is not None
-        info = connection._tcp.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        assert connection._below is not None
+        info = connection._below.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         acked, came = struct.unpack_from("QQ", info, _ACKED_AND_RECEIVED)
         sent, received = sent + acked, received + came
     return sent, received

@@ -448,7 +448,7 @@ async def test_a_caller_with_a_copy_of_our_key_is_turned_away(
         (address,) = (parse(text) for text in original.addresses())
         upgraded = await copy._dialler.connect(address, copy.host.get_id(), lambda: None)
         await until(lambda: bool(caplog.messages), within_seconds=PATIENCE_SECONDS)
-        await trio.aclose_forcefully(upgraded.tcp)
+        await trio.aclose_forcefully(upgraded.below)
         assert "copy of this node's key" in caplog.messages[0]
         assert original.links() == ()
 

@@ -11,7 +11,8 @@ import trio
 
 from nat.connectivity import Connectivity, Mode
 from nat.kinds import Nat, can_punch
-from nat.relaying import Relay, RelayLimits
+from nat.relay_limits import RelayLimits
+from nat.relaying import Relay
 from protocols.network import Reach
 from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
 from tests.simulated.worlds import PROTOCOL, echo, read_exactly, simulated

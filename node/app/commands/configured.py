@@ -32,6 +32,7 @@ _METAVARS = {
     SettingKind.SIZE: "SIZE",
     SettingKind.QUOTA: "AMOUNT",
     SettingKind.SCHEDULE: "TIMES",
+    SettingKind.RELAY_LIMITS: "LIMITS",
 }
 
 

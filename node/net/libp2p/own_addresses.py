@@ -1,4 +1,4 @@
-"""This node's own addresses: announced by its owner, found out about router and relays, listened on.
+"""This node's own addresses: its owner's, those of its router and relays, and those it listens on.
 Port 0 is replaced by the real port, and "all interfaces" by this machine's addresses. The list is
 made at each call, because a laptop changes networks while its node runs.
 """

@@ -15,6 +15,7 @@ from typing import Any, cast
 import trio
 from libp2p.abc import IRawConnection
 from libp2p.connection_types import ConnectionType
+from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.transport.upgrader import TransportUpgrader
@@ -25,8 +26,11 @@ from node.net.libp2p.dial_failure import DialFailure, DialReason
 from node.net.transport import YamuxConnection
 from node.net.transport.traffic import Traffic
 from node.net.transport.wires import CountedTcpStream
-from protocols.errors import MalformedMessage
+from protocols.errors import MalformedMessage, RemoteMisbehaviour
 from protocols.network import Stream
+
+# What a handshake raises if the other side, or the way to it, fails.
+HANDSHAKE_ERRORS = (BaseLibp2pError, RemoteMisbehaviour, trio.BrokenResourceError)
 
 
 class TcpStream(CountedTcpStream):

@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 
 import trio
 
 from node.core.configuration import Configuration
 from node.core.node import open_real_network
 from protocols.identity import Identity, PeerId
-from protocols.network import LinkEvent, LinkFacts, Network, Stream, StreamHandler
+from protocols.network import (
+    LinkEvent,
+    LinkFacts,
+    Sighting,
+    Stream,
+    StreamHandler,
+    TraversableNetwork,
+)
 
 SLICE_BYTES = 16 << 10  # at 4 Mb/s a thirtieth of a second: small frames wait no longer
 
@@ -91,10 +98,10 @@ class GatedStream(Stream):
         await self._stream.aclose()
 
 
-class SlowNetwork(Network):
+class SlowNetwork(TraversableNetwork):
     """A network behind a gate. Made by `open_slow_network`."""
 
-    def __init__(self, network: Network, gate: UplinkGate) -> None:
+    def __init__(self, network: TraversableNetwork, gate: UplinkGate) -> None:
         self._network = network
         self._gate = gate
 
@@ -151,11 +158,31 @@ class SlowNetwork(Network):
     def stop_serving(self, protocol: str) -> None:
         self._network.stop_serving(protocol)
 
+    def listened_addresses(self) -> tuple[str, ...]:
+        return self._network.listened_addresses()
+
+    def announce(self, addresses: Iterable[str]) -> None:
+        self._network.announce(addresses)
+
+    async def sighting(self, peer: PeerId, *, port: int = 0) -> Sighting:
+        return await self._network.sighting(peer, port=port)
+
+    def dial_back(
+        self, peer: PeerId, address: str, protocol: str
+    ) -> AbstractAsyncContextManager[Stream]:
+        return self._network.dial_back(peer, address, protocol)
+
+    async def punch(self, peer: PeerId, addresses: Iterable[str], *, initiates: bool) -> LinkFacts:
+        return await self._network.punch(peer, addresses, initiates=initiates)
+
+    async def carry_circuit(self, stream: Stream, peer: PeerId) -> None:
+        await self._network.carry_circuit(stream, peer)
+
 
 @asynccontextmanager
 async def open_slow_network(
     identity: Identity, configuration: Configuration, bytes_per_second: float
-) -> AsyncIterator[Network]:
+) -> AsyncIterator[TraversableNetwork]:
     """A real network of which the uplink is limited; 0: it is not."""
     async with open_real_network(identity, configuration) as network:
         yield SlowNetwork(network, UplinkGate(bytes_per_second)) if bytes_per_second else network

@@ -41,7 +41,7 @@ from protocols.accumulation.collaboration import CollaborationSettings
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.identity import Identity
-from protocols.network import Network
+from protocols.network import TraversableNetwork
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -174,7 +174,7 @@ class TrainingPeer:
     ) -> None:
         def open_network(
             identity: Identity, of: Configuration
-        ) -> AbstractAsyncContextManager[Network]:
+        ) -> AbstractAsyncContextManager[TraversableNetwork]:
             return open_slow_network(identity, of, up_bytes_per_second)
 
         async with Node(configuration, open_network=open_network) as node:
