@@ -353,6 +353,23 @@ def test_a_provider_can_change_the_public_address(
 
 @pytest.mark.root
 @needs_a_lab
+def test_nobody_is_let_in_at_a_new_address_for_what_was_sent_from_the_old_one(
+    lab: NetworkLab, relay: Machine, udp: Bind
+) -> None:
+    inside = lab.home("inside", Nat.CONE)
+    sender, other, contacted = udp(inside), udp(inside, PORT + 1), udp(relay)
+    seen_from(sender, contacted, relay.address)
+    inside.router.change_address()
+    contacted.sendto(b"too early", (inside.public_address, PORT))
+    contacted.sendto(b"in time", seen_from(other, contacted, relay.address))
+    assert other.recv(100) == b"in time"
+    sender.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        sender.recv(100)
+
+
+@pytest.mark.root
+@needs_a_lab
 def test_a_carrier_can_change_the_address_of_a_home_behind_it(
     lab: NetworkLab, relay: Machine, udp: Bind
 ) -> None:

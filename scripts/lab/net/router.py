@@ -30,7 +30,13 @@ from lab.net.addresses import (
 from lab.net.cable import Cable
 from lab.net.internet import Internet
 from lab.net.namespace import SETTINGS, Namespace
-from lab.net.rules import Nat, forwarding_rule, mapping_daemon_settings, router_rules
+from lab.net.rules import (
+    Nat,
+    forgetting_rule,
+    forwarding_rule,
+    mapping_daemon_settings,
+    router_rules,
+)
 from protocols.errors import ProtocolMisuse
 
 MAPPING_DAEMON = "miniupnpd"
@@ -159,6 +165,8 @@ class Router:
             return
         self._take_line()
         self._namespace.inside(forget_connections)
+        if self.nat is Nat.CONE:
+            self._namespace.nft(forgetting_rule())
         if self.families.ipv6:
             for renew in self.renewals:
                 renew()

@@ -69,6 +69,11 @@ def forwarding_rule(port: int, address: str) -> str:
     return f"add element inet {TABLE} forwards {{ {_forwarded(port, address)} }}\n"
 
 
+def forgetting_rule() -> str:
+    """What makes a cone forget whom its machines have sent something."""
+    return f"flush map inet {TABLE} {CONTACTED}\n"
+
+
 def _forwarded(port: int, address: str) -> str:
     return f"tcp . {port} : {address}, udp . {port} : {address}"
 
