@@ -71,6 +71,11 @@ def leave_for_own_network() -> None:
             why="It takes root's rights, which a container may have taken away.",
             advice="Run it as root on the machine itself, or in a container with CAP_SYS_ADMIN.",
         )
+    choose_congestion_control()
+
+
+def choose_congestion_control() -> None:
+    """Have this network's TCP fill its links, whatever the machine's choice is."""
     for name in CONGESTION_CONTROLS:
         with contextlib.suppress(OSError):
             (_TCP / "tcp_congestion_control").write_text(name)
