@@ -58,6 +58,11 @@ class LinkFacts:
     open_streams: int = 0
     punched: bool = False
 
+    @property
+    def way(self) -> str:
+        """For people: direct, punched, relayed or none."""
+        return "punched" if self.punched else self.reach.value
+
 
 @dataclass(frozen=True)
 class TrafficFacts:

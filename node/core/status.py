@@ -127,7 +127,7 @@ def link_status(link: LinkFacts, now: float) -> LinkStatus:
     round_trip = link.round_trip_seconds
     return LinkStatus(
         peer=link.peer,
-        reach="punched" if link.punched else link.reach.value,
+        reach=link.way,
         direction="in" if link.inbound else "out",
         address=link.remote_address,
         connected_seconds=round(max(0.0, now - link.connected_at), 3),

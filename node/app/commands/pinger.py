@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from nat.connectivity import Connectivity
 from node.app.commands.exit_codes import DONE, UNREACHABLE
 from node.app.commands.output import Output
 from node.core.access.membership import Membership
@@ -26,6 +27,7 @@ from protocols.not_allowed import NotAllowed
 from protocols.rpc import PING, Rpc, open_rpc
 from protocols.rpc import ping as ping_once
 
+EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 LINK_PING = "the link's own ping"
 
 Measure = Callable[[], Awaitable[float]]
@@ -51,14 +53,18 @@ async def ping(
     if member is not None:
         await renew_if_over(member)
     settings = Libp2pSettings(
-        listen_addresses=(),
+        # a hole leads to the port that this node listens on
+        listen_addresses=EVERYWHERE if target.relayed else (),
         dial_seconds=pings.timeout_seconds,
         handshake_seconds=pings.timeout_seconds,
     )
     async with (
         open_libp2p_network(identity, settings) as network,
         open_rpc(network, member.guard(network) if member else None) as rpc,
+        trio.open_nursery() as nursery,
     ):
+        # the other side drives; this side has to answer it
+        await nursery.start(Connectivity(network, tuple).puncher.run)
         network.learn_addresses(target.peer, [target.text])
         started = trio.current_time()
         link = await _connect(network, target, pings.timeout_seconds)
@@ -68,6 +74,7 @@ async def ping(
         )
         _tell_connected(link, connect_ms, through, output)
         times = await _measure_all(network, target.peer, measure, pings, output)
+        nursery.cancel_scope.cancel()
         _tell_summary(target.peer, pings.count, times, output)
     return DONE if times else UNREACHABLE
 
@@ -139,12 +146,12 @@ def _tell_connected(link: LinkFacts, connect_ms: float, through: str, output: Ou
     value = {
         "event": "connected",
         "peer": link.peer,
-        "reach": link.reach.value,
+        "reach": link.way,
         "address": link.remote_address,
         "connect_ms": round(connect_ms, 3),
         "measured_by": through,
     }
-    text = f"Connected to {link.peer} in {connect_ms:.1f} ms, {link.reach.value}, "
+    text = f"Connected to {link.peer} in {connect_ms:.1f} ms, {link.way}, "
     text += f"{link.remote_address}"
     if through == LINK_PING:
         text += "\nIt does not answer potluck's ping, so the link's own ping is measured."
@@ -157,7 +164,7 @@ def _tell_connected(link: LinkFacts, connect_ms: float, through: str, output: Ou
 def _tell_pong(
     sequence: int, peer: PeerId, milliseconds: float, link: LinkFacts | None, output: Output
 ) -> None:
-    reach = link.reach.value if link else "none"
+    reach = link.way if link else "none"
     address = link.remote_address if link else ""
     value = {
         "event": "pong",

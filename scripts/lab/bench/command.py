@@ -30,6 +30,7 @@ KINDS: Final = {
     "state": "state",
     "caps": "caps",
     "join": "join",
+    "nat": "nat",
     "outage": "outage",
     "training": "training",
     "training-churn": "training",

@@ -148,10 +148,19 @@ async def open_process(
     name: str, words: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[BenchProcess]:
     """`python WORDS…`, once it has introduced itself, until the block is left."""
+    async with open_process_of(name, [sys.executable, *words], environment) as process:
+        yield process
+
+
+@asynccontextmanager
+async def open_process_of(
+    name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> AsyncIterator[BenchProcess]:
+    """The same for any command that ends up as one of ours, in another network for instance."""
     process = BenchProcess(
         name,
         await trio.lowlevel.open_process(
-            [sys.executable, *words],
+            list(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**(os.environ if environment is None else environment), **WHERE_WE_ARE},

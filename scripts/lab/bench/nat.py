@@ -1,0 +1,329 @@
+"""`scripts/bench nat`: how two homes meet, for every pair of their routers' kinds.
+
+A lab of network namespaces (lab/net/) has two backbones on its internet, and two homes for each
+pair of kinds. In each home runs a whole node. Measured are the time from its start to its stated
+mode, from the first link to a direct one, and the rate of a transfer; and `potluck ping` is run
+from one home to the other. Everything is done `--times` times, with routers that have forgotten
+what they knew.
+
+What is predicted: a home with a public address, or with a forwarded port, is dialled. Other homes
+are met through a relay and then by a hole, if `nat.kinds.can_punch` says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from lab import Talk
+from lab.bench.command import report
+from lab.bench.machine import machine_facts
+from lab.bench.pouring import CHUNK_BYTES
+from lab.bench.processes import WHERE_WE_ARE, BenchFailed, BenchProcess, open_process_of
+from lab.net import Machine, Nat, NetworkLab
+from nat import kinds
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+
+PORT: Final = 4001  # of homes with a forwarded port, and of backbones
+ROUND_TRIP_SECONDS: Final = 0.06
+TRANSFER_CHUNKS: Final = 20_000_000 // CHUNK_BYTES + 1
+DIRECT_SECONDS: Final = 10.0  # to wait for a direct link; the bar is 5
+MOST_TO_MODE_SECONDS: Final = 30.0
+MOST_TO_DIRECT_SECONDS: Final = 5.0
+BACKBONES: Final = 2
+AT_ONCE: Final = 3  # cells; more, and starting nodes wait for the processor
+PING_SECONDS: Final = 40.0
+
+KINDS: Final = {
+    "none": Nat.NONE,
+    "mapped": Nat.FORWARDED,
+    "cone": Nat.CONE,
+    "port-restricted": Nat.PORT_RESTRICTED,
+    "symmetric": Nat.SYMMETRIC,
+    "double": Nat.DOUBLE,
+}
+_AS_SEEN: Final = {
+    "none": kinds.Nat.NONE,
+    "mapped": kinds.Nat.NONE,
+    "cone": kinds.Nat.CONE,
+    "port-restricted": kinds.Nat.PORT_RESTRICTED,
+    "symmetric": kinds.Nat.SYMMETRIC,
+    "double": kinds.Nat.PORT_RESTRICTED,
+}
+_MODES: Final = {
+    kinds.Nat.NONE: "direct",
+    kinds.Nat.CONE: "punched",
+    kinds.Nat.PORT_RESTRICTED: "punched",
+    kinds.Nat.SYMMETRIC: "relayed",
+}
+
+
+def predicted(left: str, right: str) -> str:
+    """How the link from left to right should end: direct, punched or relayed."""
+    one, other = _AS_SEEN[left], _AS_SEEN[right]
+    if other is kinds.Nat.NONE:
+        return "direct"
+    return "punched" if kinds.can_punch(one, other) else "relayed"
+
+
+@dataclass
+class Trial:
+    """What one try of one cell gave. `why` is empty if everything worked."""
+
+    why: str = ""
+    way: str = "none"
+    modes: tuple[str, str] = ("", "")
+    seconds_to_mode: float = 0.0
+    seconds_to_direct: float | None = None
+    mb_per_s: float = 0.0
+
+
+@dataclass
+class Cell:
+    left: str
+    right: str
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def predicted(self) -> str:
+        return predicted(self.left, self.right)
+
+    def result(self) -> dict[str, Any]:
+        works = [trial for trial in self.trials if not trial.why]
+        direct = [one.seconds_to_direct for one in works if one.seconds_to_direct is not None]
+        ways = sorted({trial.way for trial in works})
+        return {
+            "left": self.left,
+            "right": self.right,
+            "works": len(works),
+            "times": len(self.trials),
+            "mode": "/".join(ways) or "none",
+            "predicted": self.predicted,
+            "as_predicted": sum(_is_as(trial.way, self.predicted) for trial in self.trials),
+            "modes_as_predicted": sum(
+                trial.modes == (_MODES[_AS_SEEN[self.left]], _MODES[_AS_SEEN[self.right]])
+                for trial in self.trials
+            ),
+            "seconds_to_mode": [round(trial.seconds_to_mode, 2) for trial in works],
+            "seconds_to_direct": [round(seconds, 2) for seconds in direct],
+            "MB_per_s": round(statistics.median([one.mb_per_s for one in works] or [0.0]), 2),
+            "why": [trial.why for trial in self.trials if trial.why],
+        }
+
+
+def _is_as(way: str, said: str) -> bool:
+    """A hole to a home that needs none is as good as a dial, and the other way round."""
+    direct = ("direct", "punched")
+    return way in direct if said in direct else way == said
+
+
+def add_parser(kinds_of_bench: Subparsers) -> None:
+    from node.app.commands.parser import positive_count
+
+    parser = kinds_of_bench.add_parser(
+        "nat",
+        help="how homes behind routers of every kind meet",
+        description="Build a lab of network namespaces (as root), with homes behind routers of "
+        f"these kinds: {', '.join(KINDS)}. For each pair: does `potluck ping` work, does a "
+        "transfer of 20 MB, which way does it go, and is that the way that was predicted? A round "
+        "trip on the lab's internet takes 60 ms. Exit code 1 if a bar is missed.",
+        example="scripts/bench nat\nscripts/bench nat --kinds cone symmetric --times 1 --json",
+    )
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=tuple(KINDS),
+        default=tuple(KINDS),
+        metavar="KIND",
+        help="only these kinds of routers",
+    )
+    parser.add_argument(
+        "--times", type=positive_count, default=3, metavar="N", help="tries of each pair (3)"
+    )
+    parser.set_defaults(measure=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    async def measure(talk: Talk) -> dict[str, Any]:
+        return await measure_nat(arguments.kinds, arguments.times, talk)
+
+    return report(arguments, measure, table)
+
+
+async def measure_nat(names: Sequence[str], times: int, talk: Talk) -> dict[str, Any]:
+    cells = []
+    for left in names:
+        cells += await _row(left, names, times, talk)
+    results = [cell.result() for cell in cells]
+    to_mode = [seconds for cell in results for seconds in cell["seconds_to_mode"]]
+    punched = [trial for cell in cells if cell.predicted == "punched" for trial in cell.trials]
+    to_direct = [trial.seconds_to_direct for trial in punched]
+    in_time = [one for one in to_direct if one is not None and one <= MOST_TO_DIRECT_SECONDS]
+    return {
+        "cells": results,
+        "seconds_to_mode_p95": _p95(to_mode),
+        "seconds_to_direct_p95": _p95([one for one in to_direct if one is not None]),
+        "punched": len([one for one in to_direct if one is not None]),
+        "punchable": len(punched),
+        "met": all(cell["works"] == cell["times"] == cell["as_predicted"] for cell in results)
+        and len(in_time) >= 0.95 * len(punched)
+        and (_p95(to_mode) or 0.0) <= MOST_TO_MODE_SECONDS,
+        "machine": machine_facts(),
+    }
+
+
+def _p95(values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 2)
+
+
+async def _row(left: str, names: Sequence[str], times: int, talk: Talk) -> list[Cell]:
+    """All pairs with this kind on the left, in a lab of their own."""
+    cells = [Cell(left, right) for right in names]
+    with (
+        NetworkLab(round_trip_seconds=ROUND_TRIP_SECONDS) as lab,
+        tempfile.TemporaryDirectory(prefix="potluck-bench-nat-") as folder,
+    ):
+        homes = [
+            (_home(lab, f"a{number}", left), _home(lab, f"b{number}", cell.right))
+            for number, cell in enumerate(cells)
+        ]
+        async with _backbones(lab, Path(folder)) as addresses:
+            turns = trio.CapacityLimiter(AT_ONCE)
+            async with trio.open_nursery() as nursery:
+
+                async def try_cell(cell: Cell, pair: tuple[Machine, Machine]) -> None:
+                    async with turns:
+                        for number in range(times):
+                            home = Path(folder, f"{cell.left}-{cell.right}-{number}")
+                            cell.trials.append(await _try(pair, cell, addresses, home))
+                    talk(_line(cell.result()))
+
+                for cell, pair in zip(cells, homes, strict=True):
+                    nursery.start_soon(try_cell, cell, pair)
+    return cells
+
+
+def _home(lab: NetworkLab, name: str, kind: str) -> Machine:
+    ports = (PORT,) if KINDS[kind] is Nat.FORWARDED else ()
+    return lab.home(name, KINDS[kind], forwarded_ports=ports)
+
+
+@asynccontextmanager
+async def _backbones(lab: NetworkLab, folder: Path) -> AsyncIterator[list[str]]:
+    """The addresses of nodes that relay, on the lab's internet."""
+    addresses: list[str] = []
+    async with AsyncExitStack() as running:
+        for number in range(BACKBONES):
+            host = lab.host(f"relay{number}")
+            home = folder / host.name
+            home.mkdir()
+            (home / "potluck.toml").write_text(
+                '[relay]\nserve = true\nlimits = "circuit-rate=none"\n'
+            )
+            backbone = await running.enter_async_context(
+                _peer(host, host.name, home, PORT, addresses)
+            )
+            addresses.append(f"/ip4/{host.address}/tcp/{PORT}/p2p/{backbone.introduction['peer']}")
+        yield addresses
+
+
+@asynccontextmanager
+async def _peer(
+    machine: Machine, name: str, home: Path, port: int, bootstrap: Sequence[str]
+) -> AsyncIterator[BenchProcess]:
+    words = [sys.executable, "-m", "lab.bench.nat_peer", str(home), str(port), *bootstrap]
+    async with open_process_of(name, machine.command(words)) as process:
+        yield process
+
+
+async def _try(
+    pair: tuple[Machine, Machine], cell: Cell, addresses: Sequence[str], home: Path
+) -> Trial:
+    trial = Trial()
+    for machine in pair:
+        if machine.nat is not Nat.NONE:
+            machine.router.forget()
+    left, right = pair
+    try:
+        async with (
+            _peer(left, left.name, home / "left", _port(cell.left), addresses) as here,
+            _peer(right, right.name, home / "right", _port(cell.right), addresses) as there,
+        ):
+            ours, theirs = await here.ask("mode"), await there.ask("mode")
+            trial.modes = (ours["mode"], theirs["mode"])
+            trial.seconds_to_mode = max(ours["seconds"], theirs["seconds"])
+            met = await here.ask(
+                "meet",
+                peer=theirs["peer"],
+                addresses=theirs["addresses"],
+                direct_within=0.5 if cell.predicted == "relayed" else DIRECT_SECONDS,
+            )
+            trial.seconds_to_direct = met["seconds_to_direct"]
+            poured = await here.ask("pour", peer=theirs["peer"], chunks=TRANSFER_CHUNKS)
+            trial.mb_per_s, trial.way = poured["MB_per_s"], poured["way"]
+            await _ping(left, theirs["addresses"], home / "ping")
+    except BenchFailed as error:
+        trial.why = str(error)
+    return trial
+
+
+def _port(kind: str) -> int:
+    return PORT if KINDS[kind] is Nat.FORWARDED else 0
+
+
+async def _ping(machine: Machine, addresses: Sequence[str], home: Path) -> None:
+    """`potluck ping` from this machine: one of the addresses has to answer."""
+    ordered = sorted(addresses, key=lambda one: "/192.168." in one or "/127." in one)
+    words = [sys.executable, "-m", "node", "--home", str(home), "ping", "--count", "1", "--json"]
+    done = None
+    with trio.move_on_after(PING_SECONDS):
+        done = await trio.run_process(
+            machine.command([*words, ordered[0]]),
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+            env={**os.environ, **WHERE_WE_ARE},
+        )
+    if done is None or done.returncode != 0:
+        said = "no answer" if done is None else done.stderr.decode()[-300:]
+        raise BenchFailed(f"`potluck ping` from {machine.name} failed.", why=said)
+    last = json.loads(done.stdout.splitlines()[-1])
+    if last.get("received") != 1:
+        raise BenchFailed(f"`potluck ping` from {machine.name} got no answer.")
+
+
+def _line(cell: dict[str, Any]) -> str:
+    direct = ", ".join(f"{seconds:g}" for seconds in cell["seconds_to_direct"])
+    return (
+        f"{cell['left']:>15}  {cell['right']:<15}  {cell['works']}/{cell['times']}  "
+        f"{cell['mode']:<16}  {cell['predicted']:<8}  {cell['MB_per_s']:>6.1f}  {direct}"
+        + "".join(f"\n    {why}" for why in cell["why"])
+    )
+
+
+def table(result: dict[str, Any]) -> str:
+    """The matrix, for people."""
+    head = f"{'from':>15}  {'to':<15}  work  {'way':<16}  {'foreseen':<8}  {'MB/s':>6}  s to direct"
+    lines = [head, *map(_line, result["cells"])]
+    lines.append(
+        f"stated mode after {result['seconds_to_mode_p95']} s (p95); direct after "
+        f"{result['seconds_to_direct_p95']} s (p95); {result['punched']} of "
+        f"{result['punchable']} holes punched"
+    )
+    return "\n".join(lines)
