@@ -44,7 +44,7 @@ PCP, NAT_PMP, UPNP = MappingProtocol
 @pytest.fixture
 def clock() -> MockClock:
     """Time jumps when nothing has happened for that long, datagrams included."""
-    return MockClock(autojump_threshold=0.02)
+    return MockClock(autojump_threshold=0.05)
 
 
 @dataclass
@@ -245,12 +245,12 @@ async def test_a_grant_without_a_life_or_a_port_is_none(clock: MockClock) -> Non
 
 async def test_a_silent_router_is_asked_ever_less(clock: MockClock) -> None:
     async with port_control(Table(), silence) as control, mapped(control=control) as node:
-        await trio.sleep(4 * 3600)
+        await trio.sleep(3600)  # seven searches, the delays between them growing
         assert "no protocol" in node.mapper.trouble
         before = len(control.heard)
-        await trio.sleep(10 * LONGEST_DELAY_SECONDS)
+        await trio.sleep(4 * LONGEST_DELAY_SECONDS)
         searches = (len(control.heard) - before) / 6  # three datagrams of PCP, three of NAT-PMP
-        assert 9 <= searches <= 11
+        assert 3 <= searches <= 5
         assert await node.leave() == 0
 
 
