@@ -23,6 +23,7 @@ from tests.nat.routers import (
     PUBLIC_HOST,
     Answering,
     PortControl,
+    Serving,
     Table,
     UpnpRouter,
     both,
@@ -153,6 +154,7 @@ async def test_a_mapping_is_renewed_and_not_told_again(clock: MockClock) -> None
         assert len({data[24:36] for data in renewals}) == 1, "one nonce"
 
 
+@pytest.mark.slow
 async def test_a_mapping_that_is_no_longer_renewed_is_lost_and_sought_again(
     clock: MockClock,
 ) -> None:
@@ -216,6 +218,7 @@ def lying(server: PortControl, data: bytes) -> list[bytes]:
     return [right[:-1], right + b"\0", data, b"\0", b"\1" + right[1:]]
 
 
+@pytest.mark.slow
 async def test_lies_are_ignored(clock: MockClock) -> None:
     async with port_control(Table(), lying) as control, mapped(control=control) as node:
         with trio.move_on_after(3000):
@@ -243,6 +246,7 @@ async def test_a_grant_without_a_life_or_a_port_is_none(clock: MockClock) -> Non
         assert "without a port or a life" in node.mapper.trouble
 
 
+@pytest.mark.slow
 async def test_a_silent_router_is_asked_ever_less(clock: MockClock) -> None:
     async with port_control(Table(), silence) as control, mapped(control=control) as node:
         await trio.sleep(3600)  # seven searches, the delays between them growing
@@ -443,9 +447,9 @@ async def no_xml(_: UpnpRouter, stream: trio.SocketStream, _request: bytes) -> N
     ],
 )
 async def test_a_router_that_misbehaves_in_http_costs_a_bounded_time(
-    clock: MockClock, serving: object, trouble: str
+    clock: MockClock, serving: Serving, trouble: str
 ) -> None:
-    router = UpnpRouter(Table(), serving=serving)  # type: ignore[arg-type]
+    router = UpnpRouter(Table(), serving=serving)
     async with upnp_router(router), mapped(upnp=router) as node:
         await trio.sleep(HTTP_SECONDS + 1)
         assert trouble in node.mapper.trouble
