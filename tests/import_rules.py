@@ -32,6 +32,7 @@ ROOMS = {
 
 # Packages that others of the product use by what their `__init__` shows, and not by their modules.
 FACES = (
+    "nat.mapping",
     "protocols.rpc",
     "protocols.tensors",
     "protocols.access",
