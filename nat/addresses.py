@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from functools import lru_cache
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -46,3 +47,12 @@ def is_global(address: str) -> bool:
     """Whether this is a direct address on the public internet."""
     ip = ip_of(address)
     return ip is not None and ip.is_global
+
+
+def port_to_map(listened: Iterable[str]) -> int | None:
+    """The port that a router should forward: of an IPv4 address that is not only this machine's."""
+    for address in listened:
+        ip = ip_of(address)
+        if ip is not None and ip.version == 4 and not (ip.is_loopback or ip.is_global):
+            return port_of(address)
+    return None

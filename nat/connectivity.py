@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -236,8 +237,10 @@ class Connectivity:
             self._dial_backs.stop()
 
     async def _state_in_time(self) -> None:
-        with trio.move_on_after(STATED_SECONDS):
-            await self.stated.wait()
+        """A node that joins nobody has nobody to ask, and need not be waited for."""
+        if list(self._bootstrap()):
+            with trio.move_on_after(STATED_SECONDS):
+                await self.stated.wait()
         self.stated.set()
 
     async def _wake_for_helpers(self) -> None:
@@ -261,8 +264,13 @@ class Connectivity:
             if mode_of(self.facts()).is_dialable:
                 self.nat = Nat.NONE
             else:
-                self.nat = await self._kind(sightings)
+                kind = kind_of_mapping(sightings)
+                if kind is Nat.SYMMETRIC:
+                    self.nat = kind
                 await self._take_places(nursery)
+                self._restate()
+                if kind is Nat.PORT_RESTRICTED:
+                    self.nat = Nat.CONE if await self._filters_by_address() else kind
         self._restate()
 
     async def _wait_for_helpers(self) -> list[PeerId]:
@@ -339,17 +347,13 @@ class Connectivity:
                 for address in self._judged:
                     nursery.start_soon(ask, helper, address)
 
-    async def _kind(self, sightings: list[Sighting]) -> Nat:
-        """How the router maps ports, and what it lets in."""
-        kind = kind_of_mapping(sightings)
-        if kind is not Nat.PORT_RESTRICTED:
-            return kind
+    async def _filters_by_address(self) -> bool:
+        """Whether the router lets in what comes from any port of an address that was sent to."""
         seen = await self._listening_address()
         if not seen.address or seen.by is None:
-            return kind
-        # this helper's dial comes from an address that was sent to, and from another port
-        verdict = await self._dial_backs.ask(seen.by, seen.address)
-        return Nat.CONE if verdict is Verdict.PUBLIC else kind
+            return False
+        # this helper was sent to, from our listening port; its dial comes from another of its ports
+        return await self._dial_backs.ask(seen.by, seen.address) is Verdict.PUBLIC
 
     async def _listening_address(self) -> _Seen:
         """How our listening port looks from outside, by a helper's word."""
@@ -389,3 +393,21 @@ class Connectivity:
             self.stated.set()
         self.changed.set()
         self.changed = trio.Event()
+
+
+@asynccontextmanager
+async def answering_punches(network: TraversableNetwork) -> AsyncIterator[None]:
+    """Help those who are reached through a relay to make the link direct, while the block lasts.
+
+    For a node that lives too short to find out more. Errors of the block come out unwrapped.
+    """
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        await nursery.start(Connectivity(network, tuple).puncher.run)
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -45,7 +45,7 @@ DIAL_REQUEST: Final = "/libp2p/autonat/2/dial-request"
 DIAL_BACK: Final = "/libp2p/autonat/2/dial-back"
 
 MESSAGE_SECONDS: Final = 5.0
-DIAL_SECONDS: Final = 6.0  # two resent SYNs, and the handshake at a long round trip
+DIAL_SECONDS: Final = 4.0  # two resent SYNs, or one and the handshake at a long round trip
 ASK_SECONDS: Final = 20.0  # for the whole: the server's dial, and its answer
 QUESTIONS_PER_MINUTE: Final = 20  # of one asker: a node has a few addresses, and asks again rarely
 MOST_AT_ONCE: Final = 32

@@ -50,6 +50,9 @@ def pytest_collection_finish() -> None:
 # For the children that are of the laboratory; pytest itself has the folder from pyproject.toml.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
 
+# Tests do not talk to the router of the machine that they run on.
+os.environ["POTLUCK_NETWORK_MAP_PORT"] = "false"
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

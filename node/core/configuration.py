@@ -85,6 +85,11 @@ class Configuration:
         return value
 
     @property
+    def maps_ports(self) -> bool:
+        value: bool = self.values["network.map_port"]
+        return value
+
+    @property
     def dial_seconds(self) -> float:
         value: float = self.values["network.dial_seconds"]
         return value

@@ -28,7 +28,9 @@ from typing import Any
 
 import trio
 
+from nat.addresses import port_to_map, tcp_address
 from nat.connectivity import Connectivity
+from nat.mapping import PortMapper
 from nat.relaying import Relay
 from node.core.access.membership import Membership, open_membership
 from node.core.access.questions import add_access_questions
@@ -97,6 +99,9 @@ class Node:
     control: ControlServer
     machine: MachineWatch
     connectivity: Connectivity
+    mapper: PortMapper | None = None
+    """None if the router is not asked to forward a port."""
+
     relay: Relay | None
     """None if this node does not relay."""
 
@@ -180,16 +185,33 @@ class Node:
         bootstrap = [parse_peer_address(address).peer for address in addresses]
         own = self.network.peer_id
         self.connectivity = Connectivity(
-            self.network, lambda: [peer for peer in bootstrap if peer != own]
+            self.network, lambda: [peer for peer in bootstrap if peer != own], mapped=self._mapped
         )
-        self.machine.follow(lambda _: self.connectivity.network_changed())
+        self.machine.follow(lambda _: self._network_changed())
         await nursery.start(self.connectivity.run)
+        port = port_to_map(self.network.listened_addresses())
+        self.mapper = None
+        if self.configuration.maps_ports and port is not None:
+            self.mapper = PortMapper(port, lambda _: self.connectivity.mapping_changed())
+            nursery.start_soon(self.mapper.run)
         limits = self.configuration.relay_limits
         self.relay = None
         if limits is not None:
             admits = (guard or OpenGuard()).knows
             self.relay = Relay(self.network, limits, admits=admits)
             await nursery.start(self.relay.run)
+
+    def _mapped(self) -> str | None:
+        """The address at which the router forwards connections to us."""
+        mapping = None if self.mapper is None else self.mapper.mapping
+        if mapping is None or not mapping.is_public:
+            return None
+        return tcp_address(mapping.external_host, mapping.external_port)
+
+    def _network_changed(self) -> None:
+        self.connectivity.network_changed()
+        if self.mapper is not None:
+            self.mapper.network_changed()
 
     def _forget_lock(self) -> None:
         self._holds_lock = False

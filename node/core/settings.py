@@ -111,6 +111,13 @@ SETTINGS: tuple[Setting, ...] = (
         (),
     ),
     Setting(
+        "network.map_port",
+        SettingKind.SWITCH,
+        "ask the router to forward a port to this node (PCP, NAT-PMP or UPnP), so that others can "
+        "dial it",
+        True,
+    ),
+    Setting(
         "network.dial_seconds",
         SettingKind.SECONDS,
         "how long to try one address of a peer",

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from nat.connectivity import Connectivity
+from nat.connectivity import answering_punches
 from node.app.commands.exit_codes import DONE, UNREACHABLE
 from node.app.commands.output import Output
 from node.core.access.membership import Membership
@@ -61,10 +61,8 @@ async def ping(
     async with (
         open_libp2p_network(identity, settings) as network,
         open_rpc(network, member.guard(network) if member else None) as rpc,
-        trio.open_nursery() as nursery,
+        answering_punches(network),
     ):
-        # the other side drives; this side has to answer it
-        await nursery.start(Connectivity(network, tuple).puncher.run)
         network.learn_addresses(target.peer, [target.text])
         started = trio.current_time()
         link = await _connect(network, target, pings.timeout_seconds)
@@ -74,7 +72,6 @@ async def ping(
         )
         _tell_connected(link, connect_ms, through, output)
         times = await _measure_all(network, target.peer, measure, pings, output)
-        nursery.cancel_scope.cancel()
         _tell_summary(target.peer, pings.count, times, output)
     return DONE if times else UNREACHABLE
 

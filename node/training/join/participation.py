@@ -214,6 +214,7 @@ async def _train(
     session.steps = training.steps
     samples = training.batch * training.local_steps  # of a round, which is a step here
     terms = CreditTerms(f"{part.run}/{part.organiser}", samples, training.steps)
+    await node.connectivity.stated.wait()  # what this node does in a round depends on it
     async with open_credit(node, session, terms, keeps=part.checkpoints is not None):
         options = _options(node, part, session, prepared, watched)
         return await train_run(node, prepared.definition, prepared.task, options, session)
@@ -243,7 +244,7 @@ def _options(
         most_followed_bytes=prepared.fit.most_followed_bytes,
         batch_share=lambda: watched.batch_share,
         make_sure=lambda: refuse_if_in_use(node, session, part.run),
-        client=node.configuration.is_client,
+        client=node.configuration.is_client or not node.connectivity.mode.is_reachable,
         name=node.configuration.display_name,
         begins=part.begins,
         from_peers=part.from_peers,
