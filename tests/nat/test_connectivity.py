@@ -83,6 +83,9 @@ async def test_a_node_finds_out_its_mode(world: SimulatedWorld, nat: Nat, backbo
         home = await here.add_home("home", nat)
         with trio.fail_after(STATED_SECONDS):
             await home.connectivity.stated.wait()
+            assert home.connectivity.mode is MODES[nat]
+            while home.connectivity.nat is Nat.UNKNOWN:  # how it filters is found out afterwards
+                await home.connectivity.changed.wait()
         assert home.connectivity.mode is MODES[nat]
         assert home.connectivity.nat is nat
 
