@@ -201,6 +201,10 @@ class Node:
             self.relay = Relay(self.network, limits, admits=admits)
             await nursery.start(self.relay.run)
 
+    def dials_out_only(self) -> bool:
+        """Whether nobody can connect to this node, as its owner says or as was found out."""
+        return self.configuration.is_client or not self.connectivity.mode.is_reachable
+
     def _mapped(self) -> str | None:
         """The address at which the router forwards connections to us."""
         mapping = None if self.mapper is None else self.mapper.mapping

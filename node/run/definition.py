@@ -2,7 +2,7 @@
 
     definition = read_definition(text)      # WrongDefinition names every mistake and its place
     definition.name, definition.training.batch
-    definition.collaboration_settings(client=False)      # for open_training
+    definition.collaboration_settings()      # for open_training
     incompatible_parts(before, after)       # ["[optimizer]", "batch below [training]"]
 
 All peers in a run train by the same definition. The organiser signs the exact bytes of the file
@@ -165,7 +165,6 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
     def collaboration_settings(
         self,
         *,
-        client: bool = False,
         name: str = "",
         begins: bool = False,
         up_bytes_per_second: float = 0.0,
@@ -185,7 +184,6 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
             round_seconds=self.averaging.round_seconds,
             group_size=self.averaging.group_size,
             approximate=self.averaging.approximate,
-            client=client,
             name=name,
             begins=begins,
             up_bytes_per_second=up_bytes_per_second,

@@ -26,6 +26,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -126,7 +127,6 @@ def collaborate(
         target_batch=batch,
         codec=codec,
         grace_seconds=grace_seconds,
-        client=configuration.is_client,
         begins=begins,
     )
     if isinstance(checkpoints, str | Path):
@@ -163,6 +163,7 @@ async def open_training(
     this peer keeps the run's (node/run/checkpoint_keeper.py, with its errors).
     """
     _check_pass(node, settings.run)
+    settings = replace(settings, client=node.dials_out_only, router=lambda: node.connectivity.nat)
     async with AsyncExitStack() as stack:
         keeper = None
         if checkpoints is not None:

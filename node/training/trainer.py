@@ -81,7 +81,6 @@ class TrainerOptions:
     - `batch_share`: the share of the micro-batch to use, read between batches: less if memory is
       short.
     - `make_sure`: called last before the run is entered; an error from it keeps this peer out.
-    - `client`: others cannot dial this node.
     - `name`: the name that its owner wants others to see.
     - `begins`: this peer may begin the run anew: the organiser's first one.
     - `from_peers`: it waits for others who have the run's state instead.
@@ -99,7 +98,6 @@ class TrainerOptions:
     most_samples: int = 0
     batch_share: Callable[[], float] = _whole
     make_sure: Callable[[], Awaitable[None]] = _nothing
-    client: bool = False
     name: str = ""
     begins: bool = False
     from_peers: bool = False
@@ -147,7 +145,6 @@ async def train_run(
         position_file=options.position_file,
     )
     settings = definition.collaboration_settings(
-        client=options.client,
         name=options.name,
         begins=options.begins and not options.from_peers,
         up_bytes_per_second=options.up_bytes_per_second,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from nat.kinds import Nat
 from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import Event, FellBehind, PlacesTaken
@@ -125,7 +126,9 @@ class CollaborationSettings:
       more take part, the others follow the run, and take a place when one becomes free.
     - `approximate`: True lets all of them take part. If they do not fit into one group, a step is
       made with an average over a grid, whose groups do not hold the same bits.
-    - `client`: this node can only dial out. It reduces nothing for others and serves no state.
+    - `client`: whether this node can only dial out, asked whenever it matters. Then it reduces
+      nothing for others and offers no state.
+    - `router`: the kind of its router (nat/kinds.py), for the plans of rounds.
     - `name`: what the owner wants to be called by the others.
     - `up_bytes_per_second`, `down_bytes_per_second`: what averaging and serving states may use
       where the owner has set limits (0.6 of them: node/core/caps/settings.py). 0: as measured,
@@ -148,7 +151,8 @@ class CollaborationSettings:
     round_seconds: float = ROUND_SECONDS
     group_size: int = GROUP_SIZE
     approximate: bool = False
-    client: bool = False
+    client: Callable[[], bool] = lambda: False
+    router: Callable[[], Nat] = lambda: Nat.UNKNOWN
     name: str = ""
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0
@@ -178,7 +182,8 @@ class CollaborationSettings:
             round_seconds=self.round_seconds,
             up_bytes_per_second=self.up_bytes_per_second,
             down_bytes_per_second=self.down_bytes_per_second,
-            reduces=not self.client,
+            reduces=lambda: not self.client(),
+            router=self.router,
         )
 
 
@@ -383,21 +388,20 @@ class Collaboration:
             self._averager.when_exchanging(self._exchange_begins)
             await tracker.looked()
             task_status.started()
-            if not self.settings.client:
-                entry.results.limit(self.settings.most_kept_bytes)
-                allowed = self.settings.up_bytes_per_second or None
-                self._server = StateServer(
-                    self._rpc,
-                    entry.look,
-                    entry.lock,
-                    StateServingSettings(upload_bytes_per_second=allowed),
-                    entry.results,
-                    entry.serving_cost,
-                )
-                serve_description(self._rpc, self.settings.run, entry.description)
-                self._nursery.start_soon(self._server.run)
-                self._nursery.start_soon(self._watch_who_needs_a_state, tracker, self._server)
-                await self._publish_digests(self._server)
+            entry.results.limit(self.settings.most_kept_bytes)
+            allowed = self.settings.up_bytes_per_second or None
+            self._server = StateServer(
+                self._rpc,
+                entry.look,
+                entry.lock,
+                StateServingSettings(upload_bytes_per_second=allowed),
+                entry.results,
+                entry.serving_cost,
+            )
+            serve_description(self._rpc, self.settings.run, entry.description)
+            self._nursery.start_soon(self._server.run)
+            self._nursery.start_soon(self._watch_who_needs_a_state, tracker, self._server)
+            await self._publish_digests(self._server)
             await trio.sleep_forever()
 
     async def _watch_who_needs_a_state(self, tracker: Tracker, server: StateServer) -> None:
@@ -476,7 +480,7 @@ class Collaboration:
         """Add what only this side knows: whether this node can only dial out, its name, and the
         state's digest, if that is of this epoch and history."""
         settings = self.settings
-        slot = msgspec.structs.replace(slot, client=settings.client, name=settings.name)
+        slot = msgspec.structs.replace(slot, client=settings.client(), name=settings.name)
         offer = None if self._server is None else self._server.offer
         if offer is None or (offer.epoch, offer.history) != (slot.epoch, slot.history):
             return slot

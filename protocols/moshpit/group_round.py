@@ -266,7 +266,11 @@ class GroupRounds:
         up = settings.up_bytes_per_second or measured.up(now)
         down = settings.down_bytes_per_second or measured.down(now)
         return Offer(
-            weight, min(int(up), LARGEST_RATE), min(int(down), LARGEST_RATE), settings.reduces
+            weight,
+            min(int(up), LARGEST_RATE),
+            min(int(down), LARGEST_RATE),
+            settings.reduces(),
+            int(settings.router()),
         )
 
     def _timing(self) -> Timing:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nat.kinds import Nat, can_punch
 from protocols.errors import ProtocolMisuse
 
 UNKNOWN = 0.0  # bytes per second: not measured yet
@@ -36,6 +37,35 @@ def fractions_for(
     that does not reduce gets the share 0. The shares add up to 1 exactly.
     """
     return best_shares(_members(up, down, contributes, reduces))
+
+
+def best_reducers(routers: Sequence[int], able: Sequence[bool]) -> tuple[bool, ...]:
+    """Which members should reduce, so that no part goes through a relay if another way is there.
+
+    Two members behind unlucky routers only meet through a relay (nat/kinds.py). Of the members that
+    are `able`, those are taken that the fewest members reach only so; usually that is none. A
+    member that is not able can only dial out, and then only reaches those that can be dialled.
+    """
+    kinds = [_kind(router) for router in routers]
+
+    def needs_relay(reducer: int, other: int) -> bool:
+        if other == reducer:
+            return False
+        if not able[other]:
+            return kinds[reducer] not in (Nat.NONE, Nat.UNKNOWN)
+        return not can_punch(kinds[reducer], kinds[other])
+
+    everybody = range(len(kinds))
+    relayed = [sum(needs_relay(one, other) for other in everybody) for one in everybody]
+    fewest = min((relayed[one] for one in everybody if able[one]), default=0)
+    return tuple(able[one] and relayed[one] == fewest for one in everybody)
+
+
+def _kind(router: int) -> Nat:
+    try:
+        return Nat(router)
+    except ValueError:  # of a newer version
+        return Nat.UNKNOWN
 
 
 def predicted_seconds(

@@ -13,7 +13,8 @@ numbers are big-endian:
 
     terms    u16 length of key, key in UTF-8, u64 epoch, 32 bytes layout digest
     entry    terms, 32 bytes public key of the leader, 32 bytes public key of the member,
-             f64 weight, u64 up, u64 down (bytes per second), u8 reduces, 16 bytes nonce
+             f64 weight, u64 up, u64 down (bytes per second), u8 reduces, u8 router, 16 bytes
+             nonce
     roster   terms, 32 bytes public key of the leader, u64 started (ms since 1970 by the leader's
              clock), 16 bytes nonce, u16 entries, and for each entry the bytes of the above after
              the leader's key, followed by its 64 bytes of signature
@@ -48,8 +49,8 @@ from protocols.identity import (
 )
 from protocols.rpc import Message
 
-ENTRY_DOMAIN = b"potluck moshpit entry 1"
-ROSTER_DOMAIN = b"potluck moshpit roster 1"
+ENTRY_DOMAIN = b"potluck moshpit entry 2"
+ROSTER_DOMAIN = b"potluck moshpit roster 2"
 
 DIGEST_BYTES = 32
 NONCE_BYTES = 16
@@ -64,7 +65,7 @@ CHECKED_WITHOUT_A_PAUSE = 8  # signatures, most of a millisecond
 
 _KEY_LENGTH = struct.Struct(">H")
 _EPOCH = struct.Struct(">Q")
-_NUMBERS = struct.Struct(">dQQ?")
+_NUMBERS = struct.Struct(">dQQ?B")
 _STARTED = struct.Struct(">Q")
 _COUNT = struct.Struct(">H")
 
@@ -74,6 +75,7 @@ Epoch = Annotated[int, Meta(ge=0, le=LARGEST_EPOCH)]
 Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+Router = Annotated[int, Meta(ge=0, le=255)]
 Rate = Annotated[int, Meta(ge=0, le=LARGEST_RATE)]
 Time = Annotated[int, Meta(ge=0, le=LARGEST_TIME_MS)]
 
@@ -90,13 +92,15 @@ class Offer(Message, frozen=True):
     """A member's own data. Rates in bytes per second, 0 if they are not known.
 
     `weight` is in samples; 0 is an auxiliary peer, which brings no data. `reduces` is False for
-    one that can only dial out.
+    one that can only dial out. `router` is the kind of its router (nat/kinds.py), by which all
+    members know which pairs can only meet through a relay.
     """
 
     weight: float
     up_bytes_per_second: Rate = 0
     down_bytes_per_second: Rate = 0
     reduces: bool = True
+    router: Router = 0
 
 
 class Entry(Message, frozen=True):
@@ -107,6 +111,7 @@ class Entry(Message, frozen=True):
     up_bytes_per_second: Rate
     down_bytes_per_second: Rate
     reduces: bool
+    router: Router
     nonce: Nonce
     signature: Signature
 
@@ -177,6 +182,7 @@ def sign_entry(
         offer.up_bytes_per_second,
         offer.down_bytes_per_second,
         offer.reduces,
+        offer.router,
         nonce,
         bytes(SIGNATURE_BYTES),
     )
@@ -188,6 +194,7 @@ def sign_entry(
         unsigned.up_bytes_per_second,
         unsigned.down_bytes_per_second,
         unsigned.reduces,
+        unsigned.router,
         nonce,
         signature,
     )
@@ -232,7 +239,11 @@ def canonical_roster(roster: Roster) -> bytes:
 
 def _own_part(entry: Entry) -> bytes:
     numbers = _NUMBERS.pack(
-        entry.weight, entry.up_bytes_per_second, entry.down_bytes_per_second, entry.reduces
+        entry.weight,
+        entry.up_bytes_per_second,
+        entry.down_bytes_per_second,
+        entry.reduces,
+        entry.router,
     )
     return public_key_of(entry.peer) + numbers + entry.nonce
 

@@ -48,7 +48,7 @@ from protocols.moshpit.handing_on import LONGEST_FETCH_SECONDS, MARGIN_SECONDS
 from protocols.moshpit.layout import Layout, ResultCut, cut, result_cut
 from protocols.moshpit.outcome import Failure
 from protocols.moshpit.part_messages import counts
-from protocols.moshpit.plan import fractions_for, predicted_seconds
+from protocols.moshpit.plan import best_reducers, fractions_for, predicted_seconds
 from protocols.moshpit.roster import Entry
 from protocols.moshpit.switchboard import (
     AGREE,
@@ -542,7 +542,9 @@ class RoundPlan:
             [entry.up_bytes_per_second for entry in entries],
             [entry.down_bytes_per_second for entry in entries],
             [entry.weight > 0.0 for entry in entries],
-            [entry.reduces for entry in entries],
+            best_reducers(
+                [entry.router for entry in entries], [entry.reduces for entry in entries]
+            ),
         )
         return cut(self._layout, fractions)
 

@@ -9,8 +9,10 @@ takes the median of those who know.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from nat.kinds import Nat
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.group import check_group_size, check_matchmaking_seconds, check_run
@@ -46,7 +48,8 @@ class AveragerSettings:
     - `up_bytes_per_second`, `down_bytes_per_second`: what the plan may count on where the owner
       has set limits (0.6 of them: node/core/caps/settings.py), or 0: as measured.
     - `reduces`: False for a peer that can only dial out; it sends and gets results, reduces no
-      part, and never leads.
+      part, and never leads. Asked at each round, as a node may be found out to be one, or no more.
+    - `router`: the kind of this node's router (nat/kinds.py), asked at each round as well.
     - `chunk_bytes`: encoded bytes of a chunk; all members of a round must say the same.
 
     ProtocolMisuse where a value makes no sense: it would only show in the middle of a round.
@@ -58,7 +61,8 @@ class AveragerSettings:
     round_seconds: float = ROUND_SECONDS
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0
-    reduces: bool = True
+    reduces: Callable[[], bool] = lambda: True
+    router: Callable[[], Nat] = lambda: Nat.UNKNOWN
     chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:

@@ -68,6 +68,7 @@ log = logging.getLogger("potluck.rpc")
 
 KNOCK = "knock"  # no peer serves this method, but the error is signed like any answer
 KNOCK_SECONDS = 30.0  # connecting included; no caller waits for it
+SETTLING_SECONDS = 6.0  # a hole is punched in half a second, or within 5 s (nat/punching.py)
 SWEEP_SECONDS = 15.0  # between searches for idle streams: a fraction of the idle limits
 
 Handler = Callable[[Caller, Request], Awaitable[Response] | Response]
@@ -255,16 +256,38 @@ class Rpc:
     ) -> AsyncIterator[Transfer[Accepted, Closing, Closed]]:
         """Open a bulk transfer; the block starts when the other side has accepted it.
 
+        A relayed link that is new is given SETTLING_SECONDS to become direct.
+
         `timeout` is for the opening. In the block a transfer fails after `bulk.stall_seconds`
         without progress. Leaving the block before `finish` has returned resets the stream, which
         cancels the handler on the other side.
         """
         self._check_not_avoided(peer)
         self._check_not_shut_out(peer, bulk.protocol)
+        with trio.move_on_after(timeout + SETTLING_SECONDS):  # then the opening fails by itself
+            await self._wait_for_direct_link(peer)
         async with open_transfer(
             self._network, self._state, peer, bulk, opening, timeout
         ) as transfer:
             yield transfer
+
+    async def _wait_for_direct_link(self, peer: PeerId) -> None:
+        """Wait while a relayed link is so new that a direct one may soon replace it.
+
+        A relay is for signalling and small calls; bulk goes through it only if nothing else can.
+        """
+        with self._network.link_events() as events:
+            if self._network.link(peer) is None and self._may_be_relayed(peer):
+                await self._network.connect(peer)
+            while (link := self._network.link(peer)) is not None and link.reach is Reach.RELAYED:
+                settled_at = link.connected_at + SETTLING_SECONDS
+                if trio.current_time() >= settled_at:
+                    return
+                with trio.move_on_at(settled_at):
+                    await events.receive()
+
+    def _may_be_relayed(self, peer: PeerId) -> bool:
+        return any("/p2p-circuit" in address for address in self._network.addresses_of(peer))
 
     # Answering
 

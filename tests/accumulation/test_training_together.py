@@ -278,7 +278,7 @@ def test_a_client_says_in_its_slot_that_it_is_one() -> None:
 
     async def main() -> None:
         async with training_world() as world:
-            client = dataclasses.replace(SMALL, client=True)
+            client = dataclasses.replace(SMALL, client=lambda: True)
             peers = [await world.peer("usual", SMALL), await world.peer("client", client)]
             await world.train(peers, train)
             slots = await peers[0].slots()

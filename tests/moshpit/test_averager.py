@@ -131,7 +131,7 @@ async def test_where_nobody_brings_data_there_is_no_average(world: SimulatedWorl
 @simulated
 async def test_a_peer_that_can_only_dial_out_takes_part(world: SimulatedWorld) -> None:
     peers = await averagers(world, 3)
-    settings = dataclasses.replace(SETTINGS, reduces=False)
+    settings = dataclasses.replace(SETTINGS, reduces=lambda: False)
     behind = peer_in(
         world, "behind a NAT", peers, machine=NodeSettings(dialable=False), settings=settings
     )

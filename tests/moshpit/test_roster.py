@@ -71,7 +71,7 @@ def roster_of(*people: Identity, leader: Identity = FIRST, terms: Terms = TERMS)
 def signed_again(roster: Roster, by: Identity = FIRST, **changes: Any) -> Roster:
     """The list with a change, and the leader's signature over the changed list."""
     changed = msgspec.structs.replace(roster, **changes)
-    signature = by.sign(b"potluck moshpit roster 1", canonical_roster(changed))
+    signature = by.sign(b"potluck moshpit roster 2", canonical_roster(changed))
     return msgspec.structs.replace(changed, signature=signature)
 
 
@@ -112,7 +112,7 @@ def test_the_canonical_bytes_are_those_of_the_documentation() -> None:
     """A test vector for implementations in other languages."""
     entry = canonical_entry(TERMS, FIRST.peer_id, entry_of(SECOND))
     terms = b"\x00\x12group/poem/7/0/all" + (7).to_bytes(8, "big") + TERMS.layout_digest
-    own = SECOND.public_key + bytes.fromhex("4040000000000000") + bytes(16) + b"\x01" + NONCE
+    own = SECOND.public_key + bytes.fromhex("4040000000000000") + bytes(16) + b"\x01\x00" + NONCE
     assert entry == terms + FIRST.public_key + own
     listed = canonical_roster(roster_of(FIRST, SECOND))
     assert listed.startswith(
@@ -122,7 +122,7 @@ def test_the_canonical_bytes_are_those_of_the_documentation() -> None:
     assert hashlib.sha256(listed).hexdigest() == VECTOR
 
 
-VECTOR = "4e2db639944dce225bd5c541b3864f5a70bee718524df5725438ec8b93759687"
+VECTOR = "b97102ad13e3b5f025caac20fe79ba9fb409ccea5231ba98f855d04b08657376"
 
 REFUSED: dict[str, tuple[type[RosterRefused], Callable[[], Roster]]] = {
     "another key": (OtherKey, lambda: roster_of(*PEOPLE, terms=OTHER_KEY)),

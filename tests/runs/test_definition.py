@@ -39,10 +39,9 @@ def test_missing_settings_have_their_defaults() -> None:
 
 def test_the_runs_settings_are_those_of_the_definition() -> None:
     definition = read_definition(with_line("max_norm = 1.5\ndelayed = true"))
-    settings = definition.collaboration_settings(client=True)
+    settings = definition.collaboration_settings(begins=True)
     assert (settings.run, settings.target_batch, settings.codec) == (NAME, 64, "float16")
-    assert settings.client
-    assert not settings.begins
+    assert settings.begins
     options = definition.optimizer_options()
     assert (options["max_norm"], options["delayed"], options["local_steps"]) == (1.5, True, 1)
 

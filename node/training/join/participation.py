@@ -244,7 +244,6 @@ def _options(
         most_followed_bytes=prepared.fit.most_followed_bytes,
         batch_share=lambda: watched.batch_share,
         make_sure=lambda: refuse_if_in_use(node, session, part.run),
-        client=node.configuration.is_client or not node.connectivity.mode.is_reachable,
         name=node.configuration.display_name,
         begins=part.begins,
         from_peers=part.from_peers,
