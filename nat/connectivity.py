@@ -154,8 +154,10 @@ class Connectivity:
         self._mode = Mode.UNKNOWN
         self._nobody = True
         self._keeps_places = False
+        self._knows_filter = False
         self._woken = trio.Event()
         self.nat = Nat.UNKNOWN
+        """The kind of the router; PORT_RESTRICTED, too, until it is known to filter less."""
         self.outside_host = ""
         """The address from which the internet sees us come."""
         self.stated = trio.Event()
@@ -210,7 +212,10 @@ class Connectivity:
         seen = await self._listening_address()
         if seen.address:
             addresses.insert(0, seen.address)
-        return Outside(self.nat, tuple(dict.fromkeys(addresses)))
+        nat = self.nat
+        if nat is Nat.PORT_RESTRICTED and not self._knows_filter:
+            nat = Nat.UNKNOWN  # what a stricter router could not do is worth a try
+        return Outside(nat, tuple(dict.fromkeys(addresses)))
 
     # ---- finding out
 
@@ -264,13 +269,13 @@ class Connectivity:
             if mode_of(self.facts()).is_dialable:
                 self.nat = Nat.NONE
             else:
-                kind = kind_of_mapping(sightings)
-                if kind is Nat.SYMMETRIC:
-                    self.nat = kind
+                self.nat = kind_of_mapping(sightings)
+                self._knows_filter = False
                 await self._take_places(nursery)
                 self._restate()
-                if kind is Nat.PORT_RESTRICTED:
-                    self.nat = Nat.CONE if await self._filters_by_address() else kind
+                if self.nat is Nat.PORT_RESTRICTED and await self._filters_by_address():
+                    self.nat = Nat.CONE
+                self._knows_filter = True
         self._restate()
 
     async def _wait_for_helpers(self) -> list[PeerId]:

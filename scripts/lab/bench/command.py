@@ -31,6 +31,7 @@ KINDS: Final = {
     "caps": "caps",
     "join": "join",
     "nat": "nat",
+    "nat-round": "nat",
     "outage": "outage",
     "training": "training",
     "training-churn": "training",

@@ -33,6 +33,7 @@ from lab.bench.pouring import CHUNK_BYTES
 from lab.bench.processes import WHERE_WE_ARE, BenchFailed, BenchProcess, open_process_of
 from lab.net import Machine, Nat, NetworkLab
 from nat import kinds
+from protocols.moshpit.plan import best_reducers, fractions_for, predicted_seconds
 
 if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
@@ -154,6 +155,7 @@ def add_parser(kinds_of_bench: Subparsers) -> None:
         "--times", type=positive_count, default=3, metavar="N", help="tries of each pair (3)"
     )
     parser.set_defaults(measure=run)
+    _add_round_parser(kinds_of_bench)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -225,8 +227,10 @@ def _home(lab: NetworkLab, name: str, kind: str) -> Machine:
 
 
 @asynccontextmanager
-async def _backbones(lab: NetworkLab, folder: Path) -> AsyncIterator[list[str]]:
-    """The addresses of nodes that relay, on the lab's internet."""
+async def _backbones(
+    lab: NetworkLab, folder: Path, processes: list[BenchProcess] | None = None
+) -> AsyncIterator[list[str]]:
+    """The addresses of nodes that relay, on the lab's internet; their processes are added."""
     addresses: list[str] = []
     async with AsyncExitStack() as running:
         for number in range(BACKBONES):
@@ -239,6 +243,8 @@ async def _backbones(lab: NetworkLab, folder: Path) -> AsyncIterator[list[str]]:
             backbone = await running.enter_async_context(
                 _peer(host, host.name, home, PORT, addresses)
             )
+            if processes is not None:
+                processes.append(backbone)
             addresses.append(f"/ip4/{host.address}/tcp/{PORT}/p2p/{backbone.introduction['peer']}")
         yield addresses
 
@@ -327,3 +333,170 @@ def table(result: dict[str, Any]) -> str:
         f"{result['punchable']} holes punched"
     )
     return "\n".join(lines)
+
+
+# Rounds of averaging between homes: the same lab, the planner's view of it, and what it took.
+
+
+VALUES: Final = 10_000_000
+HOME_MBPS: Final = 40.0  # up and down; two cores encrypt for six such homes
+PAYLOAD_SHARE: Final = 1448 / 1514  # of a full frame, as tbf counts it
+TOLERANCE: Final = 0.2
+MOST_RELAYED_SHARE: Final = 0.05
+ROUNDS: Final = 3
+WARM_ROUNDS_FROM: Final = 1  # the first one also meets everybody
+
+# Kinds of the members' routers; "dial-out" is one that nobody may connect to.
+PARTIES: Final = {
+    "public": ("none", "cone", "cone", "symmetric", "double", "dial-out"),
+    "homes": ("cone", "cone", "port-restricted", "port-restricted", "symmetric"),
+}
+
+
+def _add_round_parser(kinds_of_bench: Subparsers) -> None:
+    parser = kinds_of_bench.add_parser(
+        "nat-round",
+        help="a round of averaging between homes behind routers",
+        description="Average ten million values between homes behind routers of several kinds, "
+        "with and without a public member, in a lab of network namespaces (as root). Every home "
+        f"has {HOME_MBPS:g} Mb/s up and down, and a round trip takes 60 ms. Exit code 1 if the "
+        "results differ, more than 5 % of the bytes went through a relay, or a round takes over "
+        "20 % longer than planned.",
+        example="scripts/bench nat-round\nscripts/bench nat-round --party homes --json",
+    )
+    parser.add_argument(
+        "--party",
+        nargs="+",
+        choices=tuple(PARTIES),
+        default=tuple(PARTIES),
+        metavar="PARTY",
+        help=f"who takes part: {', '.join(PARTIES)}",
+    )
+    parser.set_defaults(measure=run_rounds)
+
+
+def run_rounds(arguments: argparse.Namespace) -> int:
+    async def measure(talk: Talk) -> dict[str, Any]:
+        parties = [await _party(name, talk) for name in arguments.party]
+        return {
+            "parties": parties,
+            "met": all(party["met"] for party in parties),
+            "machine": machine_facts(),
+        }
+
+    return report(arguments, measure, _round_lines)
+
+
+def planned_seconds(names: Sequence[str], rate: float) -> float:
+    """What the plan says of a round of these members, with links of so many bytes a second."""
+    able = [name != "dial-out" for name in names]
+    routers = [_AS_SEEN.get(name, kinds.Nat.PORT_RESTRICTED) for name in names]
+    speeds, all_of_them = [rate] * len(names), [True] * len(names)
+    shares = fractions_for(speeds, speeds, all_of_them, best_reducers(routers, able))
+    return predicted_seconds(shares, speeds, speeds, all_of_them, 2.0 * VALUES)
+
+
+async def _party(party: str, talk: Talk) -> dict[str, Any]:
+    names = PARTIES[party]
+    rate = HOME_MBPS * 1e6 / 8 * PAYLOAD_SHARE
+    planned = planned_seconds(names, rate)
+    with (
+        NetworkLab(round_trip_seconds=ROUND_TRIP_SECONDS) as lab,
+        tempfile.TemporaryDirectory(prefix="potluck-bench-nat-") as folder,
+    ):
+        homes = [
+            lab.home(
+                f"m{number}",
+                KINDS.get(name, Nat.PORT_RESTRICTED),
+                upload_bits_per_second=HOME_MBPS * 1e6,
+                download_bits_per_second=HOME_MBPS * 1e6,
+            )
+            for number, name in enumerate(names)
+        ]
+        async with AsyncExitStack() as running:
+            backbones: list[BenchProcess] = []
+            addresses = await running.enter_async_context(_backbones(lab, Path(folder), backbones))
+            members = []
+            for home in homes:
+                peer = _peer(home, home.name, Path(folder, home.name), 0, addresses)
+                members.append(await running.enter_async_context(peer))
+            rounds = await _rounds(names, members, rate, talk)
+            sent, carried = await _carried(members, backbones)
+    warm = [one["exchange_seconds"] for one in rounds[WARM_ROUNDS_FROM:]]
+    seconds = statistics.median(warm)
+    same = all(one["same"] for one in rounds)
+    relayed = carried / sent if sent else 0.0
+    return {
+        "party": party,
+        "members": list(names),
+        "planned_seconds": round(planned, 2),
+        "exchange_seconds": round(seconds, 2),
+        "first_round_seconds": round(rounds[0]["seconds"], 2),
+        "of_planned": round(seconds / planned, 3),
+        "bit_identical": same,
+        "sent_bytes": sent,
+        "relayed_bytes": carried,
+        "relayed_share": round(relayed, 4),
+        "why": [one["why"] for one in rounds if one["why"]],
+        "met": same and relayed <= MOST_RELAYED_SHARE and seconds <= planned * (1 + TOLERANCE),
+    }
+
+
+async def _rounds(
+    names: Sequence[str], members: Sequence[BenchProcess], rate: float, talk: Talk
+) -> list[dict[str, Any]]:
+    for number, (name, member) in enumerate(zip(names, members, strict=True)):
+        told = await member.ask("mode")
+        talk(f"{member.name} ({name}) is {told['mode']}, its router {told['router']}")
+        await member.ask(
+            "hold",
+            run="nat",
+            values=VALUES,
+            seed=number,
+            up=rate,
+            down=rate,
+            dials_out_only=name == "dial-out",
+        )
+    rounds = []
+    for epoch in range(ROUNDS):
+        told_by: list[dict[str, Any]] = []
+
+        async def average(member: BenchProcess, epoch: int, told_by: list[dict[str, Any]]) -> None:
+            told_by.append(await member.ask("average", epoch=epoch, expected=len(members)))
+
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                nursery.start_soon(average, member, epoch, told_by)
+        digests = {one.get("digest", one["ended"]) for one in told_by}
+        full = all(one.get("members") == len(members) for one in told_by)
+        rounds.append(
+            {
+                "same": len(digests) == 1 and full,
+                "seconds": max(one["seconds"] for one in told_by),
+                "exchange_seconds": max(one.get("exchange_seconds", 0.0) for one in told_by),
+                "why": "; ".join(one["why"] for one in told_by if one.get("why")),
+            }
+        )
+        talk(f"round {epoch}: {rounds[-1]}")
+    return rounds
+
+
+async def _carried(
+    members: Sequence[BenchProcess], backbones: Sequence[BenchProcess]
+) -> tuple[int, int]:
+    """The bytes that the members sent in all, and those that went through a relay."""
+    sent = [(await member.ask("traffic"))["sent"] for member in members]
+    carried = [(await backbone.ask("traffic"))["carried"] for backbone in backbones]
+    return sum(sent), sum(carried)
+
+
+def _round_lines(result: dict[str, Any]) -> str:
+    return "\n".join(
+        f"{', '.join(party['members'])}:\n"
+        f"    {party['exchange_seconds']} s a round, {party['planned_seconds']} s planned "
+        f"({party['of_planned']:.0%}); the first, with meeting, {party['first_round_seconds']} s\n"
+        f"    {'the same bits everywhere' if party['bit_identical'] else 'RESULTS DIFFER'}; "
+        f"{party['relayed_share']:.2%} of {party['sent_bytes'] / 1e6:.0f} MB through relays"
+        + "".join(f"\n    {why}" for why in party["why"])
+        for party in result["parties"]
+    )

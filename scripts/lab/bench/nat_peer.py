@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -21,6 +21,11 @@ from protocols.identity import PeerId
 from protocols.network import Reach
 from protocols.rpc import ping
 
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+    from protocols.moshpit.averager import Averager
+
 PING_SECONDS = 10.0
 LINK_SECONDS = 30.0
 RETRY_SECONDS = 0.5
@@ -29,8 +34,9 @@ RETRY_SECONDS = 0.5
 class NatPeer:
     """The orders of this process: each public coroutine is one."""
 
-    def __init__(self, node: Node, began: float) -> None:
+    def __init__(self, node: Node, began: float, nursery: trio.Nursery) -> None:
         self._node = node
+        self._nursery = nursery
         self._began = began
         self._block = make_block()
         node.rpc.serve_bulk(POUR, Basin(self._block).receive)
@@ -84,6 +90,71 @@ class NatPeer:
         seconds = poured.ended - poured.began
         return {"MB_per_s": poured.bytes_sent / 1e6 / seconds, **self._way(PeerId(peer))}
 
+    async def hold(
+        self, run: str, values: int, seed: int, up: float, down: float, dials_out_only: bool
+    ) -> None:
+        """Open an averager, and hold this many values of this seed, as float16 on the wire."""
+        import torch
+
+        from protocols.moshpit.averager import open_averager
+        from protocols.moshpit.layout import Vector
+        from protocols.moshpit.settings import AveragerSettings
+
+        held = torch.randn(values, generator=torch.Generator().manual_seed(seed))
+        self._vector = Vector.of({"values": held}, "float16")
+        settings = AveragerSettings(
+            run=run,
+            up_bytes_per_second=up,
+            down_bytes_per_second=down,
+            reduces=lambda: not dials_out_only,
+            router=lambda: self._node.connectivity.nat,
+        )
+        node = self._node
+
+        async def keep_open(
+            task_status: TaskStatus[Averager] = trio.TASK_STATUS_IGNORED,
+        ) -> None:
+            async with open_averager(node.network, node.rpc, node.dht, settings) as averager:
+                task_status.started(averager)
+                await trio.sleep_forever()
+
+        self._averager = await self._nursery.start(keep_open)
+
+    async def average(self, epoch: int, expected: int) -> dict[str, Any]:
+        """One round: how it ended, how long it took, and a digest of the result."""
+        import blake3
+
+        from protocols.moshpit.outcome import Committed
+        from protocols.moshpit.request import RoundRequest
+
+        began = time.monotonic()
+        outcome = await self._averager.average(
+            RoundRequest(self._vector, weight=1.0, epoch=epoch, expected=expected)
+        )
+        told: dict[str, Any] = {"ended": type(outcome).__name__}
+        told["seconds"] = time.monotonic() - began
+        if outcome.rounds:
+            last = outcome.rounds[-1]
+            told |= {
+                "members": len(last.members),
+                "exchange_seconds": last.exchange_seconds,
+                "matchmaking_seconds": last.matchmaking_seconds,
+                "averaged_bytes": list(last.averaged_bytes),
+                "why": last.reason,
+            }
+        if isinstance(outcome, Committed):
+            told["digest"] = blake3.blake3(outcome.result.numpy().data.cast("B")).hexdigest()
+        return told
+
+    async def traffic(self) -> dict[str, Any]:
+        """Bytes sent in all, and carried for others; and the way to each linked peer."""
+        node = self._node
+        return {
+            "sent": node.network.traffic().sent_bytes,
+            "carried": 0 if node.relay is None else node.relay.counts().carried_bytes,
+            "ways": {link.peer: link.way for link in node.network.links()},
+        }
+
     def _way(self, peer: PeerId) -> dict[str, Any]:
         link = self._node.network.link(peer)
         return {"way": "none" if link is None else link.way}
@@ -93,8 +164,9 @@ async def main(home: str, port: str, *bootstrap: str) -> None:
     began = time.monotonic()
     flags = {"network.listen": (f"/ip4/0.0.0.0/tcp/{port}",), "dht.bootstrap": bootstrap}
     configuration = read_configuration(flags, environment={}, home=home)
-    async with Node(configuration) as node:
-        await obey(NatPeer(node, began), {"peer": node.network.peer_id})
+    async with Node(configuration) as node, trio.open_nursery() as nursery:
+        await obey(NatPeer(node, began, nursery), {"peer": node.network.peer_id})
+        nursery.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
