@@ -61,8 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
 async def _examine(configuration: Configuration, bundle: str | None, output: Output) -> int:
     import trio
 
-    from node.app.doctor import CHECKS, Level, examine, look_around, write_report
-    from node.app.doctor.report import new_report_file
+    from node.app.doctor import (
+        CHECKS,
+        Level,
+        examine,
+        look_around,
+        new_report_file,
+        write_report,
+    )
     from node.net import VERSION
 
     written: Path | None = None

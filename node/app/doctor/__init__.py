@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from node.app.doctor.checks import CHECKS
     from node.app.doctor.examination import Check, examine
     from node.app.doctor.finding import Finding, Level
-    from node.app.doctor.report import write_report
+    from node.app.doctor.report import new_report_file, write_report
     from node.app.doctor.surroundings import Surroundings, look_around
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Surroundings",
     "examine",
     "look_around",
+    "new_report_file",
     "write_report",
 ]
 
@@ -36,7 +37,7 @@ __getattr__ = lazily(
         "checks": ("CHECKS",),
         "examination": ("Check", "examine"),
         "finding": ("Finding", "Level"),
-        "report": ("write_report",),
+        "report": ("new_report_file", "write_report"),
         "surroundings": ("Surroundings", "look_around"),
     },
 )

@@ -28,7 +28,7 @@ from protocols.errors import PotluckError
 from protocols.identity import Identity
 
 # For all questions to the auth server together. A healthy one answers each within a round trip.
-AUTH_SECONDS = 6.0
+AUTH_SECONDS = 5.0
 # Certificates are valid for weeks: a clock that is days off makes them all look wrong.
 HOPELESS_CLOCK_MS = 86_400_000
 ASK_THE_MODERATORS = "Ask the moderators of the run to let you in."

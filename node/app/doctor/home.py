@@ -202,11 +202,13 @@ class DiskFacts:
 
 async def check_disk(surroundings: Surroundings) -> Sequence[Finding]:
     places = surroundings.configuration.places
-    found: dict[tuple[int, str], Finding] = {}
-    for folder in (places.data_folder, places.run_folder):
-        facts = await measured(disk_facts, folder)
-        found.setdefault((facts.device, str(facts.trouble)), judge_disk(facts))
-    return list(found.values())
+    home = await measured(disk_facts, places.data_folder)
+    if home.trouble is not None:
+        return [judge_disk(home)]
+    # The lock and the socket may be on another disk.
+    run = await measured(disk_facts, places.run_folder)
+    is_one_disk = run.trouble is None and run.device == home.device
+    return [judge_disk(facts) for facts in ((home,) if is_one_disk else (home, run))]
 
 
 def disk_facts(folder: Path) -> DiskFacts:

@@ -23,9 +23,9 @@ import trio
 from node.app.doctor.finding import Finding, Level
 from node.app.doctor.surroundings import Surroundings, measured
 from node.core.caps.devices import AUTO
+from node.core.caps.memory import PROCESS_BYTES
 from node.core.caps.settings import caps_of
 from node.core.caps.units import in_words
-from node.run.costs import PROCESS_BYTES
 
 # -- memory
 
@@ -55,7 +55,7 @@ class MemoryFacts:
 
 async def check_memory(surroundings: Surroundings) -> Sequence[Finding]:
     held = surroundings.node.memory_bytes if surroundings.node is not None else None
-    limit, used = _container(CGROUPS, _own_cgroup())
+    limit, used = tightest_limit(CGROUPS, _own_cgroup())
     available = _available()
     facts = MemoryFacts(
         available=None if available is None else available + (held or 0),
@@ -104,7 +104,7 @@ def _own_cgroup() -> str:
     return ""
 
 
-def _container(root: Path, own: str) -> tuple[int | None, int]:
+def tightest_limit(root: Path, own: str) -> tuple[int | None, int]:
     """The nearest limit of this process's cgroup and those above it, and the memory used below it.
 
     The limit may be set far above the process: on the service, the session or the container.

@@ -24,14 +24,13 @@ import trio
 from node.app.commands.output import counted
 from node.app.doctor.finding import Finding, Level
 from node.app.doctor.surroundings import Surroundings, measured
-from node.net import check_listening
 from protocols.errors import PotluckError
 
 NEW_INVITE = "Ask the organiser of the run for a new invite."
 
 # -- names
 
-NAME_SECONDS = 5.0  # resolvers ask again after 5 s: one that needs longer has failed once
+NAME_SECONDS = 4.5  # resolvers ask again after 5 s: one that needs longer has failed once
 SLOW_NAME_SECONDS = 2.0  # most names take less than a tenth; every new link waits for this
 
 
@@ -214,6 +213,8 @@ async def check_ports(surroundings: Surroundings) -> Sequence[Finding]:
 def _examine_port(text: str, is_own: bool) -> Finding:
     if is_own:
         return Finding("ports", Level.OK, f"The running node listens on {text}.")
+    from node.net import check_listening  # loads libp2p, which takes half a second
+
     try:
         check_listening((text,))
     except PotluckError as error:
@@ -250,7 +251,7 @@ def _holder_of(port: int) -> str:
 
 # -- the run's peers
 
-PEER_SECONDS = 5.0  # for one address: a name, and a handshake of TCP with one lost packet
+PEER_SECONDS = 4.5  # for one address: a name, and a handshake of TCP with one lost packet
 MOST_PEERS = 16  # an invite has a handful; a pass has at most sixteen
 _IP_MTU, _IPV6_MTU = 14, 24  # of Linux; Python does not name them
 

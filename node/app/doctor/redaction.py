@@ -39,6 +39,7 @@ NOBODY: Final = frozenset(
 _BASE58: Final = "[1-9A-HJ-NP-Za-km-z]"
 _PEER_ID: Final = rf"12D3KooW{_BASE58}{{44}}"
 _END_OF_ID: Final = rf"…{_BASE58}{{8}}"
+_PIECE: Final = re.compile(r"[A-Za-z0-9+/_=-]{12,}")
 _INVITE: Final = re.compile(r"potluck(?:-run)?:[A-Za-z0-9_=-]{8,}")
 _CODE: Final = re.compile(r"\b[0-9A-Za-z]{5}(?:-[0-9A-Za-z]{5}){3}\b")
 # A key of 32 bytes has 43 characters in base64 and 64 in hexadecimal; a path or a name has slashes.
@@ -64,10 +65,10 @@ class Redaction:
         homes: Iterable[Path] = (),
         users: Iterable[str] = (),
     ) -> None:
-        replaced = {one: SECRET for one in secrets if len(one) >= SHORTEST_SECRET}
+        self._secrets = [one for one in secrets if len(one) >= SHORTEST_SECRET]
         names = {one: PERSON for one in people if len(one) >= SHORTEST_NAME}
         folders = {str(one): "~" for one in homes if len(one.parts) > 1}
-        self._literal = {**folders, **names, **replaced}
+        self._literal = {**folders, **names, **dict.fromkeys(self._secrets, SECRET)}
         self._users = [
             re.compile(rf"(?<![A-Za-z0-9]){re.escape(one)}(?![A-Za-z0-9])", re.IGNORECASE)
             for one in users
@@ -94,6 +95,7 @@ class Redaction:
     def text(self, text: str) -> str:
         for known in sorted(self._literal, key=len, reverse=True):
             text = text.replace(known, self._literal[known])
+        text = _PIECE.sub(self._unless_of_a_secret, text)
         for pattern in (_INVITE, _CODE, _LONG):
             text = pattern.sub(SECRET, text)
         text = _LOGIN_IN_URL.sub(SECRET, text)
@@ -105,6 +107,10 @@ class Redaction:
             text = user.sub(PERSON, text)
         text = _IPV4.sub(lambda found: self._shortened(found[0]), text)
         return _IPV6.sub(lambda found: self._shortened(found[0]), text)
+
+    def _unless_of_a_secret(self, found: re.Match[str]) -> str:
+        """An error text may quote a secret in part."""
+        return SECRET if any(found[0] in one for one in self._secrets) else found[0]
 
     def _shortened(self, text: str) -> str:
         try:

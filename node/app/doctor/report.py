@@ -13,6 +13,7 @@ has the details. The file is a ZIP, whose entries name no user, and only its own
 
 from __future__ import annotations
 
+import base64
 import getpass
 import json
 import os
@@ -33,7 +34,7 @@ import msgspec
 from node.app.auth_places import SETTINGS_NAME
 from node.app.doctor.redaction import Redaction
 from node.app.doctor.surroundings import Surroundings
-from node.core.access.pass_file import LARGEST_PASS_FILE_BYTES
+from node.core.access.pass_file import load_pass
 from node.core.control_client import ask
 from node.core.private_file import FILE_MODE
 from node.core.settings import BY_KEY, SETTINGS, plain
@@ -84,7 +85,7 @@ def write_report(path: Path, findings: Mapping[str, Any], surroundings: Surround
     for name, part in parts.items():
         if part is not None:
             contents[name] = json.dumps(redaction.value(part), indent=2, ensure_ascii=False) + "\n"
-    lines = [redaction.text(line) for line in _log(surroundings)]
+    lines = [f"{clock} {redaction.text(words)}" for clock, words in _log(surroundings)]
     if lines:
         contents["log.txt"] = "\n".join(lines) + "\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -121,27 +122,24 @@ def redaction_for(surroundings: Surroundings, environment: Mapping[str, str]) ->
 def _secrets_of(surroundings: Surroundings) -> Iterator[str]:
     """The words of the secret files that could be a secret by themselves."""
     places = surroundings.configuration.places
+    with suppress(PotluckError):
+        kept = load_pass(places.pass_file)
+        if kept is not None:
+            for secret in (kept.access_pass, kept.pin):
+                yield base64.b64encode(secret).decode("ascii")
     files = (
         surroundings.configuration.key_file,
         organiser_key_file(places),
-        places.pass_file,
         places.data_folder / "run.invite",
         places.config_file.with_name(SETTINGS_NAME),
     )
     for file in files:
         with suppress(OSError), open(file, "rb") as opened:
-            text = opened.read(LARGEST_PASS_FILE_BYTES).decode("utf-8", "replace")
-            yield from _secret_words(text)
+            yield from _WORD.findall(opened.read(MOST_READ_BYTES).decode("utf-8", "replace"))
 
 
-# A secret is a word of letters and figures. A URL, a path or a sentence is none.
-_WORD = re.compile(r"[A-Za-z0-9+/_=-]{16,}")
-
-
-def _secret_words(text: str) -> Iterator[str]:
-    for word in _WORD.findall(text):
-        if any(letter.isdigit() for letter in word):
-            yield word
+MOST_READ_BYTES = 128 * 1024  # of a file with secrets, which have some hundred bytes
+_WORD = re.compile(r"[A-Za-z0-9+/_=-]{16,}")  # a shorter word of these files is no secret
 
 
 def _secrets_in(environment: Mapping[str, str]) -> Iterator[str]:
@@ -209,7 +207,7 @@ def _status(node: NodeStatus | None) -> Any:
     return None if node is None else msgspec.to_builtins(node)
 
 
-def _log(surroundings: Surroundings) -> Iterator[str]:
+def _log(surroundings: Surroundings) -> Iterator[tuple[str, str]]:
     """The last lines of the node that trains here; none if it does not train, or not answer."""
     if surroundings.node is None:
         return
@@ -222,4 +220,4 @@ def _log(surroundings: Surroundings) -> Iterator[str]:
         for lines in answers:
             for line in lines:
                 clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(line["time"]))
-                yield f"{clock} {line['words']}"
+                yield clock, line["words"]
