@@ -23,6 +23,7 @@ from node.core.access.membership import Membership
 from node.core.access.renewal import TokenStanding
 from node.core.access.server_time import FAR_OFF_MS, ServerTime, distance
 from node.core.duration import span
+from node.core.status import NodeStatus
 from node.net import machine_clocks
 from protocols.errors import PotluckError
 from protocols.identity import Identity
@@ -43,7 +44,7 @@ async def check_pass(surroundings: Surroundings) -> Sequence[Finding]:
         return [finding_of("pass", surroundings.membership_trouble)]
     member = surroundings.membership
     if member is not None:
-        return list(_findings_of(member, surroundings.node is not None))
+        return list(_findings_of(member, surroundings.node))
     if surroundings.configuration.places.pass_file.exists():
         says = "There is a pass, but not the key for which it was given."
         advice = "Run `potluck login INVITE`, which gets a pass for a new key."
@@ -55,7 +56,7 @@ async def check_pass(surroundings: Surroundings) -> Sequence[Finding]:
     return [Finding("pass", Level.NOTE, "There is no pass: this home is in no closed run.")]
 
 
-def _findings_of(member: Membership, a_node_runs: bool) -> Iterator[Finding]:
+def _findings_of(member: Membership, node: NodeStatus | None) -> Iterator[Finding]:
     if member.kept.refused:
         says = f"The auth server has refused to renew it: {member.kept.refused}"
         yield Finding("pass", Level.ERROR, says, ASK_THE_MODERATORS)
@@ -63,14 +64,16 @@ def _findings_of(member: Membership, a_node_runs: bool) -> Iterator[Finding]:
     if member.is_revoked:
         yield _revoked(member)
         return
-    status = member.status()
+    # Only the running node knows when it will renew the token.
+    is_same_run = node is not None and node.membership.run == member.run_name
+    status = node.membership if node is not None and is_same_run else member.status()
     says = f"{status.username} in {status.run}: {token_words(status)}."
     if member.standing is TokenStanding.VALID:
         yield Finding("pass", Level.OK, says)
         return
     # A start renews it. A running node would have done so by now if it could.
-    level = Level.ERROR if a_node_runs else Level.WARNING
-    advice = "Correct what is said about the auth server." if a_node_runs else LOG_IN
+    level = Level.WARNING if node is None else Level.ERROR
+    advice = LOG_IN if node is None else "Correct what is said about the auth server."
     yield Finding("pass", level, says, advice)
 
 
