@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import subprocess
 import sys
@@ -44,6 +45,15 @@ async def test_a_check_that_fails_is_a_finding_and_its_traceback_is_in_the_log(
     assert worked == fine("memory")
     (record,) = caplog.records
     assert record.exc_info is not None
+
+
+async def test_a_check_that_the_system_refuses_says_what_and_what_to_do(tmp_path: Path) -> None:
+    async def refused(_: Surroundings) -> Sequence[Finding]:
+        raise PermissionError(errno.EACCES, "Permission denied", "/etc/x")
+
+    (finding,) = await examine(surroundings_of(tmp_path), [Check("files", refused)])
+    assert finding.says == "The operating system refused: Permission denied: /etc/x."
+    assert finding.advice == "Check its owner and mode (ls -l)."
 
 
 async def test_checks_run_side_by_side_until_their_deadlines(

@@ -14,9 +14,11 @@ from node.app.doctor.machine import (
     GpuFacts,
     MemoryFacts,
     TorchFacts,
+    cards_on,
     check_compute,
     check_memory,
     ended_by,
+    gpu_facts,
     judge_compute,
     judge_memory,
     tightest_limit,
@@ -68,6 +70,37 @@ async def test_this_machines_memory_is_measured(tmp_path: Path) -> None:
     (finding,) = await check_memory(surroundings_of(tmp_path))
     assert finding.topic == "memory"
     assert sys.platform != "linux" or "are free" in finding.says
+
+
+def driver(folder: Path, words: str, code: int = 0) -> None:
+    """A tool of that name, which says what NVIDIA's would."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{words}'\nexit {code}\n")
+    tool.chmod(0o755)
+
+
+async def test_the_driver_is_asked_for_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    driver(tmp_path, "NVIDIA H100, 570.1, 81559 MiB")
+    assert (await gpu_facts()).nvidia == ("NVIDIA H100, 570.1, 81559 MiB",)
+    driver(tmp_path, "NVIDIA-SMI has failed: no driver.", code=9)
+    facts = await gpu_facts()
+    assert (facts.nvidia, facts.trouble) == ((), "NVIDIA-SMI has failed: no driver")
+
+
+def test_gpus_are_found_on_the_bus_without_a_driver(tmp_path: Path) -> None:
+    for name, vendor, kind in (
+        ("a", NVIDIA, "0x030000"),
+        ("b", NVIDIA, "0x040300"),  # the sound of the same card
+        ("c", AMD, "0x038000"),
+        ("d", "0x8086", "0x030000"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    assert cards_on(tmp_path) == (NVIDIA, AMD)
 
 
 def judged(gpu: GpuFacts, torch: TorchFacts, wanted: str = "auto") -> dict[str, tuple[Level, str]]:

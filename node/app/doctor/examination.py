@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import trio
 
-from node.app.doctor.finding import NO_ADVICE, Finding, Level
+from node.app.doctor.finding import NO_ADVICE, Finding, Level, finding_of
 from node.app.doctor.surroundings import Surroundings
+from protocols.errors import PotluckError
 
 # All checks end within ten seconds on a dead network, with the start of the program.
 CHECK_SECONDS = 8.0
@@ -59,7 +60,10 @@ async def _looked(surroundings: Surroundings, check: Check) -> Sequence[Finding]
             return await check.look(surroundings)
     except trio.TooSlowError:
         says = f"This was not examined: it took more than {check.seconds:g} seconds."
-    except Exception as error:  # whatever is wrong with one check, the others go on
+    except (OSError, PotluckError) as error:
+        log.debug("the check of %s failed", check.topic, exc_info=error)
+        return [finding_of(check.topic, error)]
+    except Exception as error:  # a bug in one check, in spite of which the others go on
         log.error("the check of %s failed", check.topic, exc_info=error)
         says = f"This was not examined: {type(error).__name__}: {error}."
     return [Finding(check.topic, Level.ERROR, says, NO_ADVICE)]

@@ -113,7 +113,8 @@ async def check_files(surroundings: Surroundings) -> Sequence[Finding]:
         return found
     if not facts:
         return [Finding("files", Level.NOTE, "This home has no files yet.")]
-    says = f"{counted(len(facts), 'file')} of this home belong to this user alone."
+    count = counted(len(facts), "file or folder", "files and folders")
+    says = f"Only this user can change the {count} of this home, or read its secrets."
     return [Finding("files", Level.OK, says)]
 
 
@@ -213,8 +214,8 @@ async def check_disk(surroundings: Surroundings) -> Sequence[Finding]:
 
 def disk_facts(folder: Path) -> DiskFacts:
     """Measure the disk of this folder, or of the one in which it would be made. Blocks."""
-    there = next(at for at in (folder, *folder.parents) if at.exists())
     try:
+        there = next(at for at in (folder, *folder.parents) if at.exists())
         free = shutil.disk_usage(there).free
         if there == folder:
             check_writable(folder / "room", ROOM_BYTES)

@@ -162,7 +162,7 @@ class TorchFacts(msgspec.Struct, frozen=True):
 
 async def check_compute(surroundings: Surroundings) -> Sequence[Finding]:
     wanted: str = surroundings.configuration.values["limits.device"]
-    gpu = await _gpu_facts()
+    gpu = await gpu_facts()
     torch = await _torch_facts()
     return list(judge_compute(gpu, torch, wanted, Path(sys.prefix)))
 
@@ -233,8 +233,9 @@ def _reinstall(prefix: Path, version: str) -> str:
     return f"Run `{python} -m pip install --force-reinstall {wanted}`."
 
 
-async def _gpu_facts() -> GpuFacts:
-    cards = await measured(_cards, PCI)
+async def gpu_facts() -> GpuFacts:
+    """The GPUs of this machine, by the bus and by NVIDIA's driver."""
+    cards = await measured(cards_on, PCI)
     tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/lib/wsl/lib")
     if tool is None:
         return GpuFacts(cards, (), "nvidia-smi is not installed")
@@ -253,7 +254,7 @@ async def _gpu_facts() -> GpuFacts:
     return GpuFacts(cards, (), said[0].rstrip(".") if said else f"exit code {done.returncode}")
 
 
-def _cards(devices: Path) -> tuple[str, ...]:
+def cards_on(devices: Path) -> tuple[str, ...]:
     """The vendors of the GPUs on the PCI bus, for NVIDIA and AMD."""
     found = []
     for device in sorted(devices.glob("*")):

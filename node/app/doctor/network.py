@@ -11,6 +11,7 @@ import errno
 import ipaddress
 import os
 import socket
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -96,9 +97,13 @@ _CHECK_RESOLVER = "Check the DNS server that this machine is set to use."
 def judge_lookup_error(name: str, error: OSError | UnicodeError) -> Finding:
     reason = getattr(error, "strerror", None) or str(error)
     says = f"The name {name} cannot be looked up: {reason}."
+    return Finding("dns", Level.ERROR, says, _to_find_names(error))
+
+
+def _to_find_names(error: OSError | UnicodeError) -> str:
+    """A resolver that cannot be reached is this machine's fault, a name that is gone the run's."""
     is_temporary = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
-    # A resolver that cannot be reached is this machine's; a name that does not exist is the run's.
-    return Finding("dns", Level.ERROR, says, _CHECK_RESOLVER if is_temporary else _CORRECT_NAME)
+    return _CHECK_RESOLVER if is_temporary else _CORRECT_NAME
 
 
 _CORRECT_NAME = "Correct the name in the settings, or ask the organiser for a new invite."
@@ -154,16 +159,19 @@ def _ipv6_facts() -> Ipv6Facts:
 ETHERNET_MTU = 1500
 LEAST_MTU = 1280  # IPv6 needs it; with less, networks drop packets that they should split
 ROUTES = Path("/proc/net/route")
-INTERFACES = Path("/sys/class/net")
+_SIOCGIFMTU, _IFREQ = 0x8921, struct.Struct("16si20x")  # Linux's, for netdevice(7)
 
 
 async def check_mtu(_: Surroundings) -> Sequence[Finding]:
     """Of the interface of the default route. `check_peers` has that of the way to each peer."""
     name, mtu = await measured(_default_mtu)
-    if mtu is None:
-        says = "The MTU of the interface to the internet is not known here."
-        return [Finding("mtu", Level.NOTE, says)]
-    return [judge_mtu(mtu, f"of {name}")]
+    if mtu is not None:
+        return [judge_mtu(mtu, f"of {name}")]
+    if sys.platform == "linux" and not name:
+        says = "This machine has no route to the internet by IPv4."
+        advice = "Connect it to a network, unless all of the run is in this one."
+        return [Finding("mtu", Level.WARNING, says, advice)]
+    return [Finding("mtu", Level.NOTE, "The MTU of the way to the internet is not known here.")]
 
 
 def judge_mtu(mtu: int, where: str) -> Finding:
@@ -177,11 +185,16 @@ def judge_mtu(mtu: int, where: str) -> Finding:
 
 
 def _default_mtu() -> tuple[str, int | None]:
-    try:
+    """The name and MTU of the default route's interface; "" and None if there is none."""
+    import fcntl  # not on every platform
+
+    name = ""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         name = default_interface(ROUTES.read_text("ascii"))
-        return name, int((INTERFACES / name / "mtu").read_text("ascii"))
-    except (OSError, ValueError):
-        return "", None
+        asked = _IFREQ.pack(name.encode(), 0)
+        if name:
+            return name, _IFREQ.unpack(fcntl.ioctl(probe, _SIOCGIFMTU, asked))[1]
+    return name, None
 
 
 def default_interface(routes: str) -> str:
@@ -285,13 +298,15 @@ async def check_peers(surroundings: Surroundings) -> Sequence[Finding]:
 async def _connected(address: str) -> Reached:
     _, kind, host, _, port = address.split("/")
     family = {"4": socket.AF_INET, "6": socket.AF_INET6}.get(kind[-1], socket.AF_UNSPEC)
-    failure: OSError = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+    failure: OSError = socket.gaierror(socket.EAI_AGAIN, "no answer")
     with trio.move_on_after(PEER_SECONDS):
         try:
             infos = await trio.socket.getaddrinfo(host, int(port), family, socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            return Reached(address, error=OSError(0, f"the name was not found: {reason}"))
+        except socket.gaierror as error:
+            return Reached(address, error=error)
+        except UnicodeError:
+            return Reached(address, error=socket.gaierror(socket.EAI_NONAME, "it is no name"))
+        failure = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         for family, kind_of_socket, protocol, _, where in infos:
             with trio.socket.socket(family, kind_of_socket, protocol) as connection:
                 began = trio.current_time()
@@ -334,6 +349,8 @@ def judge_peers(results: Sequence[Reached]) -> Iterator[Finding]:
 
 def _reason(error: OSError) -> str:
     """trio's own text repeats the address."""
+    if isinstance(error, socket.gaierror):
+        return "its name is not found"
     reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
     return reason[:1].lower() + reason[1:]
 
@@ -343,6 +360,8 @@ _BLOCKED = {errno.EACCES, errno.EPERM}
 
 
 def _what_to_do(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return _to_find_names(error)
     if error.errno == errno.ECONNREFUSED:
         return f"No node listens there: {NEW_INVITE[0].lower()}{NEW_INVITE[1:]}"
     if error.errno in _NO_ROUTE:

@@ -59,7 +59,7 @@ class Surroundings:
     @property
     def peers(self) -> tuple[PeerAddress, ...]:
         """The addresses that a node of this home would join at: the settings', the pass's and the
-        invite's."""
+        invite's. (Those that it only remembers may be gone, which is no fault.)"""
         texts = [*self.configuration.bootstrap_addresses]
         texts += self.membership.endpoints if self.membership is not None else ()
         texts += self.invite.bootstrap if self.invite is not None else ()
