@@ -42,6 +42,7 @@ FACES = (
     "node.training.credit",
     "node.app.screen",
     "node.app.demo",
+    "node.app.doctor",
 )
 
 # Packages without such a face, because it would load more than a light command needs: others use

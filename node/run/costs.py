@@ -19,18 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.core.caps.memory import PROCESS_BYTES
 from node.run.definition import RunDefinition
 
 if TYPE_CHECKING:
     from models.data.settings import DataSettings
     from models.trainable import Trainable
 
-PROCESS_BYTES = 430_000_000
-"""Python, torch without its compiler, a node with peers. With a tiny model, three such processes
-held 361 to 364 MB at the start and 375 to 377 after two minutes. The rest is for what allocators
-keep of a small model's batches, which its shapes underestimate: the tiny GPT was seen to hold 407
-to 421 MB with 4 samples at once (452 by these figures) and 471 to 545 with 32 (493). With 377 here
-a node would start under a cap and then have to stop because of it."""
 GPU_PROCESS_BYTES = 700_000_000
 """The machine's memory that CUDA's context and libraries take on top: the process of a small model
 held 1.1 GB in all beside an H100."""

@@ -30,6 +30,7 @@ COMMANDS = (
     "service",
     "listen",
     "status",
+    "doctor",
     "dht",
     "auth",
     "config",

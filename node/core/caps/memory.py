@@ -22,6 +22,13 @@ from pathlib import Path
 from node.core.caps.units import in_words
 from protocols.errors import PotluckError
 
+PROCESS_BYTES = 430_000_000
+"""Python, torch without its compiler, a node with peers. With a tiny model, three such processes
+held 361 to 364 MB at the start and 375 to 377 after two minutes. The rest is for what allocators
+keep of a small model's batches, which its shapes underestimate: the tiny GPT was seen to hold 407
+to 421 MB with 4 samples at once (452 by these figures) and 471 to 545 with 32 (493). With 377 here
+a node would start under a cap and then have to stop because of it."""
+
 SHRINK_ABOVE = 0.85
 LEAVE_ABOVE = 0.97
 LEAST_BATCH_SHARE = 1 / 8

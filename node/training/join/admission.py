@@ -90,14 +90,14 @@ def read_invited(
 def check_still_good(places: Places, invite: RunInvite, now_ms: int) -> None:
     """InviteExpired, unless this home is in that run already: a member may type the same line at
     any time."""
-    kept = _kept_if_readable(places)
+    kept = last_invite(places)
     if kept is None or not _same_run(kept, invite):
         check_expiry(invite, now_ms)
 
 
 def other_run_before(places: Places, invite: RunInvite) -> str:
     """The other run that this home was in until now; empty if there was none."""
-    kept = _kept_if_readable(places)
+    kept = last_invite(places)
     if kept is None or _same_run(kept, invite):
         return ""
     return f"{kept.run} of another organiser" if was_anothers(places, invite) else kept.run
@@ -105,7 +105,7 @@ def other_run_before(places: Places, invite: RunInvite) -> str:
 
 def was_anothers(places: Places, invite: RunInvite) -> bool:
     """Whether this home was in a run of the same name by another organiser."""
-    kept = _kept_if_readable(places)
+    kept = last_invite(places)
     return kept is not None and kept.run == invite.run and kept.organiser != invite.organiser
 
 
@@ -143,7 +143,8 @@ def _kept(places: Places) -> RunInvite | None:
         ) from None
 
 
-def _kept_if_readable(places: Places) -> RunInvite | None:
+def last_invite(places: Places) -> RunInvite | None:
+    """The invite from last time, if there is one that can be read."""
     with contextlib.suppress(NotAnInvite):
         return _kept(places)
     return None

@@ -28,9 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from node.core.caps.memory import TooLarge, refuse_above
+from node.core.caps.memory import PROCESS_BYTES, TooLarge, refuse_above
 from node.core.caps.units import in_words
-from node.run.costs import PROCESS_BYTES
 
 if TYPE_CHECKING:
     from node.core.caps.settings import Caps

@@ -1,0 +1,43 @@
+"""`potluck doctor`: what is wrong with this machine, and what to do about it.
+
+`checks` has the list of all checks; a new one is a function and its line there. `examination` runs
+them side by side. `finding` is what a check returns, `surroundings` what it is given. The checks
+are in `home` (files, disk, the running node), `access` (pass, auth server, clock), `network`
+(names, IPv6, MTU, ports, the run's peers) and `machine` (memory, GPU, torch). `report` writes all
+of it into a file for a bug report, and `redaction` takes out what is nobody else's business.
+"""
+
+from __future__ import annotations
+
+from node.faces import lazily
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from node.app.doctor.checks import CHECKS
+    from node.app.doctor.examination import Check, examine
+    from node.app.doctor.finding import Finding, Level
+    from node.app.doctor.report import new_report_file, write_report
+    from node.app.doctor.surroundings import Surroundings, look_around
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "Finding",
+    "Level",
+    "Surroundings",
+    "examine",
+    "look_around",
+    "new_report_file",
+    "write_report",
+]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "checks": ("CHECKS",),
+        "examination": ("Check", "examine"),
+        "finding": ("Finding", "Level"),
+        "report": ("new_report_file", "write_report"),
+        "surroundings": ("Surroundings", "look_around"),
+    },
+)
