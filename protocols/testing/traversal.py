@@ -76,25 +76,15 @@ async def punch(
     node: SimulatedNetwork, peer: PeerId, addresses: Iterable[str], *, initiates: bool
 ) -> LinkFacts:
     """Meet the other side's punch, if the two routers allow it, or wait until cancelled."""
-    there = next(
-        (
-            found
-            for found in map(node.world.node_at, map(_listening, addresses))
-            if found is not None and found.peer_id == peer
-        ),
-        None,
-    )
-    if there is None:
+    tried = [node.world.node_at(_listening(one)) for one in addresses]
+    if not tried:
         await trio.lowlevel.checkpoint()
         raise Unreachable(f"No address of {peer} can be tried.")
-    node.punching[peer] = initiates
-    node.sent_to.add(there.machine)
+    there = next((one for one in tried if one is not None and one.peer_id == peer), None)
     with node.link_events() as events:
         try:
-            round_trip = node.world.round_trip_seconds(node, there)
-            await trio.sleep(node.world.settings.connect_round_trips * round_trip)
-            if not _is_direct(node, peer) and _meets(node, there, initiates=initiates):
-                node.link_to(there, there.address, punched=node.peer_id in there.punching)
+            if there is not None:
+                await _knock(node, there, initiates=initiates)
             while not _is_direct(node, peer):
                 await events.receive()
         finally:
@@ -103,6 +93,15 @@ async def punch(
     if link is None:
         raise Unreachable(f"The link to {peer} was lost.")
     return link
+
+
+async def _knock(node: SimulatedNetwork, there: SimulatedNetwork, *, initiates: bool) -> None:
+    node.punching[there.peer_id] = initiates
+    node.sent_to.add(there.machine)
+    round_trip = node.world.round_trip_seconds(node, there)
+    await trio.sleep(node.world.settings.connect_round_trips * round_trip)
+    if not _is_direct(node, there.peer_id) and _meets(node, there, initiates=initiates):
+        node.link_to(there, there.address, punched=node.peer_id in there.punching)
 
 
 def _listening(address: str) -> str:

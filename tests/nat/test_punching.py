@@ -222,7 +222,7 @@ async def test_a_router_that_changes_its_mind_is_met_at_the_next_attempt(
         right = await here.home("right")
         left.outside = Outside(Nat.PORT_RESTRICTED, ("/ip4/10.200.0.0/tcp/4001",))
         await left.calls(right)
-        await trio.sleep(1)
+        await trio.sleep(PUNCH_SECONDS + 1.2)
         assert right.puncher.attempts == {Attempt.FAILED: 1}
         left.outside = Outside(Nat.PORT_RESTRICTED, (left.network.place,))
         await trio.sleep(10)
