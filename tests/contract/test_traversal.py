@@ -126,7 +126,7 @@ async def test_the_end_of_a_relayed_link_gives_everything_back(here: Street) -> 
         await until(lambda: here.relay.counts().circuits == 0, PATIENCE_SECONDS)
         await until(lambda: here.taker.open == 0, PATIENCE_SECONDS)
     for network in (here.first, here.second):
-        await until(lambda network=network: _streams(network) == 0, PATIENCE_SECONDS)  # type: ignore[misc]
+        await until(lambda network=network: _streams(network) == 0, PATIENCE_SECONDS)
     assert reach_of(here.first, here.hub) is reach_of(here.second, here.hub) is Reach.DIRECT
 
 
@@ -192,7 +192,7 @@ async def test_a_dial_that_is_cancelled_leaves_no_link_and_no_stream(here: Stree
                 scope.cancel()
         await here.first.disconnect(here.second.peer_id)  # where it came before the cancellation
     for network in (here.first, here.second, here.hub):
-        await until(lambda network=network: _streams(network) == 0, PATIENCE_SECONDS)  # type: ignore[misc]
+        await until(lambda network=network: _streams(network) == 0, PATIENCE_SECONDS)
     await until(lambda: here.relay.counts().circuits == 0, PATIENCE_SECONDS)
     await until(lambda: reach_of(here.second, here.first) is Reach.NONE, PATIENCE_SECONDS)
     assert await says(here.first, here.second) == b"hello"
