@@ -44,9 +44,9 @@ def ip_of(address: str) -> IpAddress | None:
 
 
 def is_global(address: str) -> bool:
-    """Whether this is a direct address on the public internet."""
+    """Whether this is a direct address of one machine on the public internet."""
     ip = ip_of(address)
-    return ip is not None and ip.is_global
+    return ip is not None and ip.is_global and not ip.is_multicast
 
 
 def port_to_map(listened: Iterable[str]) -> int | None:

@@ -211,13 +211,16 @@ def packed(addresses: Iterable[str]) -> list[bytes]:
 
 
 def unpacked(addresses: Iterable[bytes]) -> tuple[str, ...]:
-    """The valid addresses of a message, in their order; the first MOST_ADDRESSES."""
-    texts = (unpacked_or_empty(raw) for raw in list(addresses)[:MOST_ADDRESSES])
-    return tuple(text for text in texts if text)
+    """The valid addresses of a message, in their order; of the first MOST_ADDRESSES."""
+    return tuple(text for text in unpacked_in_place(addresses) if text)
 
 
-def unpacked_or_empty(raw: bytes) -> str:
-    """One address of a message; empty if it is none."""
+def unpacked_in_place(addresses: Iterable[bytes]) -> tuple[str, ...]:
+    """The first MOST_ADDRESSES of a message, each at its index; empty where one is invalid."""
+    return tuple(_unpacked_or_empty(raw) for raw in list(addresses)[:MOST_ADDRESSES])
+
+
+def _unpacked_or_empty(raw: bytes) -> str:
     if len(raw) > LONGEST_ADDRESS_BYTES:
         return ""
     try:

@@ -15,7 +15,10 @@ RETRY_SECONDS, as long as the link is still relayed.
 What a peer says is hostile. It could name other people's addresses, to make us send packets there.
 So at most MOST_DIALLED addresses are tried, only for a peer with a relayed link, once in
 LEAST_GAP_SECONDS for each, and for at most MOST_AT_ONCE peers at a time. A private address is
-tried only if our own outside address is private as well.
+tried only if our own outside address is private as well, and one of this machine only if ours is.
+
+Both sides may drive at once, if each has asked a relay for a circuit to the other. Then the one
+with the smaller peer id does not answer, so that only one attempt goes on.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from nat import messages
-from nat.addresses import ip_of, is_global, without_peer
+from nat.addresses import ip_of, is_global, port_of, without_peer
 from nat.kinds import Nat, can_punch
 from nat.messages import HolePunch, PunchType
 from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour, Unreachable
@@ -49,6 +52,7 @@ RETRY_SECONDS: Final = (0.5, 5.0, 60.0, 600.0)
 LONGEST_ROUND_TRIP_SECONDS: Final = 4.0
 MOST_DIALLED: Final = 4
 MOST_AT_ONCE: Final = 32
+MOST_DRIVEN: Final = 256  # peers whose links are relayed now, most of them waiting for the next try
 LEAST_GAP_SECONDS: Final = 0.25
 PEERS_REMEMBERED: Final = 1024
 
@@ -81,10 +85,20 @@ class Attempt(enum.Enum):
 
 def worth_dialling(claimed: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
     """Of a peer's outside addresses, those to connect to. Pure."""
-    is_private_place = bool(own) and not any(is_global(one) for one in own)
+    ips = [ip for ip in map(ip_of, own) if ip is not None]
+    is_private_place = bool(ips) and not any(is_global(one) for one in own)
+    is_this_machine = is_private_place and any(ip.is_loopback for ip in ips)
+
+    def is_usable(address: str) -> bool:
+        ip = ip_of(address)
+        if ip is None or not port_of(address) or ip.is_multicast or ip.is_unspecified:
+            return False
+        if ip.is_loopback:
+            return is_this_machine
+        return ip.is_global or is_private_place
+
     plain = (without_peer(one) for one in claimed)
-    usable = (one for one in plain if is_global(one) or (is_private_place and ip_of(one)))
-    return tuple(dict.fromkeys(usable))[:MOST_DIALLED]
+    return tuple(dict.fromkeys(one for one in plain if is_usable(one)))[:MOST_DIALLED]
 
 
 class Puncher:
@@ -100,7 +114,9 @@ class Puncher:
         self._outside = outside
         self._at_once = 0
         self._last: dict[PeerId, float] = {}
-        self._driving: set[PeerId] = set()
+        self._driving: dict[PeerId, trio.CancelScope] = {}
+        self._attempting: set[PeerId] = set()
+        self._attempts_at_once = trio.CapacityLimiter(MOST_AT_ONCE)
         self.attempts: Counter[Attempt] = Counter()
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -111,9 +127,11 @@ class Puncher:
             try:
                 async with trio.open_nursery() as nursery:
                     async for event in events:
-                        if self._has_to_drive(event):
-                            self._driving.add(event.peer)
-                            nursery.start_soon(self._drive, event.peer)
+                        if event.reach is Reach.NONE:
+                            self._let_go(event.peer)
+                        elif self._has_to_drive(event):
+                            scope = self._driving[event.peer] = trio.CancelScope()
+                            nursery.start_soon(self._drive, event.peer, scope)
             finally:
                 self._network.stop_serving(DCUTR)
 
@@ -126,24 +144,40 @@ class Puncher:
             and link is not None
             and link.inbound
             and event.peer not in self._driving
-            and len(self._driving) < MOST_AT_ONCE
+            and len(self._driving) < MOST_DRIVEN
         )
 
-    async def _drive(self, peer: PeerId) -> None:
+    def _let_go(self, peer: PeerId) -> None:
+        """The link is gone. A new one begins anew, without the delays of this one."""
+        scope = self._driving.pop(peer, None)
+        if scope is not None:
+            scope.cancel()
+
+    async def _drive(self, peer: PeerId, scope: trio.CancelScope) -> None:
         try:
-            for delay in (0.0, *RETRY_SECONDS):
-                await trio.sleep(delay)
-                if not self._is_relayed(peer):
-                    return
-                attempt = await self._attempt(peer)
-                self.attempts[attempt] += 1
-                log.info("a direct link to %s: %s", peer, attempt.value)
-                if attempt.is_final:
-                    return
+            with scope:
+                for delay in (0.0, *RETRY_SECONDS):
+                    await trio.sleep(delay)
+                    async with self._attempts_at_once:
+                        if not self._is_relayed(peer):
+                            return
+                        attempt = await self._attempt(peer)
+                    self.attempts[attempt] += 1
+                    log.info("a direct link to %s: %s", peer, attempt.value)
+                    if attempt.is_final:
+                        return
         finally:
-            self._driving.discard(peer)
+            if self._driving.get(peer) is scope:
+                del self._driving[peer]
 
     async def _attempt(self, peer: PeerId) -> Attempt:
+        self._attempting.add(peer)
+        try:
+            return await self._try(peer)
+        finally:
+            self._attempting.discard(peer)
+
+    async def _try(self, peer: PeerId) -> Attempt:
         claimed = (without_peer(one) for one in self._network.addresses_of(peer))
         dialable = tuple(one for one in claimed if is_global(one))[:MOST_DIALLED]
         if dialable and await self._connect(peer, dialable, DIAL_SECONDS, initiates=True):
@@ -208,6 +242,8 @@ class Puncher:
         if len(self._last) > PEERS_REMEMBERED:
             del self._last[next(iter(self._last))]
         free = self._at_once < MOST_AT_ONCE
+        if peer in self._attempting and self._network.peer_id < peer:
+            return False  # both drive, and ours goes on
         return free and gap >= LEAST_GAP_SECONDS and self._is_relayed(peer)
 
     # ---- both

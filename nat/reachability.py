@@ -5,11 +5,11 @@
     verdict = await DialBacks(network).ask(server, "/ip4/192.0.2.7/tcp/4001")
 
 A server connects to the one address that it was asked about, on a fresh connection from a free
-port, and hands over the number that came with the question. Only what brings that number counts:
-nobody can tell us that an address works that does not.
+port, and hands over the number that came with the question. Only a number that comes over a
+connection that somebody made to us counts: nobody can tell us that we can be dialled if we cannot.
 
 A server could be used to send packets to somebody else's address. So it dials only the address that
-the asker's own link comes from, one at a time for each asker, with limits per asker and in all.
+the asker's own link comes from, with limits per asker and in all.
 
 `Verdicts` adds up what several servers say, and is pure. A server that this node has lately sent
 something to *from its listening port* must not be asked: many routers let in whatever comes from an
@@ -49,6 +49,7 @@ DIAL_SECONDS: Final = 4.0  # two resent SYNs, or one and the handshake at a long
 ASK_SECONDS: Final = 20.0  # for the whole: the server's dial, and its answer
 QUESTIONS_PER_MINUTE: Final = 20  # of one asker: a node has a few addresses, and asks again rarely
 MOST_AT_ONCE: Final = 32
+MOST_AT_ONCE_PER_ASKER: Final = 4  # as many addresses as a node lets judge
 ASKERS_REMEMBERED: Final = 1024
 NONCE_BITS: Final = 64
 SERVERS_HEARD: Final = 8  # per address, the newest
@@ -151,11 +152,16 @@ class DialBacks:
         with trio.fail_after(MESSAGE_SECONDS):
             brought = await messages.read(stream, DialBack)
             arrived = self._arrived.get(brought.nonce)
-            if arrived is None:
+            if arrived is None or not self._was_dialled(stream.remote_peer):
                 stream.reset()
                 return
             arrived.set()
             await messages.send(stream, DialBackResponse(status=0))
+
+    def _was_dialled(self, peer: PeerId) -> bool:
+        """Whether this peer has connected to us. Over a link that we made, it proves nothing."""
+        link = self._network.link(peer)
+        return link is not None and link.inbound and link.reach is Reach.DIRECT and not link.punched
 
 
 # ---- answering
@@ -167,7 +173,7 @@ class Judge:
     def __init__(self, network: TraversableNetwork) -> None:
         self._network = network
         self._asked: OrderedDict[PeerId, tuple[float, int]] = OrderedDict()
-        self._at_once = 0
+        self._at_once: Counter[PeerId] = Counter()
         self.outcomes: Counter[str] = Counter()
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -185,7 +191,8 @@ class Judge:
             raise RemoteMisbehaviour("An AutoNAT message that is no question.")
         answer = AutoNat()
         peer = stream.remote_peer
-        index = self._address_to_dial(peer, messages.unpacked(asked.request.addrs))
+        addresses = messages.unpacked_in_place(asked.request.addrs)
+        index = self._address_to_dial(peer, addresses)
         if not self._may_ask(peer):
             self.outcomes["rejected"] += 1
             answer.response.status = ResponseStatus.REQUEST_REJECTED
@@ -193,8 +200,7 @@ class Judge:
             self.outcomes["refused"] += 1
             answer.response.status = ResponseStatus.DIAL_REFUSED
         else:
-            address = messages.unpacked(asked.request.addrs)[index]
-            status = await self._dial(peer, address, asked.request.nonce)
+            status = await self._dial(peer, addresses[index], asked.request.nonce)
             self.outcomes[status.name.lower()] += 1
             answer.response.status = ResponseStatus.OK
             answer.response.index = index
@@ -221,10 +227,14 @@ class Judge:
         self._asked[peer] = (minute_began, count + 1)
         if len(self._asked) > ASKERS_REMEMBERED:
             self._asked.popitem(last=False)
-        return count < QUESTIONS_PER_MINUTE and self._at_once < MOST_AT_ONCE
+        return (
+            count < QUESTIONS_PER_MINUTE
+            and self._at_once[peer] < MOST_AT_ONCE_PER_ASKER
+            and self._at_once.total() < MOST_AT_ONCE
+        )
 
     async def _dial(self, peer: PeerId, address: str, nonce: int) -> DialStatus:
-        self._at_once += 1
+        self._at_once[peer] += 1
         status = DialStatus.DIAL_ERROR
         try:
             with trio.move_on_after(DIAL_SECONDS):
@@ -238,5 +248,5 @@ class Judge:
         except (Unreachable, RemoteMisbehaviour, trio.BrokenResourceError):
             return status
         finally:
-            self._at_once -= 1
+            self._at_once -= Counter([peer])  # which drops what is zero
         return status

@@ -48,7 +48,9 @@ STOP: Final = "/libp2p/circuit/relay/0.2.0/stop"
 TALK_SECONDS: Final = 10.0  # for one message, from a peer that has a link
 COPY_BYTES: Final = 64 * 1024  # about one packet of the channel
 IDLE_SECONDS: Final = 180.0  # a link pings several times in this time, whatever made it
+ANSWER_SECONDS: Final = 8.0  # for the target of a circuit; the asker still waits then
 MOST_ASKING: Final = 256  # streams that ask at the same time; each costs a task and little memory
+MOST_ASKING_PER_PEER: Final = 32  # of those; one that says nothing holds a place for TALK_SECONDS
 
 log = logging.getLogger("potluck.relay")
 
@@ -61,6 +63,7 @@ class Refusal(enum.Enum):
     RESERVATIONS = "reservations"
     SITE = "reservations_per_site"
     NO_RESERVATION = "no_reservation"
+    ITSELF = "to_itself"
     CIRCUITS = "circuits"
     PEER = "circuits_per_peer"
     MONTH = "month_bytes"
@@ -78,6 +81,7 @@ _STATUS: Final = {
     Refusal.RESERVATIONS: Status.RESERVATION_REFUSED,
     Refusal.SITE: Status.RESERVATION_REFUSED,
     Refusal.NO_RESERVATION: Status.NO_RESERVATION,
+    Refusal.ITSELF: Status.PERMISSION_DENIED,
     Refusal.UNREACHED: Status.CONNECTION_FAILED,
 }
 
@@ -102,12 +106,12 @@ class Places:
 
     def reserve(self, peer: PeerId, site: str, now: float) -> Refusal | None:
         """Give this peer a place, or keep it for longer."""
-        if peer not in self._until:
-            self.expire(now)
-            if len(self._until) >= self.limits.reservations:
-                return Refusal.RESERVATIONS
-            if self._sites[site] >= self.limits.reservations_per_site:
-                return Refusal.SITE
+        self.expire(now)
+        _, old_site = self._until.get(peer, (0.0, None))
+        if old_site is None and len(self._until) >= self.limits.reservations:
+            return Refusal.RESERVATIONS
+        if old_site != site and self._sites[site] >= self.limits.reservations_per_site:
+            return Refusal.SITE
         self.give_back(peer)
         self._until[peer] = (now + self.limits.reservation_seconds, site)
         self._sites[site] += 1
@@ -129,6 +133,8 @@ class Places:
 
     def join(self, source: PeerId, target: PeerId, now: float) -> Refusal | None:
         """Count a circuit between these two; `part` gives it back."""
+        if source == target:
+            return Refusal.ITSELF
         if not self.has_place(target, now):
             return Refusal.NO_RESERVATION
         if self.circuits >= self.limits.circuits:
@@ -198,7 +204,7 @@ class Relay:
         self._spend = spend
         self._places = Places(limits)
         self._pace = Pace(limits.bytes_per_second)
-        self._asking = 0
+        self._asking: Counter[PeerId] = Counter()
         self._reserved = self._connected = self._carried = 0
         self.refusals: Counter[Refusal] = Counter()
 
@@ -227,11 +233,12 @@ class Relay:
     # ---- what peers ask
 
     async def _answer(self, stream: Stream) -> None:
-        if self._asking >= MOST_ASKING:
+        peer = stream.remote_peer
+        if self._asking.total() >= MOST_ASKING or self._asking[peer] >= MOST_ASKING_PER_PEER:
             self.refusals[Refusal.BUSY] += 1
             stream.reset()
             return
-        self._asking += 1
+        self._asking[peer] += 1
         circuit = None
         try:
             with trio.fail_after(TALK_SECONDS):
@@ -248,7 +255,7 @@ class Relay:
         except (trio.BrokenResourceError, trio.TooSlowError):
             stream.reset()  # the asker has gone, or says nothing
         finally:
-            self._asking -= 1
+            _less(self._asking, peer)
         if circuit is not None:
             await circuit.run()
 
@@ -300,13 +307,21 @@ class Relay:
         return _Circuit(self, joined, stream, far)
 
     async def _ask_target(self, source: PeerId, target: PeerId) -> Stream | None:
-        """A stream to the target, which has accepted; None if it did not."""
-        if self._network.link(target) is None:  # it is only reached over the link that it holds
-            return None
-        try:
-            far = await self._network.open(target, STOP)
-        except PotluckError:
-            return None
+        """A stream to the target, which has accepted; None if it did not in time."""
+        link = self._network.link(target)
+        if link is None or link.reach is not Reach.DIRECT:
+            return None  # it is only reached over the link that it holds
+        with trio.move_on_after(ANSWER_SECONDS):
+            try:
+                far = await self._network.open(target, STOP)
+            except PotluckError:
+                return None
+            if await self._accepts(far, source):
+                return far
+        return None
+
+    async def _accepts(self, far: Stream, source: PeerId) -> bool:
+        """Whether the target takes this circuit; if not, its stream is reset."""
         try:
             ask = Stop(type=StopType.CONNECT)
             ask.peer.id = base58.b58decode(source)
@@ -314,14 +329,14 @@ class Relay:
             await messages.send(far, ask)
             said = await messages.read(far, Stop)
             if (said.type, said.status) == (StopType.STATUS, Status.OK):
-                return far
+                return True
         except (RemoteMisbehaviour, trio.BrokenResourceError):
             pass
         except BaseException:
             far.reset()
             raise
         far.reset()
-        return None
+        return False
 
     def _why_not(self, peer: PeerId) -> Refusal | None:
         link = self._network.link(peer)
@@ -401,15 +416,20 @@ class _Circuit:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._carry, self._near, self._far, ends)
                     nursery.start_soon(self._carry, self._far, self._near, ends)
-            if not ends.cancelled_caught:
+            if not ends.cancelled_caught:  # no reset, which would drop what is still queued
                 await self._near.aclose()
                 await self._far.aclose()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the other end learns it by the reset below
+                return
+        except BaseException:
+            self._reset()
+            raise
         finally:
-            self._near.reset()
-            self._far.reset()
             self._joined.part()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._near.reset()
+        self._far.reset()
 
     async def _carry(self, source: Stream, target: Stream, ends: trio.CancelScope) -> None:
         limit, pace = self._relay.limits.circuit_bytes, self._relay.pace_of_circuit()

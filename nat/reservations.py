@@ -10,8 +10,10 @@ another. A relay that is lost is replaced at once; one that refused is asked aga
 delay, and after the others.
 
 `RelayChoice` decides, and is pure. What a relay says is not believed: its reservation lasts at most
-LONGEST_SECONDS and at least SHORTEST_SECONDS here, and only those of its addresses are passed on
-that lie on the internet, or at the place where the link goes.
+LONGEST_SECONDS and at least SHORTEST_SECONDS here, and of its addresses only those are passed on
+that lie where the link goes. Otherwise it could make us send everybody to somebody else's address.
+There are two exceptions. If the link goes to a private address, others need a public one. And one
+address of the other IP version is taken, because ours does not tell what that should be.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Final
 import trio
 
 from nat import messages
-from nat.addresses import host_of, is_global, without_peer
+from nat.addresses import ip_of, is_global, port_of, without_peer
 from nat.messages import Hop, HopType, Status
 from nat.relaying import HOP, TALK_SECONDS
 from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour
@@ -33,7 +35,9 @@ from protocols.network import Network, Reach
 
 WANTED: Final = 2
 SHORTEST_SECONDS: Final = 120.0  # a relay that lies about its time must not be asked all the time
-LONGEST_SECONDS: Final = 2 * 3600.0
+# As long as our own relays give. A relay tells when by its clock a reservation ends. If that is an
+# hour ahead of ours, or ours an hour behind, a longer one would end before we renew it.
+LONGEST_SECONDS: Final = 1800.0
 FIRST_DELAY_SECONDS: Final = 2.0
 LONGEST_DELAY_SECONDS: Final = 600.0
 NO_RELAY_SECONDS: Final = 1800.0  # for a peer that does not serve the protocol
@@ -86,16 +90,26 @@ class RelayChoice:
         """A question came to nothing. A reservation that is still held lives on."""
         before = self._delays.get(relay, FIRST_DELAY_SECONDS / 2)
         delay = delay_seconds or min(2 * before, LONGEST_DELAY_SECONDS)
-        self._delays[relay] = delay
-        self._not_before[relay] = now + delay
+        self._note(relay, why, delay, not_before=now + delay)
+
+    def lost(self, relay: PeerId, why: str = "its link has ended") -> bool:
+        """The link to this relay is gone, and the place with it; whether there was one.
+
+        It may be asked again at once, but after others: it may be dead.
+        """
+        if self._held.pop(relay, None) is None:
+            return False
+        self._note(relay, why, self._delays.get(relay, FIRST_DELAY_SECONDS / 2))
+        return True
+
+    def _note(self, relay: PeerId, why: str, delay: float, not_before: float = 0.0) -> None:
+        self.why.pop(relay, None)  # the newest last
         self.why[relay] = why
+        self._delays[relay] = delay
+        self._not_before[relay] = not_before
         for forgotten in list(self.why)[:-MOST_CANDIDATES]:
             for table in (self.why, self._delays, self._not_before):
                 table.pop(forgotten, None)
-
-    def lost(self, relay: PeerId) -> bool:
-        """The link to this relay is gone, and the place with it; whether there was one."""
-        return self._held.pop(relay, None) is not None
 
     def forgive(self) -> None:
         """The machine's network is another one: what failed before may work now."""
@@ -105,7 +119,7 @@ class RelayChoice:
     def to_ask(self, candidates: Iterable[PeerId], now: float) -> list[PeerId]:
         """The relays to ask now: those to renew, and as many others as are missing."""
         for relay in [one.relay for one in self.held if one.ends_at <= now]:
-            self.lost(relay)
+            self.lost(relay, "it did not renew the reservation")
         renew = [one.relay for one in self.held if one.renew_at <= now and self._may(one, now)]
         fresh = [
             relay
@@ -236,17 +250,29 @@ async def reserve(network: Network, relay: PeerId) -> Reservation:
     now = trio.current_time()
     seconds = said.reservation.expire - network.wall_time()
     seconds = min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)
-    told = [without_peer(text) for text in messages.unpacked(said.reservation.addrs)]
-    here = without_peer(link.remote_address)
-    usable = [here, *(one for one in told if is_global(one) or host_of(one) == host_of(here))]
-    if is_global(here):
-        usable = [one for one in usable if is_global(one)]
-    addresses = tuple(
-        f"{one}/p2p/{relay}/p2p-circuit"
-        for one in dict.fromkeys(usable)
-        if "p2p-circuit" not in one
-    )
-    return Reservation(relay, addresses[:ADDRESSES_PER_RELAY], now + seconds / 2, now + seconds)
+    told = (without_peer(text) for text in messages.unpacked(said.reservation.addrs))
+    usable = addresses_to_pass_on(without_peer(link.remote_address), tuple(told))
+    addresses = tuple(f"{one}/p2p/{relay}/p2p-circuit" for one in usable)
+    return Reservation(relay, addresses, now + seconds / 2, now + seconds)
+
+
+def addresses_to_pass_on(here: str, told: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the addresses that a relay tells, those to announce, if our link to it goes `here`. Pure.
+
+    At most ADDRESSES_PER_RELAY, `here` first.
+    """
+    at = ip_of(here)
+    ours: list[str] = []
+    elsewhere: dict[int, str] = {}  # by IP version
+    for one in told:
+        ip = ip_of(one)
+        if ip is None or not port_of(one):
+            continue
+        if ip == at:
+            ours.append(one)
+        elif is_global(one) and (at is None or not is_global(here) or ip.version != at.version):
+            elsewhere.setdefault(ip.version, one)
+    return tuple(dict.fromkeys([here, *elsewhere.values(), *ours]))[:ADDRESSES_PER_RELAY]
 
 
 _REFUSED: Final = {

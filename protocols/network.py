@@ -288,11 +288,12 @@ class TraversableNetwork(Network):
 
     @abstractmethod
     async def sighting(self, peer: PeerId, *, port: int = 0) -> Sighting:
-        """Let a peer with a direct link say where a fresh connection of ours comes from.
+        """Let a peer that we have dialled say where a fresh connection of ours comes from.
 
         The connection is made from this local port, which may be one that we listen on; 0: from a
         free one. It proves no identity of ours, so that it is no second link, and it is closed
-        before this returns. Unreachable if it cannot be made, or the peer does not say.
+        before this returns. Unreachable if it cannot be made, or the peer does not say, or if
+        there is no direct link to the peer that we have dialled.
         """
 
     @abstractmethod

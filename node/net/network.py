@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import (
     AbstractAsyncContextManager,
@@ -140,6 +141,7 @@ class Libp2pNetwork(TraversableNetwork):
         self._dialler = Dialler(
             self._swarm.upgrader, self._traffic, settings.dial_seconds, self._open_circuit
         )
+        self._asked_as_relays: Counter[PeerId] = Counter()
         self._punches = Punches()
         self._introductions = Introductions(self.host, self._own, self._book, settings)
         self._swarm.own_handlers.update(self._introductions.handlers())
@@ -292,8 +294,13 @@ class Libp2pNetwork(TraversableNetwork):
         return await self._reach(peer)
 
     async def _dial(self, peer: PeerId) -> PeerConnection:
-        """Try all known addresses of a peer; Unreachable with the failure of each."""
+        """Try all known addresses of a peer; Unreachable with the failure of each.
+
+        A relay of a circuit is only dialled directly: addresses could lead round in a circle.
+        """
         addresses = in_order(self._book.to_try(peer))
+        if peer in self._asked_as_relays:
+            addresses = [one for one in addresses if one.kind is not AddressKind.CIRCUIT]
         outcome = await self._dialler.race(addresses, library_id(peer))
         if isinstance(outcome, list):
             raise unreachable(peer, outcome)
@@ -360,13 +367,17 @@ class Libp2pNetwork(TraversableNetwork):
             stream = await traversal.connect_from(parse(address), 0)
         except DialFailure as failure:
             raise unreachable(peer, [failure]) from failure
+        is_open = False
         try:
             async with self._as_stranger(stream, peer) as muxed:
                 opened = await muxed.open_stream()
                 if not await negotiation.propose(opened, protocol.encode()):
                     raise _not_served(peer, protocol)
+                is_open = True
                 yield Libp2pStream(opened, peer, protocol)
         except HANDSHAKE_ERRORS as error:
+            if is_open:  # an error of the block
+                raise
             raise unreachable(peer, [handshake_failure(address, error)]) from error
 
     async def punch(self, peer: PeerId, addresses: Iterable[str], *, initiates: bool) -> LinkFacts:
@@ -423,7 +434,11 @@ class Libp2pNetwork(TraversableNetwork):
         if relay is None or relay in (peer, self.peer_id):
             raise DialFailure(address.text, DialReason.OTHER_KIND, "names no relay")
         self._book.learn(relay, [relay_address.of_peer(relay)])
-        return await ask_for_circuit(self, relay, peer)
+        self._asked_as_relays[relay] += 1
+        try:
+            return await ask_for_circuit(self, relay, peer)
+        finally:
+            self._asked_as_relays -= Counter([relay])
 
     async def carry_circuit(self, stream: Stream, peer: PeerId) -> None:
         relay = self._links.best(stream.remote_peer)

@@ -32,10 +32,11 @@ CIRCUIT = "/p2p-circuit"
 async def dial(node: SimulatedNetwork, peer: PeerId) -> LinkEnd:
     """Return a link to `peer` over the first known address that answers, or raise Unreachable.
 
-    Relays are asked beside, with the head start of one more address, and only if one is known.
+    Relays are asked beside, with the head start of one more address, and only if one is known. A
+    relay itself is only dialled directly, because addresses could lead round in a circle.
     """
     circuits = [one for one in node.addresses_of(peer) if CIRCUIT in one]
-    if not circuits:
+    if not circuits or node.asked_as_relays[peer]:
         return await _dial_directly(node, peer)
     found: list[LinkEnd] = []
     failures: list[Unreachable] = []

@@ -70,7 +70,7 @@ class Link:
         self.streams_opened = 0
         self.blocked_since: float | None = None  # since when one direction is blocked
         near = LinkEnd(self, dialler, listener, inbound=False, remote_address=address)
-        far = LinkEnd(self, listener, dialler, inbound=True, remote_address=dialler.address)
+        far = LinkEnd(self, listener, dialler, inbound=True, remote_address=dialler.seen_at)
         near.other, far.other = far, near
         self.ends = (near, far)
 

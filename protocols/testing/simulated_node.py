@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -96,6 +96,7 @@ class SimulatedNetwork(TraversableNetwork):
         self.sent_to: set[int] = set()  # machines, from the port that it listens on
         self.symmetric_ports = 0
         self.punching: dict[PeerId, bool] = {}  # and whether this side initiates
+        self.asked_as_relays: Counter[PeerId] = Counter()  # at this moment
         self._found: tuple[str, ...] = ()
         self._calls_at_message: dict[int, Callable[[], None]] = {}  # by message number
 
@@ -134,6 +135,11 @@ class SimulatedNetwork(TraversableNetwork):
     @property
     def place(self) -> str:
         return self.world.place_of(self.machine)
+
+    @property
+    def seen_at(self) -> str:
+        """The address that those see to whom this node connects."""
+        return f"{self.place}/p2p/{self._peer_id}"
 
     def addresses(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self._found, self.address)))

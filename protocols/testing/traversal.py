@@ -30,6 +30,8 @@ FREE_PORT = 40_000
 FIRST_SYMMETRIC_PORT = 50_000
 CIRCUIT_SECONDS = 10.0
 """From the stop message to the link: as long as a real handshake may take."""
+BEAT_SECONDS = 60.0
+"""A real link pings over its circuit. This one carries nothing there but a byte in this time."""
 
 
 def lets_in(source: SimulatedNetwork, target: SimulatedNetwork) -> bool:
@@ -42,9 +44,9 @@ def lets_in(source: SimulatedNetwork, target: SimulatedNetwork) -> bool:
 
 async def sighting(node: SimulatedNetwork, peer: PeerId, port: int) -> Sighting:
     end = node.link_end(peer)
-    if end is None or end.reach is not Reach.DIRECT:
+    if end is None or end.reach is not Reach.DIRECT or end.inbound:
         await trio.lowlevel.checkpoint()
-        raise Unreachable(f"There is no direct link to {peer}.")
+        raise Unreachable(f"There is no direct link of ours to {peer}.")
     for _ in range(node.world.settings.connect_round_trips):
         await end.round_trip()
     there = end.other.node
@@ -74,33 +76,32 @@ async def punch(
     node: SimulatedNetwork, peer: PeerId, addresses: Iterable[str], *, initiates: bool
 ) -> LinkFacts:
     """Meet the other side's punch, if the two routers allow it, or wait until cancelled."""
-    there = next(
-        (
-            found
-            for found in map(node.world.node_at, map(_listening, addresses))
-            if found is not None and found.peer_id == peer
-        ),
-        None,
-    )
-    if there is None:
+    tried = [node.world.node_at(_listening(one)) for one in addresses]
+    if not tried:
         await trio.lowlevel.checkpoint()
         raise Unreachable(f"No address of {peer} can be tried.")
-    node.punching[peer] = initiates
-    node.sent_to.add(there.machine)
+    there = next((one for one in tried if one is not None and one.peer_id == peer), None)
     with node.link_events() as events:
         try:
-            round_trip = node.world.round_trip_seconds(node, there)
-            await trio.sleep(node.world.settings.connect_round_trips * round_trip)
-            if not _is_direct(node, peer) and _meets(node, there, initiates=initiates):
-                node.link_to(there, there.address, punched=node.peer_id in there.punching)
+            if there is not None:
+                await _knock(node, there, initiates=initiates)
             while not _is_direct(node, peer):
                 await events.receive()
         finally:
-            del node.punching[peer]
+            node.punching.pop(peer, None)
     link = node.link(peer)
     if link is None:
         raise Unreachable(f"The link to {peer} was lost.")
     return link
+
+
+async def _knock(node: SimulatedNetwork, there: SimulatedNetwork, *, initiates: bool) -> None:
+    node.punching[there.peer_id] = initiates
+    node.sent_to.add(there.machine)
+    round_trip = node.world.round_trip_seconds(node, there)
+    await trio.sleep(node.world.settings.connect_round_trips * round_trip)
+    if not _is_direct(node, there.peer_id) and _meets(node, there, initiates=initiates):
+        node.link_to(there, there.address, punched=node.peer_id in there.punching)
 
 
 def _listening(address: str) -> str:
@@ -133,7 +134,11 @@ async def dial_circuit(node: SimulatedNetwork, peer: PeerId, address: str) -> Li
     if relay in (peer, node.peer_id):
         raise Unreachable(f"{address} names no relay.")
     node.learn_addresses(relay, [relay_address])
-    stream = await ask_for_circuit(node, relay, peer)
+    node.asked_as_relays[relay] += 1
+    try:
+        stream = await ask_for_circuit(node, relay, peer)
+    finally:
+        node.asked_as_relays[relay] -= 1
     near = node.link_end(relay)
     far = None if near is None else near.other.node.link_end(peer)
     if near is None or far is None:
@@ -167,12 +172,20 @@ async def _tie(end: LinkEnd, stream: Stream) -> None:
 
     async def watch_circuit() -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            await stream.receive_some(1)
+            while await stream.receive_some():
+                pass
         end.break_now("the circuit has ended")
         nursery.cancel_scope.cancel()
 
+    async def beat() -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while True:
+                await trio.sleep(BEAT_SECONDS)
+                await stream.send_all(b"\0")
+
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_circuit)
+        nursery.start_soon(beat)
         await end.ended.wait()
         nursery.cancel_scope.cancel()
     stream.reset()
