@@ -482,7 +482,11 @@ class Collaboration:
         settings = self.settings
         slot = msgspec.structs.replace(slot, client=settings.client(), name=settings.name)
         offer = None if self._server is None else self._server.offer
-        if offer is None or slot.client or (offer.epoch, offer.history) != (slot.epoch, slot.history):
+        if (
+            offer is None
+            or slot.client
+            or (offer.epoch, offer.history) != (slot.epoch, slot.history)
+        ):
             return slot
         return msgspec.structs.replace(slot, state_digest=offer.digest)
 
