@@ -30,6 +30,7 @@ from tests.ports import LOOPBACK, held_port
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 FINGERPRINT = "a" * 26
 TOPICS = {
+    "reach",
     "node", "settings", "files", "disk", "memory", "gpu", "torch", "dns", "ipv6", "mtu", "ports",
     "peers", "pass", "auth server", "clock",
 }  # fmt: skip

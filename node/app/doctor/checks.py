@@ -11,6 +11,7 @@ from node.app.doctor.examination import Check
 from node.app.doctor.home import check_disk, check_files, check_node, check_settings
 from node.app.doctor.machine import TORCH_SECONDS, check_compute, check_memory
 from node.app.doctor.network import check_ipv6, check_mtu, check_names, check_peers, check_ports
+from node.app.doctor.reach import REACH_SECONDS, check_reach
 
 CHECKS: tuple[Check, ...] = (
     Check("node", check_node),
@@ -24,6 +25,7 @@ CHECKS: tuple[Check, ...] = (
     Check("mtu", check_mtu),
     Check("ports", check_ports),
     Check("peers", check_peers),
+    Check("reach", check_reach, REACH_SECONDS),
     Check("pass", check_pass),
     Check("auth server", check_auth_server),
     Check("clock", check_clock),

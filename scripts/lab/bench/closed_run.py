@@ -174,7 +174,7 @@ class ClosedRun:
         (run / "run.toml").write_text(definition)
         places = ("--listen", f"/ip4/{self._hub.host}/tcp/0")
         words = ("run", "start", str(run), "--keep-only", "--threads", "1", "--json", *places)
-        organiser = self._start(ORGANISER, words)
+        organiser = self._start(ORGANISER, words, variables={"POTLUCK_RELAY_SERVE": "true"})
         await self.until(lambda: has(organiser, "began"), "the organiser's start", organiser)
         self.invite = str(organiser.all("started")[0][1]["invite"])
 

@@ -32,6 +32,7 @@ KINDS: Final = {
     "join": "join",
     "nat": "nat",
     "nat-round": "nat",
+    "nat-join": "nat_join",
     "outage": "outage",
     "training": "training",
     "training-churn": "training",

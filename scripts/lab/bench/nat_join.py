@@ -1,0 +1,166 @@
+"""`scripts/bench nat-join`: joining a run from behind a router, and the troubles of homes.
+
+A closed run's auth server and backbone stand on the internet of a network lab (lab/net/), and
+volunteers join from homes behind routers, with an invite, a code, and no other flag than the one
+that limits threads. The clock starts before their process and stops when it reports that others
+have made a step with its samples.
+
+Then one volunteer has the troubles of homes: its router forgets its connections, gets another
+address, the machine gets another address, or sleeps. Each time the clock stops at its next accepted
+sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from lab import Talk
+from lab.bench.closed_run import (
+    ClosedRun,
+    Heard,
+    Size,
+    VolunteerPlace,
+    accepted,
+    open_closed_run,
+)
+from lab.bench.command import report
+from lab.bench.machine import machine_facts
+from lab.bench.nat import ROUND_TRIP_SECONDS
+from lab.net import Machine, Nat, NetworkLab
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+
+MOST_JOIN_SECONDS: Final = 60.0
+MOST_TROUBLE_SECONDS: Final = 20.0
+SLEEP_SECONDS: Final = 60.0
+KINDS: Final = {"cone": Nat.CONE, "symmetric": Nat.SYMMETRIC}
+SIZE: Final = Size(width=64, layers=2, batch=64)  # a step every second or two
+ANYWHERE: Final = "0.0.0.0"
+
+Trouble = Callable[[Machine, Heard], Awaitable[float]]
+"""Causes it, and returns the moment from which the volunteer could go on."""
+
+
+async def _router_forgets(home: Machine, _one: Heard) -> float:
+    home.router.forget()
+    return time.monotonic()
+
+
+async def _router_has_another_address(home: Machine, _one: Heard) -> float:
+    home.router.change_address()
+    return time.monotonic()
+
+
+async def _machine_has_another_address(home: Machine, _one: Heard) -> float:
+    home.change_address()
+    return time.monotonic()
+
+
+async def _sleeps(home: Machine, one: Heard) -> float:
+    """The process is stopped; meanwhile the router forgets, as after so long a silence."""
+    one.child.send_signal(signal.SIGSTOP)
+    await trio.sleep(SLEEP_SECONDS)
+    home.router.forget()
+    one.child.send_signal(signal.SIGCONT)
+    return time.monotonic()
+
+
+TROUBLES: Final[dict[str, Trouble]] = {
+    "router_reboot": _router_forgets,
+    "router_address": _router_has_another_address,
+    "machine_address": _machine_has_another_address,
+    "sleep": _sleeps,
+}
+
+
+def add_parser(kinds: Subparsers) -> None:
+    parser = kinds.add_parser(
+        "nat-join",
+        help="joining a run from behind a router, and the troubles of homes",
+        description="From `potluck join` behind a router to the first accepted sample, against an "
+        "auth server and a backbone, in a lab of network namespaces (as root); then, for one "
+        "volunteer, to the next accepted sample after its router or its machine had a trouble. "
+        "Exit code 1 if joining takes over 60 s, or a trouble over 20 s.",
+        example="scripts/bench nat-join\nscripts/bench nat-join --trouble router_reboot --json",
+    )
+    parser.add_argument(
+        "--trouble",
+        nargs="*",
+        choices=tuple(TROUBLES),
+        default=tuple(TROUBLES),
+        metavar="TROUBLE",
+        help=f"which troubles come: {', '.join(TROUBLES)}; none without a name",
+    )
+    parser.set_defaults(measure=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    async def measure(talk: Talk) -> dict[str, Any]:
+        return await measure_nat_join(arguments.trouble, talk)
+
+    return report(arguments, measure, lines)
+
+
+async def measure_nat_join(troubles: list[str], talk: Talk) -> dict[str, Any]:
+    joined: dict[str, float] = {}
+    modes: dict[str, str] = {}
+    recovered: dict[str, float] = {}
+    with (
+        NetworkLab(round_trip_seconds=ROUND_TRIP_SECONDS) as lab,
+        tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder,
+    ):
+        hub = lab.host("hub")
+        there = VolunteerPlace(hub.address, tuple(hub.command([])))
+        async with open_closed_run(Path(folder), SIZE.definition(), there) as run:
+            volunteers = {}
+            for name, nat in KINDS.items():
+                home = lab.home(name, nat)
+                place = VolunteerPlace(ANYWHERE, tuple(home.command([])))
+                one = run.join(name, await run.code_for(name), place=place)
+                joined[name] = await _until_accepted(run, one, one.began, 0)
+                status = await run.ask(name, "status", place=place)
+                modes[name] = status["connectivity"]["mode"]
+                talk(f"{name}: {modes[name]}, first sample after {joined[name]:.1f} s")
+                volunteers[name] = home, one
+            home, one = volunteers["cone"]
+            for trouble in troubles:
+                began = await TROUBLES[trouble](home, one)
+                recovered[trouble] = await _until_accepted(run, one, began, len(one.events))
+                talk(f"{trouble}: training again after {recovered[trouble]:.1f} s")
+    return {
+        "seconds_to_first_sample": {name: round(at, 2) for name, at in joined.items()},
+        "modes": modes,
+        "seconds_after_trouble": {name: round(at, 2) for name, at in recovered.items()},
+        "met": max(joined.values()) <= MOST_JOIN_SECONDS
+        and max(recovered.values(), default=0.0) <= MOST_TROUBLE_SECONDS,
+        "machine": machine_facts(),
+    }
+
+
+async def _until_accepted(run: ClosedRun, one: Heard, began: float, after: int) -> float:
+    name = one.child.name
+    await run.until(lambda: accepted(one, after) is not None, f"a step with {name}", one)
+    found = accepted(one, after)
+    assert found is not None
+    return found[0] - began
+
+
+def lines(result: dict[str, Any]) -> str:
+    told = [
+        f"behind a {name} router: {result['modes'][name]}, first accepted sample after {at:g} s"
+        for name, at in result["seconds_to_first_sample"].items()
+    ]
+    told += [
+        f"{name.replace('_', ' ')}: the next one {at:g} s later"
+        for name, at in result["seconds_after_trouble"].items()
+    ]
+    return "\n".join(told)
