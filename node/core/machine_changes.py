@@ -34,7 +34,7 @@ ASLEEP_SECONDS: Final = 8.0
 """If this task wakes up so much later than due, the machine has slept.
 
 A loaded machine is late by two or three seconds. The keep-alive of peers gives up a connection that
-was silent for thirteen.
+was silent for ten.
 """
 
 SIGN_OF_LIFE_SECONDS: Final = 2.0  # for an answer, unless the link was measured to be slower

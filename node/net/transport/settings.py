@@ -57,7 +57,7 @@ class YamuxSettings:
     stream_send_limit_bytes: int = 1 * MIB
     connection_send_limit_bytes: int = 4 * MIB
     keep_alive_seconds: float = 5.0
-    keep_alive_deadline_seconds: float = 8.0
+    keep_alive_deadline_seconds: float = 5.0
     close_flush_seconds: float = 0.5
     half_closed_seconds: float = 60.0
 
