@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import select
 import signal
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,8 +59,11 @@ def laboratory(*words: str, home: Path, **variables: str) -> Completed:
 
 
 def potluck_here(*words: str, home: Path, **variables: str) -> Completed:
-    """The same as `potluck`, without a process of its own."""
+    """The same as `potluck`, without a process of its own. Afterwards signals, logging and
+    warnings are as they were."""
     handlers = {number: signal.getsignal(number) for number in stopping_signals()}
+    root = logging.getLogger()
+    logs_to, level = list(root.handlers), root.level
     standard_output, standard_error = (
         io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
     )
@@ -67,9 +72,12 @@ def potluck_here(*words: str, home: Path, **variables: str) -> Completed:
             patch.dict(os.environ, environment(home, **variables), clear=True),
             contextlib.redirect_stdout(standard_output),
             contextlib.redirect_stderr(standard_error),
+            warnings.catch_warnings(),
         ):
             code = main(words)
     finally:
+        root.handlers[:] = logs_to
+        root.setLevel(level)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return Completed(list(words), code, _written(standard_output), _written(standard_error))
