@@ -3,12 +3,17 @@
 `potluck(...)` runs a command to its end; `running(...)` starts one that goes on, and ends it
 whatever happens. Every child gets a neutral environment, so that the settings of the person who
 runs the tests cannot reach it.
+
+`potluck_here(...)` runs a command inside the process of the tests, where its process is not the
+point: a command that loads torch takes two seconds of a core less.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import logging
 import os
 import select
 import signal
@@ -16,11 +21,15 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import patch
 
+from node.app.main import main
+from node.core.stopping_signals import stopping_signals
 from tests.leaving import Leaving
 from tests.waiting import PATIENCE_SECONDS
 
@@ -47,6 +56,36 @@ def potluck(*words: str, home: Path, **variables: str) -> Completed:
 def laboratory(*words: str, home: Path, **variables: str) -> Completed:
     """The same with `scripts/bench …` or `scripts/simulate …`."""
     return _run([*LABORATORY, *words], home, variables)
+
+
+def potluck_here(*words: str, home: Path, **variables: str) -> Completed:
+    """The same as `potluck`, without a process of its own. Afterwards signals, logging and
+    warnings are as they were."""
+    handlers = {number: signal.getsignal(number) for number in stopping_signals()}
+    root = logging.getLogger()
+    logs_to, level = list(root.handlers), root.level
+    standard_output, standard_error = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+    )
+    try:
+        with (
+            patch.dict(os.environ, environment(home, **variables), clear=True),
+            contextlib.redirect_stdout(standard_output),
+            contextlib.redirect_stderr(standard_error),
+            warnings.catch_warnings(),
+        ):
+            code = main(words)
+    finally:
+        root.handlers[:] = logs_to
+        root.setLevel(level)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return Completed(list(words), code, _written(standard_output), _written(standard_error))
+
+
+def _written(text: io.TextIOWrapper) -> str:
+    text.seek(0)
+    return text.read()
 
 
 def _run(command: list[str], home: Path, variables: dict[str, str]) -> Completed:

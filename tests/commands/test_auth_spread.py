@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.console import RunningCommand, potluck, running_node
+from tests.commands.console import RunningCommand, potluck_here, running_node
 from tests.commands.moderated import answer, auth, done, made, serving
 from tests.ports import held_port
 
@@ -25,7 +25,7 @@ def stopped_server(home: Path, **volunteers: Path) -> Path:
     with held_port() as port, serving(made(home, port=port), "--listen", f"127.0.0.1:{port}"):
         for name, theirs in volunteers.items():
             invite = done(home, "invite", "--new-code", "--name", name).strip()
-            joined = potluck("login", invite, home=theirs)
+            joined = potluck_here("login", invite, home=theirs)
             assert joined.returncode == 0, joined.stderr
     return home
 

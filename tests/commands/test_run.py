@@ -21,7 +21,7 @@ from node.core.wrong_use import WrongUse
 from node.run.folder import RunFolder
 from node.run.invite import read_invite
 from node.run.signed import sign_definition
-from tests.commands.console import Completed, potluck
+from tests.commands.console import Completed, potluck_here
 from tests.commands.moderated import RUN, made
 
 PEER = "12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"
@@ -29,7 +29,7 @@ ADDRESS = f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}"
 
 
 def run(home: Path, *words: str) -> Completed:
-    return potluck("run", *words, home=home)
+    return potluck_here("run", *words, home=home)
 
 
 def answer(home: Path, *words: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def refused(home: Path, *words: str, code: int = 2) -> str:
 
 
 def signed_run(home: Path, folder: Path, name: str = "poem") -> None:
-    """A run that was made and signed, without loading what checks a model."""
+    """A run that was made and signed, without a check of its model."""
     answer(home, "init", str(folder), "--name", name)
     identity = load_identity(home / "organiser.key")
     assert identity is not None

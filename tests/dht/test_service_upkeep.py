@@ -62,7 +62,7 @@ async def test_links_that_were_opened_for_a_lookup_are_closed_when_nobody_needs_
     world: SimulatedWorld,
 ) -> None:
     members: list[Member] = []
-    for number in range(40):
+    for number in range(24):
         bootstrap = tuple(one.address for one in members[:2])
         settings = DhtSettings(k=3, enough_written=2, bootstrap=bootstrap)
         members.append(member(world, f"node-{number}", settings=settings))

@@ -9,7 +9,8 @@ and auth.example.org for this machine, where a port is free. Blocks with another
 not run.
 
 A peer that trains has to train, and a volunteer's samples to be accepted by the others, before the
-next line is typed.
+next line is typed. So that this does not take long where all peers share one machine, a run that
+`run init` has written gets a smaller batch; its file is not changed in any other way.
 
 `./scripts/potluck`, the laboratory and the scripts in docs/examples run from this checkout, in the
 environment of the tests; `./scripts/test` is what runs us, and is left out. `potluck demo` is
@@ -52,6 +53,8 @@ _ANYTHING = re.compile("")
 
 # Other programs that a document may tell people to run; they write into the sitting's home only.
 OTHER_PROGRAMS = ("openssl", "cp")
+
+USUAL_BATCH, SMALLER_BATCH = "\nbatch = 1024\n", "\nbatch = 128\n"
 
 # Of this machine, as documents name them: any that are free take their place.
 PORTS = ("8480", "8481")
@@ -103,6 +106,12 @@ def tells_that_it_runs(words: list[str]) -> re.Pattern[str]:
     if words[1:2] == ["join"]:
         return _ACCEPTED
     return _TAKES_PART if takes_part(words) else _ANYTHING
+
+
+def _make_steps_shorter(definition: Path) -> None:
+    text = definition.read_text(encoding="utf-8")
+    assert text.count(USUAL_BATCH) == 1
+    definition.write_text(text.replace(USUAL_BATCH, SMALLER_BATCH), encoding="utf-8")
 
 
 @dataclass
@@ -162,6 +171,8 @@ class Sitting:
             self._start(line, command, home, tells_that_it_runs(words))
         else:
             self._run(line, command, home, expect_json="--json" in words)
+        if words[1:3] == ["run", "init"]:
+            _make_steps_shorter(Path(words[3]) / "run.toml")
 
     def _here(self, word: str, line: str) -> str:
         """The meaning of a word in this session."""

@@ -17,11 +17,16 @@ from lab.bench.transport import (
     FIGURES,
     MEASUREMENTS,
     NAMES,
+    AuthEffort,
     Effort,
     FigureSamples,
+    measure_auth,
     measure_transport,
 )
 from tests.waiting import PATIENCE_SECONDS
+
+SLOW_READER = "slow_reader_rss_growth_MiB"
+SLOW_READER_MIB = 32
 
 
 def test_every_figure_is_measured_by_exactly_one_measurement() -> None:
@@ -59,22 +64,35 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
-def test_a_quick_run_prints_every_figure_its_spread_and_the_machine() -> None:
-    done = bench("--quick")
+SOME_FIGURES = ("unary_ms_p50", "unary_per_s_16", SLOW_READER)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(SOME_FIGURES, id="short", marks=pytest.mark.slow),
+        pytest.param(NAMES, id="long", marks=pytest.mark.soak),
+    ],
+)
+def test_a_quick_run_prints_its_figures_their_spread_and_the_machine(
+    names: tuple[str, ...],
+) -> None:
+    done = bench("--quick", *(word for name in names for word in ("--only", name)))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert set(NAMES) <= set(result)
-    assert set(result["spread"]) == set(NAMES)
-    assert all(result[name] > 0 for name in NAMES if name != "slow_reader_rss_growth_MiB")
+    assert {name for name in NAMES if name in result} == set(names)
+    assert set(result["spread"]) == set(names)
+    assert all(result[name] > 0 for name in names if name != SLOW_READER)
+    # a bar of the project, kept here because it does not depend on the machine's speed
+    assert result[SLOW_READER] < SLOW_READER_MIB
     assert result["machine"]["cores"] == os.cpu_count()
 
 
 @pytest.mark.slow
-def test_with_tokens_it_prints_what_they_cost_beside_an_open_run() -> None:
-    done = bench("--auth", "--quick")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+async def test_with_tokens_it_measures_what_they_cost_beside_an_open_run() -> None:
+    effort = AuthEffort(repeats=1, turns=1, turn_seconds=0.1, small_transfers=10, stream_chunks=16)
+    with trio.fail_after(PATIENCE_SECONDS):
+        result = await measure_auth(effort, AUTH_NAMES)
     assert set(AUTH_NAMES) <= set(result)
     assert set(result["spread"]) == set(AUTH_NAMES)
     assert result["unary_ms_p50"] > result["auth_overhead_ms"]
@@ -86,13 +104,6 @@ def test_a_figure_is_asked_for_with_the_kind_of_run_that_has_it() -> None:
         done = bench(*words)
         assert done.returncode == 2
         assert "unary_ms_p50" in done.stdout, "those that there are, are named"
-
-
-@pytest.mark.slow
-def test_a_reader_that_stops_costs_neither_side_more_than_its_bar() -> None:
-    """A bar of the project, kept here because it does not depend on the machine's speed."""
-    done = bench("--quick", "--only", "slow_reader_rss_growth_MiB")
-    assert json.loads(done.stdout)["slow_reader_rss_growth_MiB"] < 32
 
 
 @pytest.mark.slow

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import pytest
+import trio
+
+from lab.bench.auth_server import AuthServerEffort, measure_auth_server
+from tests.waiting import PATIENCE_SECONDS
 
 FIGURES = (
     "passes_per_s",
@@ -20,13 +23,9 @@ FIGURES = (
 
 
 @pytest.mark.slow
-def test_a_quick_run_prints_every_figure_and_has_verified_passes() -> None:
-    command = [sys.executable, "-m", "lab", "bench", "auth-server", "--json", "--quick"]
-    done = subprocess.run(
-        [*command, "--clients", "4"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+async def test_a_small_run_has_every_figure_and_verified_passes() -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        result = await measure_auth_server(AuthServerEffort(clients=4, seconds=0.5))
     assert all(result[name] > 0 for name in FIGURES)
     assert result["passes_verified"] >= 8
     assert result["settings"]["clients"] == 4

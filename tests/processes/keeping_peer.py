@@ -29,9 +29,10 @@ from protocols.accumulation.events import CheckpointMissed, CheckpointSaved
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 
 RUN: Final = "kept"
-TARGET_BATCH: Final = 256
+TARGET_BATCH: Final = 160
 BATCH: Final = 8
-BATCH_SECONDS: Final = 0.04  # a peer's speed: three of them take half a second for an epoch
+BATCH_SECONDS: Final = 0.04  # a peer's speed: two of them take 0.4 s for an epoch
+GRACE_SECONDS: Final = 3.0  # in place of ten: killed peers are waited for in each test
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 
 
@@ -58,6 +59,7 @@ def main() -> None:
         home=arguments.home,
         checkpoints=kept,
         begins=kept is not None,
+        grace_seconds=GRACE_SECONDS,
     ) as bridge:
         train(bridge, assists=arguments.assists)
 

@@ -20,7 +20,7 @@ from node.run.checkpoints import Checkpoints
 from tests.processes.children import Child, started
 
 ADDRESS: Final = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
-VOLUNTEERS: Final = 3
+VOLUNTEERS: Final = 2
 TEST_SECONDS: Final = 240.0  # some thirty on a quiet machine
 LINES_SHOWN: Final = 40  # of what each script said, where a test fails
 SMALLEST_STATE_BYTES: Final = 4000  # of the model of keeping_peer.py with its statistics: 16 KB
@@ -146,7 +146,7 @@ async def crowd_in(folder: Path) -> AsyncIterator[Crowd]:
             nursery.cancel_scope.cancel()
 
 
-async def test_three_fresh_volunteers_go_on_where_the_killed_ones_left_the_keeper(
+async def test_fresh_volunteers_go_on_where_the_killed_ones_left_the_keeper(
     tmp_path: Path,
 ) -> None:
     async with crowd_in(tmp_path) as crowd:

@@ -27,7 +27,7 @@ from protocols.dht.ids import position_of
 from protocols.rpc import encode
 from tests.commands.console import laboratory
 
-SHORT, LONG = 500, 10_000
+SHORT, LONG = 300, 10_000
 TWENTY_MINUTES = 1200.0
 FOUR_HOURS = 4.0
 
@@ -80,7 +80,7 @@ def test_slots_are_found_while_half_of_the_nodes_go_every_twenty_minutes() -> No
 
 @pytest.mark.soak
 def test_four_hours_of_churn() -> None:
-    result = figures(SHORT, churn_half_life_seconds=TWENTY_MINUTES, hours=FOUR_HOURS)
+    result = figures(500, churn_half_life_seconds=TWENTY_MINUTES, hours=FOUR_HOURS)
     assert result["deaths"] > 7000
     assert result["reads"] > 5000
     assert result["success_rate"] >= 0.999

@@ -22,6 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(HERE):
             item.add_marker("strangers")
             item.add_marker("slow")  # half a minute in all, and an installation the first time
+            if "oidc" not in item.nodeid:
+                item.add_marker(pytest.mark.xdist_group("strangers"))  # one worker starts each
 
 
 @pytest.fixture(scope="session")
