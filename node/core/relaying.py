@@ -1,7 +1,7 @@
 """The relay of a node, by its owner's settings, with the month's budget.
 
     relay.serve = true
-    relay.limits = "circuits=64, rate=20MB/s, month=500GB"
+    relay.limits = "circuits=64, rate=20MB/s, month=500GB/month"
 
 What is not written in `relay.limits` has the default of nat/relay_limits.py.
 

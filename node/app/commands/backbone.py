@@ -205,8 +205,12 @@ def _relay_only(configuration: Configuration, address: ListenAddress, output: Ou
     async def serve(node: Node, lines: LineQueue) -> None:
         from node.app.backbone import BackboneHealth, serve_backbone
         from node.app.commands.link_report import counted, introduce
+        from node.app.commands.status_view import in_one_line
 
         introduce(node, lines)
+        member = node.status().membership
+        if not member.open:  # it was logged in before
+            lines.say(in_one_line(member))
         whom = "members of its run" if configuration.relays_for_members else "everybody"
         lines.say(f"relaying for {whom}. Others use it with --bootstrap ADDRESS. Ctrl-C ends it.")
         health = BackboneHealth(node.status, node.network.traffic)

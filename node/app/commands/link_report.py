@@ -56,6 +56,8 @@ async def run_bare_node(configuration: Configuration, output: Output, work: Work
 async def _tell_of_links(node: Node, lines: LineQueue, output: Output) -> None:
     with node.network.link_events() as events:
         introduce(node, lines)
+        # Printed even if a program reads stdout: nobody should be in an open run unawares.
+        lines.say(in_one_line(node.status().membership))
         if not output.json:
             lines.say("Listening. From another machine: potluck ping ADDRESS. Ctrl-C ends it.")
         async with counted(node, lines):
@@ -72,7 +74,7 @@ def counted(node: Node, lines: LineQueue) -> AbstractAsyncContextManager[Watched
 
 
 def introduce(node: Node, lines: LineQueue) -> None:
-    """Print the node's addresses, ready to paste, and whether it is in a run."""
+    """Print the node's addresses, ready to paste."""
     status = node.status()
     started = {
         "event": "started",
@@ -86,8 +88,6 @@ def introduce(node: Node, lines: LineQueue) -> None:
         "membership": msgspec.to_builtins(status.membership),
     }
     lines.data(started, "\n".join(status.addresses) or f"/p2p/{status.peer_id}")
-    # Printed even if a program reads stdout: nobody should be in an open run unawares.
-    lines.say(f"{in_one_line(status.membership)}")
 
 
 def _tell(event: LinkEvent, network: Network, lines: LineQueue) -> None:

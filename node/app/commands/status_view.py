@@ -236,7 +236,7 @@ def _reached(connectivity: ConnectivityStatus) -> Iterator[tuple[str, str]]:
     """How others reach this node, and what helpers said of its addresses."""
     if not connectivity.mode:  # an older node does not tell
         return
-    router = f" (router: {connectivity.router})" if connectivity.router not in ("", "none") else ""
+    router = f" (router: {connectivity.router})" if connectivity.router not in _NO_ROUTER else ""
     through = f", through {', '.join(connectivity.relays)}" if connectivity.relays else ""
     yield "reached", f"{connectivity.mode}{router}{through}"
     for one in connectivity.addresses:
@@ -246,6 +246,7 @@ def _reached(connectivity: ConnectivityStatus) -> Iterator[tuple[str, str]]:
         yield "warning", f"no relay: {connectivity.trouble}"
 
 
+_NO_ROUTER = ("", "none", "not known")
 _VERDICTS = {
     "public": "others can dial it",
     "private": "others cannot dial it",
