@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from node.app.systemd import STATE_FOLDER, BackboneUnit
+from node.app.systemd import HOMES, STATE_FOLDER, BackboneUnit
 from node.core.configuration import Configuration, read_configuration
 from node.core.settings import Value
 from tests.commands.console import LOOPBACK, objects, potluck, running
 
-PROGRAM = "/opt/potluck/bin/potluck"
+PROGRAM = "/usr/bin/potluck"
+SOMEBODYS = HOMES[0] / "ann"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_the_unit_runs_this_very_command_line(tmp_path: Path) -> None:
     assert not (tmp_path / "my home").exists()
 
 
-@pytest.mark.parametrize("folder", [None, STATE_FOLDER / "poem", Path("/home/ann/100 % poem")])
+@pytest.mark.parametrize("folder", [None, STATE_FOLDER / "poem", SOMEBODYS / "100 % poem"])
 def test_systemd_reads_the_unit_and_finds_it_hardened(folder: Path | None, tmp_path: Path) -> None:
     program = tmp_path / "potluck"
     program.symlink_to("/bin/true")
@@ -128,8 +129,8 @@ def test_only_the_folders_that_it_needs_can_be_written() -> None:
     assert "StateDirectory=potluck\n" in inside
     assert "ReadWritePaths" not in inside
     assert "ProtectHome=yes" in inside
-    outside = unit_of(Path("/home/ann/poem")).text()
-    assert "ReadWritePaths=/home/ann/poem\n" in outside
+    outside = unit_of(SOMEBODYS / "poem").text()
+    assert f"ReadWritePaths={SOMEBODYS}/poem\n" in outside
     assert "ProtectHome=read-only" in outside
 
 

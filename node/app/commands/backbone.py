@@ -61,7 +61,7 @@ def add_parser(subparsers: Subparsers) -> None:
         example="potluck backbone poem\n"
         "potluck backbone poem --listen /ip4/0.0.0.0/tcp/4001 --http 127.0.0.1:9100\n"
         'potluck backbone --relay-only --relay-limits "circuits=64, month=500GB/month"\n'
-        "potluck backbone poem --threads 1 --systemd > potluck-backbone.service\n"
+        "potluck backbone poem --threads 1 --systemd\n"
         "curl -s http://127.0.0.1:8481/readyz",
     )
     add_folder(parser, default=None)
