@@ -166,6 +166,9 @@ class DialBacks:
 
 # ---- answering
 
+OUTCOMES: Final = ("rejected", "refused", "ok", "dial_error", "dial_back_error")
+"""Of a question: the asker asked too often; no address is at its own place; a dial, and its end."""
+
 
 class Judge:
     """Dials askers back. Counts what it did by outcome, for the metrics."""

@@ -1,16 +1,21 @@
-"""Monitors a backbone peer: `/metrics` for Prometheus, `/healthz` for whatever restarts it.
+"""Monitors a backbone peer: `/metrics` for Prometheus, `/healthz` and `/readyz` for programs that
+restart it or send others to it.
 
     record = BackboneRecord(checkpoint_seconds=300.0, clock=time.monotonic)
     session.follow(record.take)
-    health = BackboneHealth(record, node.core.status, folder.trouble)
-    await serve_backbone(address, health, session.view, listening)
+    run = KeptRun(record, session.view, folder.trouble)
+    health = BackboneHealth(node.status, node.network.traffic, run)
+    await serve_backbone(address, health, listening)
 
 `BackboneRecord` (pure) has what the peer has seen of its run, and its present troubles. The peer is
 healthy if it would serve a volunteer who came now: it listens, it is connected to other peers, its
-pass is valid, nothing pauses it, and the run's progress is being saved. `/healthz` then answers
-200, else 503 with the reasons. `/metrics` reads every figure at the request and counts nothing
-itself; docs/backbone.md lists them. Neither answer holds a secret, but both show who computes how
-much, so it listens on this machine only, unless its operator names another address.
+pass is valid, nothing pauses it, and the run's progress is being saved. It is ready if it listens,
+has met the others, and its relay has room. Each answers 200, else 503 with the reasons. `/metrics`
+reads every figure at the request and counts nothing itself; docs/operators.md lists them. No answer
+holds a secret, but they show who computes how much, so it listens on this machine only, unless its
+operator names another address.
+
+A backbone without a run (`--relay-only`) has the same answers, without the run's part.
 
 Promises: bounded in connections, requests and bytes (auth/server/serving.py), and it ends with the
 task that runs it. An answer waits for nothing of the run, or a health check would be slow just when
@@ -19,13 +24,14 @@ answer, and a disk that does not answer within `DISK_SECONDS` is a trouble of it
 
 A missing checkpoint is no trouble as long as nobody trains; only a step that is not on the disk yet
 has to be saved. A metric label with values that a stranger chooses is a memory leak at the scraper.
-So peers are counted by role and reach, which have fixed values, and never named.
+So every label has fixed values, and peers are counted and never named.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from ipaddress import ip_network
 
 import trio
@@ -41,7 +47,12 @@ from auth.server.answers import Answer, json_answer
 from auth.server.rate_limits import AllowedRate
 from auth.server.serving import HttpServer
 from auth.server.settings import ListenAddress
-from node.core.status import NodeStatus
+from nat.connectivity import Mode
+from nat.punching import Attempt
+from nat.reachability import OUTCOMES
+from nat.relaying import Refusal
+from node.core.caps.units import in_words
+from node.core.status import ConnectivityStatus, NodeStatus, RelayStatus
 from node.core.training_view import TrainerView
 from node.training.happenings import Began, Happening, RecordsSummed
 from protocols.accumulation.events import (
@@ -52,6 +63,7 @@ from protocols.accumulation.events import (
     StepTaken,
 )
 from protocols.errors import PotluckError
+from protocols.network import TrafficFacts
 
 LATE_SECONDS = 60.0
 """Allowed after a checkpoint was due; writing a gigabyte takes some seconds."""
@@ -111,15 +123,7 @@ class BackboneRecord:
 
     def troubles(self, status: NodeStatus) -> dict[str, str]:
         """The troubles that keep this peer from being of use, by name; empty if there are none."""
-        troubles = {}
-        if not status.addresses:
-            troubles["listening"] = "nobody can dial this node: it has no address"
-        if status.directory.joined == "trying":
-            failures = "; ".join(status.directory.cannot_join.values())
-            troubles["joined"] = f"it has not met the others: {failures or 'no answer yet'}"
-        member = status.membership
-        if not member.open and member.standing == "over":
-            troubles["pass"] = member.trouble or "its pass has expired"
+        troubles = node_troubles(status)
         if not self.trains:
             troubles["run"] = "it has not entered the run yet"
         if status.training is not None and status.training.closed:
@@ -137,22 +141,65 @@ class BackboneRecord:
             self._unkept_since = self._clock()
 
 
+def node_troubles(status: NodeStatus) -> dict[str, str]:
+    """The troubles of a node with or without a run, by name."""
+    troubles = {}
+    if not status.addresses:
+        troubles["listening"] = "nobody can dial this node: it has no address"
+    if status.directory.joined == "trying":
+        failures = "; ".join(status.directory.cannot_join.values())
+        troubles["joined"] = f"it has not met the others: {failures or 'no answer yet'}"
+    member = status.membership
+    if not member.open and member.standing == "over":
+        troubles["pass"] = member.trouble or "its pass has expired"
+    return troubles
+
+
+def relay_trouble(relay: RelayStatus) -> str:
+    """Why the relay has no room for another peer; empty if it has."""
+    if relay.month_left == 0:
+        assert relay.month_limit is not None
+        return f"the relay's {in_words(relay.month_limit)} for {relay.month} are used up"
+    if relay.reservations >= relay.most_reservations:
+        return f"all {relay.most_reservations:,} reservations of the relay are taken"
+    if relay.circuits >= relay.most_circuits:
+        return f"all {relay.most_circuits:,} circuits of the relay are taken"
+    return ""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """The run that a backbone keeps. `folder_trouble` gives that of the run's folder, and may
+    block."""
+
+    record: BackboneRecord
+    view: Callable[[], TrainerView]
+    folder_trouble: Callable[[], str]
+
+
 PREFIX = "potluck_backbone_"
 ROLES = ("trains", "auxiliary", "keeps", "unknown")
-REACHES = ("direct", "relayed", "none")
+REACHES = ("direct", "punched", "relayed", "none")
 
 
-def metrics_text(status: NodeStatus, view: TrainerView, record: BackboneRecord) -> bytes:
-    """All of it, in Prometheus's text format."""
+def metrics_text(
+    status: NodeStatus, traffic: TrafficFacts, view: TrainerView, record: BackboneRecord | None
+) -> bytes:
+    """All of it, in Prometheus's text format. `record`: None without a run."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Given(_families(status, view, record)))
+    troubles = node_troubles(status) if record is None else record.troubles(status)
+    families = [_gauge("healthy", "1 while /healthz says so.", not troubles)]
+    if record is not None:
+        families += _run_families(view, record)
+    families += _node_families(status, traffic)
+    registry.register(_Given(families))
     return generate_latest(registry)
 
 
 class _Given(Collector):
     """A collector of metrics that are all made beforehand."""
 
-    def __init__(self, families: Iterator[Metric]) -> None:
+    def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
 
     def collect(self) -> list[Metric]:
@@ -162,8 +209,7 @@ class _Given(Collector):
         return self._families
 
 
-def _families(status: NodeStatus, view: TrainerView, record: BackboneRecord) -> Iterator[Metric]:
-    yield _gauge("healthy", "1 while /healthz says so.", not record.troubles(status))
+def _run_families(view: TrainerView, record: BackboneRecord) -> Iterator[Metric]:
     yield _gauge("epoch", "The run's step that this peer is at.", record.epoch)
     yield _counter(
         "steps", "Steps of the run that this peer was in, in this session.", record.steps
@@ -177,12 +223,6 @@ def _families(status: NodeStatus, view: TrainerView, record: BackboneRecord) -> 
         "samples_per_second", "Samples per second of all peers.", view.batch.samples_per_second
     )
     yield from _credit(record)
-    yield _counter("sent_bytes", "Sent in this session.", view.traffic.sent_bytes)
-    yield _counter("received_bytes", "Received in this session.", view.traffic.received_bytes)
-    yield _gauge("links", "Open links to other peers.", len(status.links))
-    yield _gauge("directory_peers", "Peers that the directory knows.", status.directory.peers_known)
-    yield _gauge("directory_slots", "Slots stored for others.", status.directory.slots_stored)
-    yield _gauge("directory_bytes", "Bytes stored for others.", status.directory.bytes_stored)
     age = record.checkpoint_age_seconds()
     if age is not None and record.checkpoint_epoch is not None:
         yield _gauge("checkpoint_age_seconds", "Since the newest checkpoint was written.", age)
@@ -191,9 +231,77 @@ def _families(status: NodeStatus, view: TrainerView, record: BackboneRecord) -> 
     yield _gauge(
         "unkept_seconds", "Since there is a step in no checkpoint.", record.unkept_seconds()
     )
+
+
+def _node_families(status: NodeStatus, traffic: TrafficFacts) -> Iterator[Metric]:
+    yield _gauge("ready", "1 while /readyz says so.", not _not_ready(status))
+    yield _counter("sent_bytes", "Sent in this session.", traffic.sent_bytes)
+    yield _counter("received_bytes", "Received in this session.", traffic.received_bytes)
+    yield _gauge("links", "Open links to other peers.", len(status.links))
+    yield _gauge("directory_peers", "Peers that the directory knows.", status.directory.peers_known)
+    yield _gauge("directory_slots", "Slots stored for others.", status.directory.slots_stored)
+    yield _gauge("directory_bytes", "Bytes stored for others.", status.directory.bytes_stored)
     if status.memory_bytes is not None:
         yield _gauge("memory_bytes", "Memory of this process.", status.memory_bytes)
     yield _gauge("started_time_seconds", "When this node started, since 1970.", status.started_at)
+    yield from _reached(status.connectivity)
+    if status.relay is not None:
+        yield from _relayed(status.relay)
+
+
+def _reached(connectivity: ConnectivityStatus) -> Iterator[Metric]:
+    mode = GaugeMetricFamily(f"{PREFIX}mode", "1 for the mode of this node.", labels=("mode",))
+    for one in Mode:
+        mode.add_metric((one.value,), float(one.value == connectivity.mode))
+    yield mode
+    yield _outcomes(
+        "dial_backs",
+        "Addresses of others that this node was asked to dial.",
+        "outcome",
+        OUTCOMES,
+        connectivity.dial_backs,
+    )
+    yield _outcomes(
+        "punches",
+        "Attempts to make a relayed link direct.",
+        "outcome",
+        (one.value for one in Attempt),
+        connectivity.punches,
+    )
+
+
+def _relayed(relay: RelayStatus) -> Iterator[Metric]:
+    yield _gauge("relay_reservations", "Peers with a place at the relay.", relay.reservations)
+    yield _gauge("relay_reservations_limit", "The most of them.", relay.most_reservations)
+    yield _gauge("relay_circuits", "Pairs of peers that talk through the relay.", relay.circuits)
+    yield _gauge("relay_circuits_limit", "The most of them.", relay.most_circuits)
+    yield _counter("relay_circuits_made", "Circuits made in this session.", relay.circuits_made)
+    yield _counter("relay_bytes", "Relayed in this session.", relay.carried_bytes)
+    yield _gauge("relay_month_bytes", "Relayed in this calendar month.", relay.month_bytes)
+    if relay.month_left is not None:
+        yield _gauge("relay_month_left_bytes", "What the month's limit leaves.", relay.month_left)
+    yield _outcomes(
+        "relay_refusals",
+        "What the relay refused.",
+        "reason",
+        (one.value for one in Refusal),
+        relay.refusals,
+    )
+
+
+def _outcomes(
+    name: str, what: str, label: str, values: Iterable[str], counts: Mapping[str, int]
+) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}{name}", what, labels=(label,))
+    for value in values:
+        family.add_metric((value,), float(counts.get(value, 0)))
+    return family
+
+
+def _not_ready(status: NodeStatus) -> dict[str, str]:
+    troubles = node_troubles(status)
+    full = "" if status.relay is None else relay_trouble(status.relay)
+    return troubles | ({"relay": full} if full else {})
 
 
 def _credit(record: BackboneRecord) -> Iterator[Metric]:
@@ -252,31 +360,49 @@ class CannotServeHttp(PotluckError):
 
 
 class BackboneHealth:
-    """The troubles of a backbone peer. `folder_trouble` gives that of the run's folder, and may
-    block."""
+    """The troubles of a backbone peer. `traffic` gives the node's totals; `run` is None without a
+    run."""
 
     def __init__(
         self,
-        record: BackboneRecord,
         status: Callable[[], NodeStatus],
-        folder_trouble: Callable[[], str],
+        traffic: Callable[[], TrafficFacts],
+        run: KeptRun | None = None,
     ) -> None:
-        self.record, self.status = record, status
-        self._folder_trouble = folder_trouble
+        self.status, self.run = status, run
+        self._traffic = traffic
         self._one_look = trio.CapacityLimiter(1)
         """A disk that hangs holds one thread, however many ask."""
 
     async def troubles(self) -> dict[str, str]:
         """By name; empty if a volunteer who came now would be served."""
+        if self.run is None:
+            return node_troubles(self.status())
+        record = self.run.record
         with trio.move_on_after(DISK_SECONDS) as waiting:
-            self.record.folder_trouble = await trio.to_thread.run_sync(
-                self._folder_trouble,
+            record.folder_trouble = await trio.to_thread.run_sync(
+                self.run.folder_trouble,
                 abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
                 limiter=self._one_look,
             )
         if waiting.cancelled_caught:
-            self.record.folder_trouble = f"the disk has not answered for {DISK_SECONDS:g} seconds"
-        return self.record.troubles(self.status())
+            record.folder_trouble = f"the disk has not answered for {DISK_SECONDS:g} seconds"
+        return record.troubles(self.status())
+
+    def not_ready(self) -> dict[str, str]:
+        """By name; empty if it listens, has met the others, and its relay has room."""
+        return _not_ready(self.status())
+
+    async def figures(self) -> bytes:
+        """For Prometheus."""
+        await self.troubles()
+        run = self.run
+        return metrics_text(
+            self.status(),
+            self._traffic(),
+            TrainerView() if run is None else run.view(),
+            None if run is None else run.record,
+        )
 
     async def watch(self, tell: Callable[[tuple[str, ...]], None]) -> None:
         """Report the troubles every `WATCH_SECONDS`, forever."""
@@ -286,15 +412,12 @@ class BackboneHealth:
 
 
 async def serve_backbone(
-    address: ListenAddress,
-    health: BackboneHealth,
-    view: Callable[[], TrainerView],
-    listening: Callable[[str], None],
+    address: ListenAddress, health: BackboneHealth, listening: Callable[[str], None]
 ) -> None:
     """Serve until cancelled; `listening` is told the URL. CannotServeHttp if it cannot."""
     listeners = await _listeners(address)
     server = HttpServer(
-        backbone_app(health, view),
+        backbone_app(health),
         None,
         most_connections=MOST_CONNECTIONS,
         most_connections_per_address=MOST_CONNECTIONS,
@@ -307,25 +430,30 @@ async def serve_backbone(
         listening(f"http://{ListenAddress(host, port)}")
 
 
-def backbone_app(health: BackboneHealth, view: Callable[[], TrainerView]) -> Starlette:
-    """The routes of both answers."""
-    record = health.record
+def backbone_app(health: BackboneHealth) -> Starlette:
+    """The routes of the three answers."""
 
     async def healthz(_request: Request) -> Answer:
         troubles = await health.troubles()
-        body = {"healthy": not troubles, "troubles": troubles, "epoch": record.epoch}
+        epoch = {} if health.run is None else {"epoch": health.run.record.epoch}
+        body = {"healthy": not troubles, "troubles": troubles, **epoch}
         return json_answer(body, 503 if troubles else 200)
+
+    async def readyz(_request: Request) -> Answer:
+        troubles = health.not_ready()
+        return json_answer({"ready": not troubles, "troubles": troubles}, 503 if troubles else 200)
 
     made_at, made = float("-inf"), b""
 
     async def metrics(_request: Request) -> Answer:
         nonlocal made_at, made
         if trio.current_time() - made_at >= METRICS_SECONDS:
-            await health.troubles()
-            made_at, made = trio.current_time(), metrics_text(health.status(), view(), record)
+            figures = await health.figures()
+            made_at, made = trio.current_time(), figures
         return Answer(made, CONTENT_TYPE_LATEST)
 
-    app = Starlette(routes=[Route("/healthz", healthz), Route("/metrics", metrics)])
+    routes = (("/healthz", healthz), ("/readyz", readyz), ("/metrics", metrics))
+    app = Starlette(routes=[Route(path, answer) for path, answer in routes])
     app.router.redirect_slashes = False
     return app
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from nat.relay_limits import RelayLimits
 from node.core.places import Places, find_places
-from node.core.relaying import relay_limits
+from node.core.relaying import MEMBERS, relay_limits
 from node.core.settings import BY_KEY, SETTINGS, Setting, Value, value_from_text, value_from_toml
 from node.core.wrong_use import WrongUse, nearest, why_not_toml
 
@@ -122,6 +122,11 @@ class Configuration:
         return relay_limits(str(self.values["relay.limits"]))
 
     @property
+    def relays_for_members(self) -> bool:
+        """Only for them, and not for everybody."""
+        return bool(self.values["relay.for"] == MEMBERS)
+
+    @property
     def keeps_slots(self) -> bool:
         value: bool = self.values["dht.keep_slots"]
         return value
@@ -138,8 +143,10 @@ def read_configuration(
     environment: Mapping[str, str] | None = None,
     home: str | None = None,
     config_file: str | None = None,
+    defaults: Mapping[str, Value] | None = None,
 ) -> Configuration:
-    """Read the settings. `flags` maps setting keys to the values of the command line.
+    """Read the settings. `flags` maps setting keys to the values of the command line; `defaults`
+    are those of a command that has others than most.
 
     WrongUse if anything is invalid: a node never runs with half of its settings.
     """
@@ -159,7 +166,8 @@ def read_configuration(
             values[key] = from_file[key]
             origins[key] = Origin("file", str(file_read), lines[key])
         else:
-            values[key], origins[key] = setting.default_in(places), DEFAULT
+            usual = setting.default_in(places)
+            values[key], origins[key] = (defaults or {}).get(key, usual), DEFAULT
     return Configuration(places, values, origins, tuple(_warnings(environment)), file_read)
 
 

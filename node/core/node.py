@@ -23,6 +23,7 @@ import dataclasses
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -44,6 +45,7 @@ from node.core.key_file import load_or_create_identity
 from node.core.machine_changes import MachineWatch
 from node.core.peer_address import parse_peer_address
 from node.core.private_file import remove_drafts
+from node.core.relaying import RelayMonth
 from node.core.running_lock import hold_running_lock
 from node.core.status import (
     MembershipStatus,
@@ -104,6 +106,8 @@ class Node:
 
     relay: Relay | None
     """None if this node does not relay."""
+
+    relay_month: RelayMonth | None = None
 
     membership: Membership | None
     """None in an open run."""
@@ -194,12 +198,29 @@ class Node:
         if self.configuration.maps_ports and port is not None:
             self.mapper = PortMapper(port, lambda _: self.connectivity.mapping_changed())
             nursery.start_soon(self.mapper.run)
-        limits = self.configuration.relay_limits
         self.relay = None
-        if limits is not None:
-            admits = (guard or OpenGuard()).knows
-            self.relay = Relay(self.network, limits, admits=admits)
-            await nursery.start(self.relay.run)
+        await self._start_relay(nursery, guard or OpenGuard())
+
+    async def _start_relay(self, nursery: trio.Nursery, guard: Guard) -> None:
+        limits = self.configuration.relay_limits
+        if limits is None:
+            return
+        month = RelayMonth(
+            self.configuration.places.relayed_file,
+            lambda: datetime.fromtimestamp(self.network.wall_time()),
+        )
+        await nursery.start(month.run)
+        self.relay_month = month
+        self.relay = Relay(
+            self.network,
+            limits,
+            admits=guard.knows if self.configuration.relays_for_members else lambda _: True,
+            month_left=(lambda: limits.month_bytes - month.used_bytes)
+            if limits.month_bytes
+            else None,
+            spend=month.spend,
+        )
+        await nursery.start(self.relay.run)
 
     def dials_out_only(self) -> bool:
         """Whether nobody can connect to this node, as its owner says or as was found out."""
@@ -249,7 +270,9 @@ class Node:
             directory=directory_status(self.dht),
             membership=MembershipStatus() if self.membership is None else self.membership.status(),
             connectivity=connectivity_status(self.connectivity),
-            relay=None if self.relay is None else relay_status(self.relay),
+            relay=None
+            if self.relay is None or self.relay_month is None
+            else relay_status(self.relay, self.relay_month),
             memory_bytes=memory_in_use(),
             config_file=str(configuration.config_file) if configuration.config_file else None,
             key_file=str(configuration.key_file),

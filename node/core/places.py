@@ -9,6 +9,7 @@
 | peers known, and a backbone's slots | `HOME/peers.json`, `HOME/dht.sqlite` | beside the key |
 | records of who gave what to runs | `HOME/credit/` | beside the key |
 | what was sent and received this month | `HOME/traffic.json` | beside the key |
+| what was relayed for others this month | `HOME/relayed.json` | beside the key |
 | lock and control socket of the running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 
 Finding the places creates nothing. The running node's files are *not* in the runtime folder of the
@@ -55,6 +56,10 @@ class Places:
     @property
     def traffic_file(self) -> Path:
         return self.data_folder / "traffic.json"
+
+    @property
+    def relayed_file(self) -> Path:
+        return self.data_folder / "relayed.json"
 
     @property
     def pause_file(self) -> Path:

@@ -23,6 +23,7 @@ from node.core.peer_address import (
 )
 from node.core.places import Places
 from node.core.relaying import EXAMPLE as RELAY_EXAMPLE
+from node.core.relaying import MEMBERS, as_admitted
 from node.core.relaying import as_written as relay_limits_as_written
 from node.core.wrong_use import WrongUse
 
@@ -46,6 +47,7 @@ class SettingKind(enum.Enum):
     SIZE = Measure.SIZE.value
     QUOTA = Measure.QUOTA.value
     RELAY_LIMITS = f'limits such as "{RELAY_EXAMPLE}"'
+    RELAY_FOR = "members or everybody"
     SCHEDULE = 'times such as "22:00-07:00", or always'
 
 
@@ -60,6 +62,7 @@ _AS_WRITTEN: dict[SettingKind, Callable[[str], str]] = {
     SettingKind.SIZE: lambda text: as_written(text, Measure.SIZE),
     SettingKind.QUOTA: lambda text: as_written(text, Measure.QUOTA),
     SettingKind.RELAY_LIMITS: relay_limits_as_written,
+    SettingKind.RELAY_FOR: as_admitted,
     SettingKind.SCHEDULE: lambda text: parse_timetable(text).text,
 }
 
@@ -164,9 +167,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "relay.serve",
         SettingKind.SWITCH,
-        "relay for peers that nobody can dial: members of this node's run or, in an open run, "
-        "everybody",
+        "relay for peers that nobody can dial; `potluck backbone` does it by default",
         False,
+    ),
+    Setting(
+        "relay.for",
+        SettingKind.RELAY_FOR,
+        "whom to relay for: members (of this node's run; in an open run everybody is one) or "
+        "everybody",
+        MEMBERS,
     ),
     Setting(
         "relay.limits",

@@ -18,6 +18,7 @@ import msgspec
 from nat.connectivity import Connectivity, Mode
 from nat.relaying import Relay
 from node.core.caps.used import CapsUsed
+from node.core.relaying import RelayMonth
 from node.core.training_view import TrainerView
 from protocols.dht import Dht
 from protocols.network import LinkFacts
@@ -87,6 +88,8 @@ class ConnectivityStatus(msgspec.Struct, frozen=True):
     addresses: tuple[AddressStatus, ...] = ()
     relays: tuple[str, ...] = ()  # the peers that relay for this node
     trouble: str = ""  # why there is no relay, if one is needed
+    dial_backs: dict[str, int] = {}  # addresses of others that were dialled, by outcome
+    punches: dict[str, int] = {}  # attempts at a direct link in place of a relayed one, by outcome
 
 
 class RelayStatus(msgspec.Struct, frozen=True):
@@ -97,6 +100,16 @@ class RelayStatus(msgspec.Struct, frozen=True):
     carried_bytes: int = 0
     circuits_made: int = 0
     refusals: dict[str, int] = {}
+    most_reservations: int = 0
+    most_circuits: int = 0
+    month: str = ""
+    month_bytes: int = 0  # relayed in this month, also before a restart
+    month_limit: int | None = None
+
+    @property
+    def month_left(self) -> int | None:
+        """None if there is no limit."""
+        return None if self.month_limit is None else max(0, self.month_limit - self.month_bytes)
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -160,15 +173,27 @@ def connectivity_status(connectivity: Connectivity) -> ConnectivityStatus:
         ),
         relays=relays,
         trouble=connectivity.reservations.why_none() if needs_relay and not relays else "",
+        dial_backs=dict(connectivity.judge.outcomes),
+        punches={one.value: count for one, count in connectivity.puncher.attempts.items()},
     )
 
 
-def relay_status(relay: Relay) -> RelayStatus:
+def relay_status(relay: Relay, month: RelayMonth) -> RelayStatus:
     """What this node relays, as `potluck status` and the metrics show it."""
     counts = relay.counts()
     refusals = {refusal.value: count for refusal, count in relay.refusals.items()}
+    limits = relay.limits
     return RelayStatus(
-        counts.reservations, counts.circuits, counts.carried_bytes, counts.connected, refusals
+        counts.reservations,
+        counts.circuits,
+        counts.carried_bytes,
+        counts.connected,
+        refusals,
+        most_reservations=limits.reservations,
+        most_circuits=limits.circuits,
+        month=month.month,
+        month_bytes=month.used_bytes,
+        month_limit=limits.month_bytes or None,
     )
 
 

@@ -63,7 +63,7 @@ class RunPeerView(msgspec.Struct, frozen=True, kw_only=True):
     said_name: str = ""
     role: str = ""  # trains or auxiliary; "" if it does not say
     keeps: bool = False  # whether it keeps the run's checkpoints
-    reach: str = "none"  # none, direct or relayed
+    reach: str = "none"  # none, direct, punched or relayed
     epoch: int | None = None
     samples: int | None = None  # in the batch that is being filled
     samples_per_second: float | None = None

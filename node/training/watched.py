@@ -111,7 +111,7 @@ class WatchedTraining:
 
     def _peer(self, peer: PeerId, slot: ProgressSlot | None, ignored: str) -> RunPeerView:
         link = self._node.network.link(peer)
-        reach = "none" if link is None else link.reach.value
+        reach = "none" if link is None else link.way
         trip = None if link is None else link.round_trip_seconds
         view = RunPeerView(
             peer=peer,

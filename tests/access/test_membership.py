@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +19,9 @@ from auth.keys import SigningKey
 from auth.refusals import Reason
 from auth.revocations import NameEntry, PeerEntry
 from auth.roles import Role
+from nat import messages
+from nat.messages import Status
+from nat.relaying import HOP
 from node.core.access.membership import Membership, open_membership
 from node.core.access.notice import notice_of
 from node.core.access.pass_file import load_pass
@@ -152,6 +156,26 @@ async def test_a_stranger_is_answered_nothing(run: Run) -> None:
         assert mallory.status().membership.open
         assert await refusal_of(talks(mallory, alice)) is Reason.TOKEN_MISSING
         assert await refusal_of(talks(alice, mallory)) is Reason.TOKEN_MISSING
+
+
+@pytest.mark.parametrize(
+    ("whom", "answer"), [("members", Status.PERMISSION_DENIED), ("everybody", Status.OK)]
+)
+async def test_a_relay_in_a_closed_run_is_for_members_unless_its_owner_says_everybody(
+    run: Run, whom: str, answer: Status
+) -> None:
+    home = await run.member("alice")
+    home = dataclasses.replace(home, values={**home.values, "relay.serve": True, "relay.for": whom})
+    stranger = run.world.add_node("mallory")
+    async with running_node(run.world, "alice", home) as alice:
+        stranger.learn_addresses(alice.network.peer_id, alice.network.addresses())
+        async with await stranger.open(alice.network.peer_id, HOP) as stream:
+            await messages.send(stream, messages.Hop(type=messages.HopType.RESERVE))
+            said = await messages.read(stream, messages.Hop)
+        relay = alice.status().relay
+    assert said.status == answer
+    assert relay is not None
+    assert relay.refusals == ({"not_admitted": 1} if whom == "members" else {})
 
 
 async def test_the_endpoints_of_the_pass_are_joined_at(run: Run) -> None:

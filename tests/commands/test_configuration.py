@@ -227,6 +227,7 @@ _values: dict[SettingKind, st.SearchStrategy[Value]] = {
     SettingKind.RATE: st.sampled_from(["none", "2MB/s", "1.5Mbit/s", "64KiB/s"]),
     SettingKind.SIZE: st.sampled_from(["none", "8GB", "1.5GiB"]),
     SettingKind.QUOTA: st.sampled_from(["none", "200GB/month", "0.25TB/month"]),
+    SettingKind.RELAY_FOR: st.sampled_from(["members", "everybody"]),
     SettingKind.RELAY_LIMITS: st.sampled_from(
         ["", "circuits=64", "rate=20MB/s, month=500GB/month, circuit-seconds=none"]
     ),

@@ -12,7 +12,14 @@ from rich.console import Console
 
 from node.app.commands import status_view
 from node.app.commands.status_view import amount, drawing, duration, milliseconds
-from node.core.status import DirectoryStatus, LinkStatus, NodeStatus
+from node.core.status import (
+    AddressStatus,
+    ConnectivityStatus,
+    DirectoryStatus,
+    LinkStatus,
+    NodeStatus,
+    RelayStatus,
+)
 from node.core.training_view import TrainerPhase, TrainerView
 from tests.commands.console import objects, potluck, running, running_node
 from tests.waiting import PATIENCE_SECONDS
@@ -166,3 +173,37 @@ def test_amounts_are_in_binary_units(count: int | None, text: str) -> None:
 def test_round_trips_are_in_milliseconds() -> None:
     assert milliseconds(0.25) == "0.2 ms"
     assert status_view.milliseconds(None) == "not measured"
+
+
+def test_it_says_how_others_reach_this_node_and_what_it_relays() -> None:
+    status = NodeStatus(
+        connectivity=ConnectivityStatus(
+            mode="punched",
+            router="port-restricted",
+            addresses=(AddressStatus("/ip4/192.0.2.7/tcp/4001", "private"),),
+            relays=("12D3KooWone", "12D3KooWtwo"),
+        ),
+        relay=RelayStatus(
+            3,
+            2,
+            1_200_000_000,
+            refusals={"circuits": 2, "busy": 1},
+            month="2026-11",
+            month_bytes=2 * 10**9,
+            month_limit=500 * 10**9,
+        ),
+    )
+    console = Console(file=io.StringIO(), width=200)
+    text = shown(status, console)
+    assert "reached  punched (router: port-restricted), through 12D3KooWone, 12D3KooWtwo\n" in text
+    assert "         /ip4/192.0.2.7/tcp/4001: others cannot dial it\n" in text
+    assert (
+        "relays   for others: 3 reservations, 2 circuits, 1.2 GB, 2 GB of 500 GB in 2026-11, "
+        "3 refused (busy 1, circuits 2)\n"
+    ) in text
+
+
+def shown(status: NodeStatus, console: Console) -> str:
+    console.print(drawing(status, console), soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

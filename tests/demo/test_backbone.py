@@ -23,17 +23,38 @@ from node.app.backbone import (
     BackboneHealth,
     BackboneRecord,
     CannotServeHttp,
+    KeptRun,
     metrics_text,
     serve_backbone,
 )
-from node.core.status import DirectoryStatus, MembershipStatus, NodeStatus
+from node.core.status import (
+    ConnectivityStatus,
+    DirectoryStatus,
+    MembershipStatus,
+    NodeStatus,
+    RelayStatus,
+)
 from node.core.training_view import RunPeerView, TrainerView
 from node.run.folder import RunFolder
 from node.training.happenings import Began, RecordsSummed
 from protocols.accumulation.events import CheckpointMissed, CheckpointSaved
+from protocols.network import TrafficFacts
 from tests.demo.told import step_taken
 
 LISTENS = NodeStatus(addresses=("/ip4/127.0.0.1/tcp/1",), directory=DirectoryStatus(joined="alone"))
+
+RELAY = RelayStatus(
+    3,
+    2,
+    1_200_000_000,
+    7,
+    {"month_bytes": 4},
+    most_reservations=4,
+    most_circuits=8,
+    month="2026-11",
+    month_bytes=2 * 10**9,
+    month_limit=5 * 10**9,
+)
 
 
 class Clock:
@@ -119,7 +140,7 @@ def test_the_figures_are_the_runs_and_name_nobody(record: BackboneRecord, clock:
         RunPeerView(peer="12D3KooWeve", role='evil"} 1\n', reach="none"),
     )
     record.take(RecordsSummed(7, 672, 10**6, 2, 1, 3, 9))
-    text = metrics_text(LISTENS, TrainerView(peers=peers), record).decode()
+    text = metrics_text(LISTENS, TrafficFacts(), TrainerView(peers=peers), record).decode()
     assert "potluck_backbone_epoch 7.0" in text
     assert "potluck_backbone_steps_total 1.0" in text
     assert "potluck_backbone_samples_total 96.0" in text
@@ -136,17 +157,17 @@ def test_every_figure_can_be_read_by_prometheus_and_is_described(record: Backbon
     record.take(step_taken(6))
     record.take(saved(7))
     record.take(RecordsSummed(7, 672, 10**6, 2, 1, 3, 9))
-    status = msgspec.structs.replace(LISTENS, memory_bytes=5)
-    text = metrics_text(status, TrainerView(), record).decode()
-    described = (Path(__file__).parents[2] / "docs" / "backbone.md").read_text(encoding="utf-8")
+    status = msgspec.structs.replace(LISTENS, memory_bytes=5, relay=RELAY)
+    text = metrics_text(status, TrafficFacts(), TrainerView(), record).decode()
+    described = (Path(__file__).parents[2] / "docs" / "operators.md").read_text(encoding="utf-8")
     for family in text_string_to_metric_families(text):
         assert family.type in ("gauge", "counter")
         assert family.documentation.endswith(".")
         for sample in family.samples:
             assert sample.name.startswith(PREFIX)
             assert f"`{sample.name.removeprefix(PREFIX)}`" in described, sample.name
-            assert set(sample.labels) <= {"role", "reach"}
-    assert len(text.splitlines()) < 120, "one peer more must be no line more"
+            assert set(sample.labels) <= {"role", "reach", "mode", "outcome", "reason"}
+    assert len(text.splitlines()) < 200, "one peer more must be no line more"
 
 
 async def test_healthz_and_metrics_answer_over_http(record: BackboneRecord) -> None:
@@ -168,6 +189,52 @@ async def test_healthz_and_metrics_answer_over_http(record: BackboneRecord) -> N
         nursery.cancel_scope.cancel()
 
 
+def test_the_relays_figures_have_fixed_labels_and_the_months_rest() -> None:
+    connectivity = ConnectivityStatus(
+        mode="direct", dial_backs={"ok": 2}, punches={"punched": 1, "failed": 3}
+    )
+    status = msgspec.structs.replace(LISTENS, relay=RELAY, connectivity=connectivity)
+    text = metrics_text(status, TrafficFacts(5, 6), TrainerView(), None).decode()
+    for line in (
+        "relay_reservations 3.0",
+        "relay_circuits 2.0",
+        "relay_circuits_made_total 7.0",
+        "relay_bytes_total 1.2e+09",
+        "relay_month_left_bytes 3e+09",
+        'relay_refusals_total{reason="month_bytes"} 4.0',
+        'relay_refusals_total{reason="not_admitted"} 0.0',
+        'dial_backs_total{outcome="ok"} 2.0',
+        'punches_total{outcome="failed"} 3.0',
+        'mode{mode="direct"} 1.0',
+        'mode{mode="dial-out only"} 0.0',
+        "sent_bytes_total 5.0",
+        "ready 1.0",
+    ):
+        assert f"{PREFIX}{line}\n" in text, line
+    assert f"{PREFIX}epoch" not in text, "there is no run"
+
+
+@pytest.mark.parametrize(
+    ("full", "words"),
+    [
+        ({"reservations": 4}, "all 4 reservations"),
+        ({"circuits": 8}, "all 8 circuits"),
+        ({"month_bytes": 6 * 10**9}, "5 GB for 2026-11 are used up"),
+    ],
+)
+async def test_a_full_relay_is_healthy_and_not_ready(full: dict[str, int], words: str) -> None:
+    relay = RELAY
+    async with trio.open_nursery() as nursery:
+        url = await serving(nursery, None, lambda: msgspec.structs.replace(LISTENS, relay=relay))
+        assert await got(f"{url}/readyz") == (200, b'{"ready":true,"troubles":{}}')
+        relay = msgspec.structs.replace(RELAY, **full)
+        code, body = await got(f"{url}/readyz")
+        assert code == 503
+        assert words in json.loads(body)["troubles"]["relay"]
+        assert await got(f"{url}/healthz") == (200, b'{"healthy":true,"troubles":{}}')
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_client_that_holds_all_connections_does_not_keep_a_health_check_out(
     record: BackboneRecord,
 ) -> None:
@@ -186,9 +253,9 @@ async def test_a_client_that_holds_all_connections_does_not_keep_a_health_check_
 async def test_a_taken_port_is_told_with_what_to_do(record: BackboneRecord) -> None:
     (taken,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = ListenAddress("127.0.0.1", taken.socket.getsockname()[1])
-    health = BackboneHealth(record, lambda: LISTENS, str)
+    health = BackboneHealth(lambda: LISTENS, TrafficFacts, KeptRun(record, TrainerView, str))
     with pytest.raises(CannotServeHttp, match="cannot be served"):
-        await serve_backbone(address, health, TrainerView, lambda _url: None)
+        await serve_backbone(address, health, lambda _url: None)
     await taken.aclose()
 
 
@@ -231,7 +298,7 @@ async def test_a_disk_that_does_not_answer_is_a_trouble(
 
 async def serving(
     nursery: trio.Nursery,
-    record: BackboneRecord,
+    record: BackboneRecord | None,
     status: Callable[[], NodeStatus],
     folder_trouble: Callable[[], str] = str,
 ) -> str:
@@ -242,13 +309,9 @@ async def serving(
         urls.append(url)
         told.set()
 
-    nursery.start_soon(
-        serve_backbone,
-        ListenAddress("127.0.0.1", 0),
-        BackboneHealth(record, status, folder_trouble),
-        TrainerView,
-        listening,
-    )
+    run = None if record is None else KeptRun(record, TrainerView, folder_trouble)
+    health = BackboneHealth(status, TrafficFacts, run)
+    nursery.start_soon(serve_backbone, ListenAddress("127.0.0.1", 0), health, listening)
     await told.wait()
     return urls[0]
 

@@ -49,6 +49,7 @@ _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
 _INVITE = re.compile(r"^potluck(?:-run)?:\S+$", re.MULTILINE)
 _TAKES_PART = re.compile(r"(training in|keeping) \S+, from step")
 _ACCEPTED = re.compile(r"the others have accepted your first [\d,]+ samples")
+_RELAYS = re.compile(r"readyz show the state")
 _ANYTHING = re.compile("")
 
 # Other programs that a document may tell people to run; they write into the sitting's home only.
@@ -105,6 +106,8 @@ def tells_that_it_runs(words: list[str]) -> re.Pattern[str]:
         return _ADDRESS
     if words[1:2] == ["join"]:
         return _ACCEPTED
+    if "--relay-only" in words:
+        return _RELAYS
     return _TAKES_PART if takes_part(words) else _ANYTHING
 
 

@@ -143,6 +143,7 @@ def test_a_listening_node_and_a_watch_run_until_they_are_stopped() -> None:
     assert runs_until_stopped(["potluck", "join", "INVITE"])
     assert runs_until_stopped(["potluck", "run", "start", "~/poem"])
     assert runs_until_stopped(["potluck", "backbone", "~/poem"])
+    assert runs_until_stopped(["potluck", "backbone", "--relay-only"])
     assert not runs_until_stopped(["potluck", "run", "invite", "~/poem"])
     assert not runs_until_stopped(["potluck", "ping", "ADDRESS"])
 

@@ -1,7 +1,9 @@
 """`potluck backbone`: an organiser's peer that keeps a run alive, and can be monitored.
 
-It is `potluck run start --keep-only` with an HTTP face: others join at it, it keeps checkpoints,
-helps to average and brings no samples; `/metrics` and `/healthz` report its state.
+It is `potluck run start --keep-only` with a relay and an HTTP face: others join at it, it keeps
+checkpoints, helps to average and brings no samples; `/metrics`, `/healthz` and `/readyz` report its
+state. With `--relay-only` there is no run: it is a node to join through that relays and dials back,
+and torch is not even imported.
 
 The HTTP face comes up before the run is entered, which can take long if a large state has to be
 read. A health check then gets a 503 with the reason, and not silence.
@@ -10,82 +12,251 @@ read. A health check then gets a 503 with the reason, and not silence.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
+    from auth.server.settings import ListenAddress
     from node.app.commands.line_queue import LineQueue
+    from node.app.commands.output import Output
     from node.app.commands.parser import Subparsers
+    from node.core.configuration import Configuration
     from node.core.node import Node
+    from node.core.settings import Value
     from node.training.session import TrainingSession
 
 DEFAULT_HTTP = "127.0.0.1:8481"  # a first auth server is at 8480
 
+OTHER_DEFAULTS: Final[dict[str, Value]] = {"relay.serve": True, "dht.keep_slots": True}
+RELAY_ONLY_DEFAULTS: Final[dict[str, Value]] = OTHER_DEFAULTS | {
+    "relay.for": "everybody",
+    # fixed, because others write the addresses down and there is no folder to remember a port in
+    "network.listen": ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"),
+}
+
 
 def add_parser(subparsers: Subparsers) -> None:
+    from node.app.commands.configured import add_off_flag, add_setting_flag
     from node.app.commands.run import add_folder
     from node.app.commands.run_start import add_flags
 
     parser = subparsers.add_parser(
         "backbone",
-        help="keep a run alive: a peer to join through, its checkpoints, /metrics and /healthz",
-        description="Run an organiser's peer that computes no samples: others join through it, and "
-        "it keeps the run's checkpoints in DIR/checkpoints, helps to average, and serves the state "
-        "to newcomers. It does all that `potluck run start DIR --keep-only` does, and answers over "
-        "HTTP: /metrics for Prometheus, and /healthz with 200 while it listens, has joined and "
-        "writes checkpoints, otherwise with 503 and the reasons. See docs/backbone.md.\n\n"
+        help="keep a run alive and relay for its peers: checkpoints, /metrics, /healthz, /readyz",
+        description="Run an organiser's peer that computes no samples: others join through it, it "
+        "relays for those whom nobody can dial, keeps the run's checkpoints in DIR/checkpoints, "
+        "helps to average, and serves the state to newcomers. It does all that `potluck run start "
+        "DIR --keep-only` does. Over HTTP it answers /metrics for Prometheus, /healthz with 200 "
+        "while it listens, has joined and writes checkpoints, and /readyz with 200 while it "
+        "listens, has joined and its relay has room; otherwise 503 with the reasons. See "
+        "docs/operators.md.\n\n"
         "DIR is the organiser's folder or a copy of it (run.toml and run.signed). This peer does "
-        "not need the organiser's key.\n\n"
-        "/metrics and /healthz have no password, and answer only this machine unless --http names "
+        "not need the organiser's key. With --relay-only there is no DIR and no run: the node "
+        "relays for everybody, dials back, and is one to join through.\n\n"
+        "The HTTP answers have no password, and answer only this machine unless --http names "
         "another address. Ctrl-C writes a last checkpoint and leaves.",
         example="potluck backbone poem\n"
         "potluck backbone poem --listen /ip4/0.0.0.0/tcp/4001 --http 127.0.0.1:9100\n"
-        "curl -s http://127.0.0.1:8481/healthz",
+        'potluck backbone --relay-only --relay-limits "circuits=64, month=500GB/month"\n'
+        "potluck backbone poem --threads 1 --systemd\n"
+        "curl -s http://127.0.0.1:8481/readyz",
     )
-    add_folder(parser)
+    add_folder(parser, default=None)
+    parser.add_argument(
+        "--relay-only",
+        action="store_true",
+        help="take part in no run: relay, dial back, and keep a share of the directory, on port "
+        "4001 unless --listen says otherwise",
+    )
     parser.add_argument(
         "--http",
         metavar="HOST:PORT",
         default=DEFAULT_HTTP,
-        help=f"the address of /metrics and /healthz ({DEFAULT_HTTP}); a port of 0 is any that is "
-        "free",
+        help=f"the address of /metrics, /healthz and /readyz ({DEFAULT_HTTP}); a port of 0 is any "
+        "that is free",
     )
+    parser.add_argument(
+        "--systemd",
+        action="store_true",
+        help="print a system unit for systemd that runs this command line, and do nothing else",
+    )
+    add_off_flag(parser, "relay.serve", "--no-relay", "do not relay for others")
+    add_setting_flag(parser, "relay.limits")
+    add_setting_flag(parser, "relay.for")
     add_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from node.app.commands.configured import configuration_for
+    from node.app.commands.output import Output
+    from node.app.listen_flag import listen_flag
+
+    address = listen_flag("--http", arguments.http)
+    defaults = RELAY_ONLY_DEFAULTS if arguments.relay_only else OTHER_DEFAULTS
+    configuration = configuration_for(arguments, defaults)
+    if arguments.relay_only:
+        _refuse_a_run(arguments, configuration)
+    elif arguments.folder is None:
+        arguments.folder = "."
+        if not Path("run.toml").exists():
+            raise WrongUse(
+                "There is no run in this folder.",
+                why="A backbone keeps the run whose run.toml is in DIR, or here without DIR.",
+                advice="Type `potluck backbone DIR`; without any run `potluck backbone "
+                "--relay-only` relays for everybody.",
+            )
+    _check_room(configuration)
+    output = Output.of(arguments)
+    if arguments.systemd:
+        return _print_unit(arguments, configuration, output)
+    if arguments.relay_only:
+        return _relay_only(configuration, address, output)
+    return _keep_run(arguments, address)
+
+
+def _refuse_a_run(arguments: argparse.Namespace, configuration: Configuration) -> None:
+    """WrongUse for what only makes sense with a run."""
+    if arguments.folder is not None:
+        raise WrongUse(
+            f"{arguments.folder} is not needed with --relay-only.",
+            why="A node with --relay-only takes part in no run.",
+            advice=f"To keep the run, leave --relay-only out; it relays, too, with --relay-for "
+            f"everybody for strangers. To only relay, leave {arguments.folder} out.",
+        )
+    if configuration.relay_limits is None:
+        raise WrongUse(
+            "--relay-only needs the relay, which is switched off.",
+            why=f"relay.serve is false ({configuration.origins['relay.serve']}).",
+            advice="`potluck listen` runs a node that neither trains nor relays.",
+        )
+    given = {
+        "--qr": arguments.qr is not None,
+        "--from-peers": arguments.from_peers,
+        "--trust-module": bool(arguments.trust_module),
+    }
+    unfit = [flag for flag, is_given in given.items() if is_given]
+    if unfit:
+        raise WrongUse(
+            f"{' and '.join(unfit)} cannot be used with --relay-only.",
+            why="It is about a run, and there is none.",
+        )
+
+
+def _check_room(configuration: Configuration) -> None:
+    """Every reservation is a connection that its peer keeps open."""
+    limits, most = configuration.relay_limits, configuration.inbound_connections
+    if limits is not None and limits.reservations >= most:
+        raise WrongUse(
+            f"The relay cannot hold {limits.reservations:,} reservations.",
+            why=f"Each is an open connection, and network.inbound_connections is {most:,}.",
+            advice="Allow more connections (POTLUCK_NETWORK_INBOUND_CONNECTIONS), or fewer "
+            "reservations (--relay-limits reservations=N).",
+        )
+
+
+def _keep_run(arguments: argparse.Namespace, address: ListenAddress) -> int:
     import time
-    from pathlib import Path
 
     import trio
 
     from node.app.backbone import BackboneRecord
     from node.app.commands.run_start import start_peer
-    from node.app.listen_flag import listen_flag
     from node.run.definition import read_definition
     from node.run.folder import RunFolder
 
-    address = listen_flag("--http", arguments.http)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
     every_seconds = read_definition(folder.text()).checkpoints.every_seconds
     record = BackboneRecord(checkpoint_seconds=every_seconds, clock=time.monotonic)
 
     async def serve(node: Node, session: TrainingSession, lines: LineQueue) -> None:
-        from node.app.backbone import BackboneHealth, serve_backbone
-
-        def listening(url: str) -> None:
-            lines.data(
-                {"event": "serving_http", "url": url},
-                f"{url}/metrics and {url}/healthz show the state of this peer",
-            )
+        from node.app.backbone import BackboneHealth, KeptRun, serve_backbone
 
         def ailing(troubles: tuple[str, ...]) -> None:
             session.troubles = troubles
             session.changed()
 
         session.follow(record.take)
-        health = BackboneHealth(record, node.status, folder.trouble)
+        kept = KeptRun(record, session.view, folder.trouble)
+        health = BackboneHealth(node.status, node.network.traffic, kept)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(health.watch, ailing)
-            await serve_backbone(address, health, session.view, listening)
+            await serve_backbone(address, health, _telling_url(lines))
 
-    return start_peer(arguments, "potluck backbone", keeps_only=True, beside=serve)
+    return start_peer(
+        arguments, "potluck backbone", keeps_only=True, beside=serve, defaults=OTHER_DEFAULTS
+    )
+
+
+def _relay_only(configuration: Configuration, address: ListenAddress, output: Output) -> int:
+    from node.app.commands.descriptor_limit import raise_descriptor_limit
+    from node.app.commands.exit_codes import DONE
+    from node.app.commands.interruption import run_until_signal
+    from node.app.commands.link_report import run_bare_node
+    from node.app.commands.log_output import log_to_stderr
+    from node.net import check_listening
+
+    log_to_stderr(debug=output.debug)
+    raise_descriptor_limit()
+    check_listening(configuration.listen_addresses)
+
+    async def serve(node: Node, lines: LineQueue) -> None:
+        from node.app.backbone import BackboneHealth, serve_backbone
+        from node.app.commands.link_report import counted, introduce
+        from node.app.commands.status_view import in_one_line
+
+        introduce(node, lines)
+        member = node.status().membership
+        if not member.open:  # it was logged in before
+            lines.say(in_one_line(member))
+        whom = "members of its run" if configuration.relays_for_members else "everybody"
+        lines.say(f"relaying for {whom}. Others use it with --bootstrap ADDRESS. Ctrl-C ends it.")
+        health = BackboneHealth(node.status, node.network.traffic)
+        async with counted(node, lines):
+            await serve_backbone(address, health, _telling_url(lines))
+
+    return run_until_signal(lambda: run_bare_node(configuration, output, serve), terminated=DONE)
+
+
+def _telling_url(lines: LineQueue) -> Callable[[str], None]:
+    def listening(url: str) -> None:
+        lines.data(
+            {"event": "serving_http", "url": url},
+            f"{url}/metrics, {url}/healthz and {url}/readyz show the state of this peer",
+        )
+
+    return listening
+
+
+def _print_unit(arguments: argparse.Namespace, configuration: Configuration, output: Output) -> int:
+    import os
+
+    from node.app.commands.configured import typed_settings
+    from node.app.systemd import BackboneUnit, this_program
+
+    words = [*this_program(), "backbone"]
+    folder = None
+    if arguments.relay_only:
+        words.append("--relay-only")
+    else:
+        folder = Path(arguments.folder).expanduser().absolute()
+        words.append(str(folder))
+    words += ["--plain", "--http", arguments.http]
+    if arguments.from_peers:
+        words.append("--from-peers")
+    for module in arguments.trust_module:
+        words += ["--trust-module", str(Path(module).expanduser().absolute())]
+    words += typed_settings(arguments, configuration)
+    chosen = getattr(arguments, "home", None) or os.environ.get("POTLUCK_HOME")
+    config = configuration.places.config_file
+    unit = BackboneUnit(
+        command=words,
+        folder=folder,
+        home=None if chosen is None else Path(chosen).expanduser().absolute(),
+        config_file=config if configuration.places.config_file_origin != "default" else None,
+        configuration=configuration,
+    )
+    output.data({"text": unit.text()}, unit.text().rstrip("\n"))
+    return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from node.core.configuration import Configuration, read_configuration
@@ -33,13 +34,14 @@ _METAVARS = {
     SettingKind.QUOTA: "AMOUNT",
     SettingKind.SCHEDULE: "TIMES",
     SettingKind.RELAY_LIMITS: "LIMITS",
+    SettingKind.RELAY_FOR: "WHOM",
 }
 
 
-def add_setting_flag(parser: CommandParser, key: str, flag: str | None = None) -> None:
-    """Add the flag of the setting `key`: by default its last part with dashes."""
+def add_setting_flag(parser: CommandParser, key: str) -> None:
+    """Add the flag of the setting `key`."""
     setting = BY_KEY[key]
-    flag = flag or _flag_of(key)
+    flag = _flag_of(key)
     again = "; may be given several times" if setting.kind in LISTS else ""
     what = f"{setting.what}{again} ({key}, {setting.variable})"
     destination = _DESTINATION + key
@@ -51,8 +53,35 @@ def add_setting_flag(parser: CommandParser, key: str, flag: str | None = None) -
     )
 
 
-def configuration_for(arguments: argparse.Namespace) -> Configuration:
-    """The configuration of this command line; its warnings are printed on stderr."""
+def add_off_flag(parser: CommandParser, key: str, flag: str, what: str) -> None:
+    """Add a flag that switches the setting `key` off, for a command that has it on by default."""
+    what = f"{what} ({key}, {BY_KEY[key].variable})"
+    parser.add_argument(
+        flag, dest=_DESTINATION + key, action="append_const", const="false", help=what
+    )
+
+
+def typed_settings(arguments: argparse.Namespace, configuration: Configuration) -> list[str]:
+    """The flags of this command line that are settings, for another one; paths are absolute."""
+    typed = []
+    for destination, words in vars(arguments).items():
+        if not destination.startswith(_DESTINATION) or words is None:
+            continue
+        key = destination.removeprefix(_DESTINATION)
+        value = configuration.values[key]
+        if BY_KEY[key].kind is SettingKind.SWITCH:
+            typed.append(_flag_of(key) if value else _off_flag_of(key))
+            continue
+        for word in value if isinstance(value, tuple) else (value,):
+            typed += [_flag_of(key), str(word)]
+    return typed
+
+
+def configuration_for(
+    arguments: argparse.Namespace, defaults: Mapping[str, Value] | None = None
+) -> Configuration:
+    """The configuration of this command line; its warnings are printed on stderr. `defaults`: those
+    that this command has instead of the usual ones."""
     flags: dict[str, Value] = {}
     for destination, words in vars(arguments).items():
         if destination.startswith(_DESTINATION) and words is not None:
@@ -67,6 +96,7 @@ def configuration_for(arguments: argparse.Namespace) -> Configuration:
         flags,
         home=getattr(arguments, "home", None),
         config_file=getattr(arguments, "config", None),
+        defaults=defaults,
     )
     for warning in configuration.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -74,7 +104,13 @@ def configuration_for(arguments: argparse.Namespace) -> Configuration:
 
 
 def _flag_of(key: str) -> str:
-    return "--" + key.split(".")[1].replace("_", "-")
+    """Its last part with dashes; those of the relay have its name in front."""
+    table, name = key.split(".")
+    return "--" + (f"{table}_{name}" if table == "relay" else name).replace("_", "-")
+
+
+def _off_flag_of(key: str) -> str:
+    return f"--no-{key.split('.')[0]}"
 
 
 def _of_flag(error: WrongUse, key: str) -> WrongUse:

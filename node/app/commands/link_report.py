@@ -8,6 +8,7 @@ quota is used up, the node stays part of the swarm, and says so.
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -25,9 +26,20 @@ from node.training.caps_watch import WatchedCaps, open_caps
 from node.training.gate import Gate
 from protocols.network import LinkEvent, Network, Reach
 
+Work = Callable[[Node, LineQueue], Awaitable[None]]
+
 
 async def listen(configuration: Configuration, output: Output) -> int:
     """Run a node until cancelled."""
+
+    async def tell_of_links(node: Node, lines: LineQueue) -> None:
+        await _tell_of_links(node, lines, output)
+
+    return await run_bare_node(configuration, output, tell_of_links)
+
+
+async def run_bare_node(configuration: Configuration, output: Output, work: Work) -> int:
+    """Run a node without training, and `work` beside it, until cancelled."""
     lines = LineQueue(output)
     node = Node(configuration)
     with at_hard_exit(node.remove_run_files), lines.logging():
@@ -35,7 +47,7 @@ async def listen(configuration: Configuration, output: Output) -> int:
             nursery.start_soon(lines.run)
             try:
                 async with node:
-                    await _tell_of_links(node, lines, output)
+                    await work(node, lines)
             finally:
                 await lines.finish(LAST_LINES_SECONDS)
     return 0
@@ -43,13 +55,17 @@ async def listen(configuration: Configuration, output: Output) -> int:
 
 async def _tell_of_links(node: Node, lines: LineQueue, output: Output) -> None:
     with node.network.link_events() as events:
-        _introduce(node, lines, output)
-        async with _counted(node, lines):
+        introduce(node, lines)
+        # Printed even if a program reads stdout: nobody should be in an open run unawares.
+        lines.say(in_one_line(node.status().membership))
+        if not output.json:
+            lines.say("Listening. From another machine: potluck ping ADDRESS. Ctrl-C ends it.")
+        async with counted(node, lines):
             async for event in events:
                 _tell(event, node.network, lines)
 
 
-def _counted(node: Node, lines: LineQueue) -> AbstractAsyncContextManager[WatchedCaps]:
+def counted(node: Node, lines: LineQueue) -> AbstractAsyncContextManager[WatchedCaps]:
     """Count the traffic while the block runs. The other caps are about training."""
     quota = Caps(quota_bytes=caps_of(node.configuration).quota_bytes)
     return open_caps(
@@ -57,7 +73,8 @@ def _counted(node: Node, lines: LineQueue) -> AbstractAsyncContextManager[Watche
     )
 
 
-def _introduce(node: Node, lines: LineQueue, output: Output) -> None:
+def introduce(node: Node, lines: LineQueue) -> None:
+    """Print the node's addresses, ready to paste."""
     status = node.status()
     started = {
         "event": "started",
@@ -71,10 +88,6 @@ def _introduce(node: Node, lines: LineQueue, output: Output) -> None:
         "membership": msgspec.to_builtins(status.membership),
     }
     lines.data(started, "\n".join(status.addresses) or f"/p2p/{status.peer_id}")
-    # Printed even if a program reads stdout: nobody should be in an open run unawares.
-    lines.say(f"{in_one_line(status.membership)}")
-    if not output.json:
-        lines.say("Listening. From another machine: potluck ping ADDRESS. Ctrl-C ends it.")
 
 
 def _tell(event: LinkEvent, network: Network, lines: LineQueue) -> None:
@@ -84,14 +97,14 @@ def _tell(event: LinkEvent, network: Network, lines: LineQueue) -> None:
         "event": name,
         "time": round(time.time(), 3),
         "peer": event.peer,
-        "reach": event.reach.value,
+        "reach": event.reach.value if link is None else link.way,
         "was": event.was.value,
     }
     words = [time.strftime("%H:%M:%S"), name, event.peer]
     if link is not None:
         direction = "in" if link.inbound else "out"
         value |= {"direction": direction, "address": link.remote_address}
-        words += [event.reach.value, "from" if link.inbound else "to", link.remote_address]
+        words += [link.way, "from" if link.inbound else "to", link.remote_address]
     lines.data(value, " ".join(words))
 
 

@@ -19,8 +19,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "peers",
         help="show the other peers of the run, and how each is reached",
         description="Show the other peers of the run, as the node that trains in this home knows "
-        "them: their state, how each is reached (direct, relayed, or none: no link now), its "
-        "samples for the next step and their rate, and the rates by which the last round was "
+        "them: their state, how each is reached (direct, punched, relayed, or none: no link now), "
+        "its samples for the next step and their rate, and the rates by which the last round was "
         "planned (its owner's limits, or measured), with its part of the averaging. Peers report "
         "all of this themselves; reports that do not count are marked. Exit code 4 if no node "
         "trains here.",

@@ -41,12 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def add_folder(parser: CommandParser) -> None:
+def add_folder(parser: CommandParser, default: str | None = ".") -> None:
     parser.add_argument(
         "folder",
         metavar="DIR",
         nargs="?",
-        default=".",
+        default=default,
         help="the run's folder, as `run init` made it (this one)",
     )
 

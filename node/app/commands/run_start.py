@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from node.app.commands.training import Beside
     from node.core.configuration import Configuration
     from node.core.node import Node
+    from node.core.settings import Value
     from node.run.invite import RunInvite
     from node.run.signed import SignedDefinition
     from node.training.join import Participation
@@ -95,9 +96,10 @@ def start_peer(
     *,
     keeps_only: bool,
     beside: Beside | None = None,
+    defaults: Mapping[str, Value] | None = None,
 ) -> int:
-    """The work of `run start` and `potluck backbone`, which has its own task `beside`.
-    `command`: the typed words before the folder."""
+    """The work of `run start` and `potluck backbone`, which has its own task `beside` and its own
+    `defaults` of settings. `command`: the typed words before the folder."""
     from node.app.commands.configured import configuration_for
     from node.core.running_lock import hold_running_lock
     from node.core.stopping_signals import undisturbed
@@ -106,7 +108,7 @@ def start_peer(
     from node.training.join import Participation, own_identity
 
     output = Output.of(arguments)
-    configuration = configuration_for(arguments)
+    configuration = configuration_for(arguments, defaults)
     trusted = trusted_modules(arguments.trust_module)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
     signed = _signed(folder, configuration, trusted, shlex.quote(arguments.folder), output)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -128,7 +127,7 @@ def _uninstall(arguments: argparse.Namespace, output: Output) -> int:
 
 def _unit(arguments: argparse.Namespace, configuration: Configuration) -> ServiceUnit:
     """WrongUse if this home cannot continue a run without an invite."""
-    from node.app.systemd import ServiceUnit, unit_name
+    from node.app.systemd import ServiceUnit, this_program, unit_name
     from node.core.wrong_use import WrongUse
     from node.training.join import Need, pass_needed, read_invited
 
@@ -148,15 +147,8 @@ def _unit(arguments: argparse.Namespace, configuration: Configuration) -> Servic
     if config:
         variables["POTLUCK_CONFIG"] = str(Path(config).expanduser().absolute())
     return ServiceUnit(
-        unit_name(arguments.name, home), invite.run, (*_program(), "join", "--plain"), variables
+        unit_name(arguments.name, home), invite.run, (*this_program(), "join", "--plain"), variables
     )
-
-
-def _program() -> tuple[str, ...]:
-    """This installation of potluck, by its absolute path."""
-    python = Path(sys.executable).absolute()
-    script = python.parent / "potluck"
-    return (str(script),) if script.is_file() else (str(python), "-m", "node")
 
 
 def _chosen_home(arguments: argparse.Namespace) -> str | None:

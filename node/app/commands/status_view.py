@@ -35,7 +35,14 @@ from node.core.training_view import (
 from node.training.words import since_words
 
 if TYPE_CHECKING:
-    from node.core.status import DirectoryStatus, LinkStatus, MembershipStatus, NodeStatus
+    from node.core.status import (
+        ConnectivityStatus,
+        DirectoryStatus,
+        LinkStatus,
+        MembershipStatus,
+        NodeStatus,
+        RelayStatus,
+    )
 
 
 def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
@@ -203,6 +210,8 @@ def _heading(status: NodeStatus, columns: int | None) -> Text:
         ("peer id", status.peer_id),
         ("node", f"potluck {status.version}, pid {status.pid}, up {uptime}"),
         *(("address", address) for address in status.addresses),
+        *_reached(status.connectivity),
+        *([] if status.relay is None else [("relays", relay_words(status.relay))]),
         ("run", in_one_line(status.membership)),
         *_warnings(status.membership),
         *([] if status.training is None else training_rows(status.training)),
@@ -221,6 +230,45 @@ def _heading(status: NodeStatus, columns: int | None) -> Text:
         text.append(hung(first, printable(value), columns)[len(first) :] + "\n")
     text.rstrip()
     return text
+
+
+def _reached(connectivity: ConnectivityStatus) -> Iterator[tuple[str, str]]:
+    """How others reach this node, and what helpers said of its addresses."""
+    if not connectivity.mode:  # an older node does not tell
+        return
+    router = f" (router: {connectivity.router})" if connectivity.router not in _NO_ROUTER else ""
+    through = f", through {', '.join(connectivity.relays)}" if connectivity.relays else ""
+    yield "reached", f"{connectivity.mode}{router}{through}"
+    for one in connectivity.addresses:
+        mapped = ", forwarded by the router" if one.mapped else ""
+        yield "", f"{one.address}: {_VERDICTS.get(one.verdict, one.verdict)}{mapped}"
+    if connectivity.trouble:
+        yield "warning", f"no relay: {connectivity.trouble}"
+
+
+_NO_ROUTER = ("", "none", "not known")
+_VERDICTS = {
+    "public": "others can dial it",
+    "private": "others cannot dial it",
+    "unknown": "not known yet whether others can dial it",
+}
+
+
+def relay_words(relay: RelayStatus) -> str:
+    """What the node relays for others."""
+    words = [
+        f"for others: {counted(relay.reservations, 'reservation')}",
+        counted(relay.circuits, "circuit"),
+        in_words(relay.carried_bytes),
+    ]
+    if relay.month_limit is not None:
+        share = f"{in_words(relay.month_bytes)} of {in_words(relay.month_limit)}"
+        words.append(f"{share} in {relay.month}")
+    refused = sum(relay.refusals.values())
+    if refused:
+        reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(relay.refusals.items()))
+        words.append(f"{refused:,} refused ({reasons})")
+    return ", ".join(words)
 
 
 def _used(status: NodeStatus) -> list[tuple[str, str]]:

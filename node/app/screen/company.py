@@ -25,7 +25,7 @@ LIST_FROM: Final = 30
 
 BETWEEN: Final = "  "
 LAST: Final = "\U0010ffff"  # sorts behind every name
-_REACHED: Final = {"direct": "direct", "relayed": "relayed"}
+_REACHED: Final = ("direct", "punched", "relayed")
 UNREACHED: Final = "not reached"
 
 
@@ -57,8 +57,12 @@ def _order(peer: RunPeerView) -> tuple[bool, bool, str, str]:
     )
 
 
+def _way(peer: RunPeerView) -> str:
+    return peer.reach if peer.reach in _REACHED else UNREACHED
+
+
 def _heading(peers: Sequence[RunPeerView], room: int) -> list[str]:
-    ways = Counter(_REACHED.get(one.reach, UNREACHED) for one in peers)
+    ways = Counter(_way(one) for one in peers)
     noun = "" if within(room) != room else " peer" if len(peers) == 1 else " peers"
     return [
         f"{len(peers):,} other{noun}" if len(peers) == 1 or noun else f"{len(peers):,} others",
@@ -71,7 +75,7 @@ def _rows(peers: Sequence[RunPeerView], room: int) -> list[Text]:
     table = [
         (
             label(clean(one.peer), clean(one.name), one.said_name),
-            _REACHED.get(one.reach, UNREACHED),
+            _way(one),
             "" if one.round_trip_ms is None else f"{count(one.round_trip_ms)} ms",
             "" if one.samples_per_second is None else f"{count(one.samples_per_second, 1)} /s",
             "" if one.samples is None else f"{count(one.samples)} in batch",

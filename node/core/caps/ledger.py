@@ -171,8 +171,10 @@ SAVED_AFTER_SECONDS = 60.0
 class LedgerFile:
     """The file of one node. Only the process with the node's lock writes it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, counts: str = "quota") -> None:
+        """`counts`: the name of what is used up, for messages."""
         self.path = path
+        self._counts = counts
         self._saved = Accounts()
         self._saved_at = float("-inf")
         self._looked_at = float("-inf")
@@ -185,7 +187,8 @@ class LedgerFile:
                 self._saved = msgspec.json.decode(content, type=Accounts)
         except (UnusableFile, msgspec.MsgspecError, ValueError) as error:
             return Accounts(), (
-                f"The use of the quota could not be read, so it is counted from zero: {error}"
+                f"The use of the {self._counts} could not be read, so it is counted from zero: "
+                f"{error}"
             )
         return self._saved, ""
 
@@ -210,6 +213,9 @@ class LedgerFile:
             if accounts.now.total_bytes or accounts.before.total_bytes:
                 replace_private_file(self.path, msgspec.json.encode(accounts))
         except OSError as error:
-            return f"The use of the quota could not be written to {self.path}: {error.strerror}."
+            return (
+                f"The use of the {self._counts} could not be written to {self.path}: "
+                f"{error.strerror}."
+            )
         self._saved, self._saved_at = accounts, now
         return ""
