@@ -162,6 +162,8 @@ class Connectivity:
         """The address from which the internet sees us come."""
         self.stated = trio.Event()
         """Set once the mode is known, or STATED_SECONDS have passed."""
+        self.looked = trio.Event()
+        """Set when the first look is over, and the kind of the router is known, if it can be."""
         self.changed = trio.Event()
         """Set, and replaced, at each change of the mode or of the announced addresses."""
         self.judge = Judge(network)
@@ -233,6 +235,7 @@ class Connectivity:
                 while True:
                     self._woken = trio.Event()
                     await self._look(nursery)
+                    self.looked.set()
                     known = self._mode is not Mode.UNKNOWN
                     pause = LOOK_AGAIN_SECONDS if known else LOOK_AGAIN_UNKNOWN_SECONDS
                     with trio.move_on_after(pause):

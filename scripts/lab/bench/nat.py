@@ -447,7 +447,8 @@ async def _rounds(
 ) -> list[dict[str, Any]]:
     for number, (name, member) in enumerate(zip(names, members, strict=True)):
         told = await member.ask("mode")
-        talk(f"{member.name} ({name}) is {told['mode']}, its router {told['router']}")
+        router = (await member.ask("router"))["router"]
+        talk(f"{member.name} ({name}) is {told['mode']}, its router {router}")
         await member.ask(
             "hold",
             run="nat",

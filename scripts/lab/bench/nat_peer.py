@@ -53,6 +53,11 @@ class NatPeer:
             "addresses": list(self._node.network.addresses()),
         }
 
+    async def router(self) -> dict[str, Any]:
+        """Wait until the kind of the router is known."""
+        await self._node.connectivity.looked.wait()
+        return {"router": self._node.connectivity.nat.name.lower()}
+
     async def wait_for(self, mode: str, within: float) -> dict[str, Any]:
         """Wait until this node has a mode; how long it took."""
         began = time.monotonic()
