@@ -16,6 +16,9 @@
     from = "alice"
     to = "bob"
     mbps = 10
+    relayed = true           # may be left out: the two only meet through a relay, both ways. The
+                             # plan keeps parts off it; without mbps it carries what a relay's
+                             # circuit does (nat/relay_limits.py)
 
 A file that is nearly right is dangerous, because its plan looks right. So nothing is guessed:
 anything unknown, missing, repeated, out of bounds or not a number is an error with its place
@@ -29,6 +32,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from nat.relay_limits import RelayLimits
 from node.core.wrong_use import WrongUse, nearest
 from protocols.moshpit.plan_strategy import Computes, PlannedPeer, PlannedPeers
 
@@ -90,9 +94,10 @@ def parse_plan(document: Mapping[str, Any], name: str) -> PlannedPeers:
             )
         places[peer.name] = place
     limits: dict[tuple[int, int], float] = {}
+    relayed: set[tuple[int, int]] = set()
     links = _tables(document.get("link", []), "link", MOST_LINKS, name)
     for number, table in enumerate(links, 1):
-        ends, limit = _link(table, places, f"link {number} of {name}")
+        ends, limit, by_relay = _link(table, places, f"link {number} of {name}")
         if ends in limits:
             raise WrongUse(
                 f"The link {number} of {name} has the same from and to as an earlier one.",
@@ -100,11 +105,17 @@ def parse_plan(document: Mapping[str, Any], name: str) -> PlannedPeers:
                 advice="Remove one of the two, or exchange from and to for the other direction.",
             )
         limits[ends] = limit
+        if by_relay:
+            relayed.add((min(ends), max(ends)))
+    for first, second in relayed:
+        for way in ((first, second), (second, first)):
+            limits.setdefault(way, float(RelayLimits().circuit_bytes_per_second))
     return PlannedPeers(
         vector_bytes=numbers["values"] * numbers["bytes_per_value"],
         batch=numbers["batch"],
         peers=peers,
         limits=limits,
+        relayed=frozenset(relayed),
     )
 
 
@@ -202,8 +213,17 @@ def _peer(table: Mapping[str, Any], where: str) -> PlannedPeer:
 
 def _link(
     table: Mapping[str, Any], places: Mapping[str, int], where: str
-) -> tuple[tuple[int, int], float]:
-    _check_keys(table, {"from", "to", *_LINK}, where)
+) -> tuple[tuple[int, int], float, bool]:
+    """The ends, what the link carries, and whether it leads through a relay."""
+    relayed = table.get("relayed", False)
+    if not isinstance(relayed, bool):
+        raise WrongUse(
+            f"`relayed` of {where} is {_shown(relayed)}.",
+            why="It is true or false, without quotes.",
+            advice="Write relayed = true if the two only meet through a relay.",
+        )
+    optional = {"relayed", *_LINK} if relayed else {"relayed"}
+    _check_keys(table, {"from", "to", "relayed", *_LINK}, where, optional=optional)
     ends = []
     for key in ("from", "to"):
         peer = table[key]
@@ -221,8 +241,11 @@ def _link(
             why="A peer sends itself nothing over a link.",
             advice="Name two different peers.",
         )
-    limit = _number(table["mbps"], "mbps", _LINK["mbps"], where)
-    return (ends[0], ends[1]), limit * BYTES_PER_MEGABIT
+    if "mbps" in table:
+        limit = _number(table["mbps"], "mbps", _LINK["mbps"], where) * BYTES_PER_MEGABIT
+    else:
+        limit = float(RelayLimits().circuit_bytes_per_second)
+    return (ends[0], ends[1]), limit, relayed
 
 
 def _check_keys(

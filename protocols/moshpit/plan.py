@@ -56,9 +56,15 @@ def best_reducers(routers: Sequence[int], able: Sequence[bool]) -> tuple[bool, .
         return not can_punch(kinds[reducer], kinds[other])
 
     everybody = range(len(kinds))
-    relayed = [sum(needs_relay(one, other) for other in everybody) for one in everybody]
-    fewest = min((relayed[one] for one in everybody if able[one]), default=0)
-    return tuple(able[one] and relayed[one] == fewest for one in everybody)
+    return with_fewest_relays(
+        [sum(needs_relay(one, other) for other in everybody) for one in everybody], able
+    )
+
+
+def with_fewest_relays(relayed: Sequence[int], able: Sequence[bool]) -> tuple[bool, ...]:
+    """Of the members that are able to reduce, those whom the fewest reach only through a relay."""
+    fewest = min((count for count, one in zip(relayed, able, strict=True) if one), default=0)
+    return tuple(one and count == fewest for count, one in zip(relayed, able, strict=True))
 
 
 def _kind(router: int) -> Nat:

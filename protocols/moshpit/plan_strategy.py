@@ -12,6 +12,7 @@ at the end. So the order of the file makes no difference if several plans are eq
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -29,6 +30,7 @@ from protocols.moshpit.plan import (
     quantised,
     seconds_of,
     shortest_seconds,
+    with_fewest_relays,
 )
 
 if TYPE_CHECKING:
@@ -69,12 +71,16 @@ class PlannedPeer:
 
 @dataclass(frozen=True)
 class PlannedPeers:
-    """The input of a plan. `limits`: (from, to) by index of `peers`, in bytes per second."""
+    """The input of a plan. `limits`: (from, to) by index of `peers`, in bytes per second.
+
+    `relayed`: the pairs that only meet through a relay. Parts keep off them, as in a real round.
+    """
 
     vector_bytes: float
     batch: float
     peers: Sequence[PlannedPeer]
     limits: Links = field(default_factory=dict)
+    relayed: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,10 @@ def best_strategy(collaboration: PlannedPeers) -> Strategy:
     given = collaboration.peers
     order = sorted(range(len(given)), key=lambda i: given[i].name)
     place = {i: position for position, i in enumerate(order)}
-    peers = _collaborators(collaboration, [given[i] for i in order])
+    met_by_relay = Counter(end for pair in collaboration.relayed for end in pair)
+    peers = _collaborators(
+        collaboration, [given[i] for i in order], [met_by_relay[i] for i in order]
+    )
     limits = binding(
         peers.members(()),
         {
@@ -126,7 +135,9 @@ def best_strategy(collaboration: PlannedPeers) -> Strategy:
     )
 
 
-def _collaborators(collaboration: PlannedPeers, peers: Sequence[PlannedPeer]) -> Collaborators:
+def _collaborators(
+    collaboration: PlannedPeers, peers: Sequence[PlannedPeer], relayed: Sequence[int]
+) -> Collaborators:
     fixed = [peer.computes is Computes.ALWAYS for peer in peers]
     free = [
         i
@@ -153,7 +164,7 @@ def _collaborators(collaboration: PlannedPeers, peers: Sequence[PlannedPeer]) ->
         batch=collaboration.batch,
         up=[peer.up / vector for peer in peers],
         down=[peer.down / vector for peer in peers],
-        reduces=[not peer.dial_out_only for peer in peers],
+        reduces=with_fewest_relays(relayed, [not peer.dial_out_only for peer in peers]),
         fixed=fixed,
         free=free,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nat.relay_limits import RelayLimits
 from node.app.commands.plan_view import plan_lines
 from node.app.plan_file import LARGEST_FILE_BYTES, MOST_PEERS, read_plan_file
 from node.core.wrong_use import WrongUse
@@ -120,6 +121,27 @@ def test_dial_out_only_may_be_left_out(tmp_path: Path) -> None:
     assert not read_plan_file(str(file)).peers[0].dial_out_only
 
 
+def test_parts_keep_off_a_pair_that_only_meets_through_a_relay(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    carol, relayed = ALICE.replace("alice", "carol"), LINK.replace("mbps = 1", "relayed = true")
+    file.write_text(TOP + ALICE + BOB + carol + relayed, encoding="utf-8")
+    collaboration = read_plan_file(str(file))
+    assert collaboration.relayed == {(0, 1)}
+    circuit = RelayLimits().circuit_bytes_per_second
+    assert collaboration.limits == {(0, 1): circuit, (1, 0): circuit}
+    assert best_strategy(collaboration).fractions == (0.0, 0.0, 1.0)
+
+
+def test_a_relay_carries_parts_if_nobody_is_met_directly_by_all(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    slow = LINK.replace("mbps = 1", "mbps = 1\nrelayed = true")
+    file.write_text(TOP + ALICE + BOB + slow, encoding="utf-8")
+    strategy = best_strategy(read_plan_file(str(file)))
+    assert sum(strategy.fractions) == 1.0
+    # a vector each way, one of them over the link of a megabit
+    assert strategy.round_seconds == pytest.approx(4000 / 125_000, rel=0.5)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -165,6 +187,7 @@ def test_dial_out_only_may_be_left_out(tmp_path: Path) -> None:
         (TOP + ALICE + BOB + LINK.replace("mbps = 1", "mbps = 0"), "`mbps` of link 1"),
         (TOP + ALICE + BOB + LINK.replace("mbps = 1\n", ""), "`mbps` is missing in link 1"),
         (TOP + ALICE + BOB + LINK + "latency = 3\n", "no `latency`"),
+        (TOP + ALICE + BOB + LINK + "relayed = 1\n", "`relayed` of link 1"),
         (TOP + "".join(ALICE.replace("alice", f"{i}") for i in range(MOST_PEERS + 1)), "1,001"),
         ("#" * (LARGEST_FILE_BYTES + 1), "larger than a megabyte"),
         ("peer", "not valid TOML"),

@@ -26,7 +26,9 @@ _FILE = """\
   [[link]]                 # optional, as many as there are: one direction between two peers
   from = "alice"
   to = "bob"
-  mbps = 10"""
+  mbps = 10
+  relayed = true           # may be left out: the two only meet through a relay, which carries as
+                           # much as a circuit by default if mbps is left out"""
 
 
 def add_parser(subparsers: Subparsers) -> None:
