@@ -68,7 +68,7 @@ log = logging.getLogger("potluck.rpc")
 
 KNOCK = "knock"  # no peer serves this method, but the error is signed like any answer
 KNOCK_SECONDS = 30.0  # connecting included; no caller waits for it
-SETTLING_SECONDS = 6.0  # a hole is punched in half a second, or within 5 s (nat/punching.py)
+SETTLING_SECONDS = 3.0  # a hole is punched in half a second, or when the first packet is sent again
 SWEEP_SECONDS = 15.0  # between searches for idle streams: a fraction of the idle limits
 
 Handler = Callable[[Caller, Request], Awaitable[Response] | Response]
