@@ -46,7 +46,7 @@ HOP: Final = "/libp2p/circuit/relay/0.2.0/hop"
 STOP: Final = "/libp2p/circuit/relay/0.2.0/stop"
 
 TALK_SECONDS: Final = 10.0  # for one message, from a peer that has a link
-COPY_BYTES: Final = 64 * 1024  # about one packet of the channel
+COPY_BYTES: Final = 32 * 1024  # half a packet of the channel; a circuit has two of them
 IDLE_SECONDS: Final = 180.0  # a link pings several times in this time, whatever made it
 ANSWER_SECONDS: Final = 8.0  # for the target of a circuit; the asker still waits then
 MOST_ASKING: Final = 256  # streams that ask at the same time; each costs a task and little memory

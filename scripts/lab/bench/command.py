@@ -33,6 +33,7 @@ KINDS: Final = {
     "nat": "nat",
     "nat-round": "nat",
     "nat-join": "nat_join",
+    "relay": "relay",
     "outage": "outage",
     "training": "training",
     "training-churn": "training",

@@ -17,6 +17,7 @@ from lab.bench.pouring import POUR, Basin, make_block, pour
 from nat.connectivity import Mode
 from node.core.configuration import read_configuration
 from node.core.node import Node
+from node.core.status import memory_in_use
 from protocols.identity import PeerId
 from protocols.network import Reach
 from protocols.rpc import ping
@@ -150,6 +151,10 @@ class NatPeer:
         if isinstance(outcome, Committed):
             told["digest"] = blake3.blake3(outcome.result.numpy().data.cast("B")).hexdigest()
         return told
+
+    async def used(self) -> dict[str, Any]:
+        """Processor seconds so far, and the memory of this process now."""
+        return {"cpu_seconds": time.process_time(), "memory_bytes": memory_in_use() or 0}
 
     async def traffic(self) -> dict[str, Any]:
         """Bytes sent in all, and carried for others; and the way to each linked peer."""
