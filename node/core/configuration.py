@@ -19,7 +19,7 @@ from typing import Any
 
 from nat.relay_limits import RelayLimits
 from node.core.places import Places, find_places
-from node.core.relaying import MEMBERS, relay_limits
+from node.core.relay_settings import MEMBERS, relay_limits
 from node.core.settings import BY_KEY, SETTINGS, Setting, Value, value_from_text, value_from_toml
 from node.core.wrong_use import WrongUse, nearest, why_not_toml
 

@@ -45,7 +45,7 @@ from node.core.key_file import load_or_create_identity
 from node.core.machine_changes import MachineWatch
 from node.core.peer_address import parse_peer_address
 from node.core.private_file import remove_drafts
-from node.core.relaying import RelayMonth
+from node.core.relay_month import RelayMonth
 from node.core.running_lock import hold_running_lock
 from node.core.status import (
     MembershipStatus,

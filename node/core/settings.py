@@ -22,9 +22,9 @@ from node.core.peer_address import (
     parse_peer_address,
 )
 from node.core.places import Places
-from node.core.relaying import EXAMPLE as RELAY_EXAMPLE
-from node.core.relaying import MEMBERS, as_admitted
-from node.core.relaying import as_written as relay_limits_as_written
+from node.core.relay_settings import EXAMPLE as RELAY_EXAMPLE
+from node.core.relay_settings import MEMBERS, as_admitted
+from node.core.relay_settings import as_written as relay_limits_as_written
 from node.core.wrong_use import WrongUse
 
 Value = tuple[str, ...] | Path | float | int | bool | str

@@ -18,7 +18,7 @@ import msgspec
 from nat.connectivity import Connectivity, Mode
 from nat.relaying import Relay
 from node.core.caps.used import CapsUsed
-from node.core.relaying import RelayMonth
+from node.core.relay_month import RelayMonth
 from node.core.training_view import TrainerView
 from protocols.dht import Dht
 from protocols.network import LinkFacts

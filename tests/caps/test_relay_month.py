@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from node.core.caps.ledger import BELIEVED_SECONDS
-from node.core.relaying import RelayMonth
+from node.core.relay_month import RelayMonth
 from protocols.blocking import do_at_once
 
 MB = 1_000_000

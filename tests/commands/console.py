@@ -64,6 +64,7 @@ def potluck_here(*words: str, home: Path, **variables: str) -> Completed:
     handlers = {number: signal.getsignal(number) for number in stopping_signals()}
     root = logging.getLogger()
     logs_to, level = list(root.handlers), root.level
+    levels = {logger: logger.level for logger in _loggers()}
     standard_output, standard_error = (
         io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
     )
@@ -78,9 +79,16 @@ def potluck_here(*words: str, home: Path, **variables: str) -> Completed:
     finally:
         root.handlers[:] = logs_to
         root.setLevel(level)
+        for logger in _loggers():
+            logger.setLevel(levels.get(logger, logging.NOTSET))
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return Completed(list(words), code, _written(standard_output), _written(standard_error))
+
+
+def _loggers() -> list[logging.Logger]:
+    every = logging.root.manager.loggerDict.values()
+    return [logger for logger in every if isinstance(logger, logging.Logger)]
 
 
 def _written(text: io.TextIOWrapper) -> str:

@@ -23,8 +23,7 @@ from node.core.status import ConnectivityStatus, connectivity_status
 from protocols.errors import PotluckError
 from protocols.identity import Identity, PeerId
 from protocols.network import Network
-from protocols.rpc import Rpc, open_rpc
-from protocols.rpc.ping import ECHO, LONGEST_ECHO_BYTES, EchoRequest
+from protocols.rpc import Rpc, open_rpc, ping
 
 TOPIC: Final = "reach"
 REACH_SECONDS: Final = 24.0  # stating the mode takes 5 s if peers answer, and then the rates
@@ -32,7 +31,8 @@ STATE_SECONDS: Final = 16.0
 CONNECT_SECONDS: Final = 6.0
 PEERS_ASKED: Final = 3
 RATE_SECONDS: Final = 2.0
-IN_FLIGHT: Final = 256  # calls of 4 KiB: a megabyte under way, enough for 80 Mb/s at 100 ms
+PAYLOAD: Final = bytes(4096)  # the most that a ping may carry
+IN_FLIGHT: Final = 256  # calls: a megabyte under way, enough for 80 Mb/s at 100 ms
 CALL_SECONDS: Final = 5.0
 
 FORWARD: Final = (
@@ -168,14 +168,13 @@ async def _rates(rpc: Rpc, peers: Sequence[PeerId]) -> list[Finding]:
 
         async def call(peer: PeerId = peer) -> None:
             nonlocal echoed, failed
-            payload = bytes(LONGEST_ECHO_BYTES)
             while not failed:
                 try:
-                    await rpc.call(peer, ECHO, EchoRequest(payload), timeout=CALL_SECONDS)
+                    await ping(rpc, peer, PAYLOAD, timeout=CALL_SECONDS)
                 except PotluckError:
                     failed = True
                 else:
-                    echoed += LONGEST_ECHO_BYTES
+                    echoed += len(PAYLOAD)
 
         with trio.move_on_after(RATE_SECONDS):
             async with trio.open_nursery() as nursery:
