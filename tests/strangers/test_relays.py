@@ -3,12 +3,16 @@
 Everybody is on loopback and could dial everybody, and js-libp2p and go-libp2p do as soon as they
 learn an address. So only the relays listen here, and the tests look at what a circuit carried.
 
-AutoNAT v2 ends early here: js-libp2p judges no private address, which every one on loopback is,
-and p2pd does not know it.
+AutoNAT v2 ends early on loopback, since js-libp2p judges no private address; so it is also asked
+elsewhere. p2pd does not know it.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -45,6 +49,7 @@ AUTONAT_1 = "/libp2p/autonat/1.0.0"
 # For documents (RFC 6676). js-libp2p takes the others that are for documents to be private.
 ELSEWHERE = "/ip4/233.252.0.7/tcp/4001"
 
+OWN_NAMESPACE = ("unshare", "--user", "--map-root-user", "--net")
 GO_IS_A_RELAY = ("-forceReachabilityPublic", "-relay=true", "-relayService=true")
 GO_USES_RELAYS = (DOES_NOT_LISTEN, "-relay=true", "-relayService=false")
 GO_NEEDS_A_RELAY = (
@@ -360,6 +365,34 @@ async def test_a_circuit_that_js_ends_at_its_limit_breaks_our_stream(
 
 
 # ---- AutoNAT v2
+
+
+@pytest.fixture
+def own_namespace() -> tuple[str, ...]:
+    """The beginning of a command that runs in a network namespace of its own."""
+    if any(shutil.which(name) is None for name in ("unshare", "ip")):
+        pytest.skip("needs unshare and ip")
+    tried = subprocess.run([*OWN_NAMESPACE, "true"], capture_output=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip("needs the right to make a network namespace")
+    return OWN_NAMESPACE
+
+
+async def test_js_and_we_find_each_other_public_at_a_public_address(
+    own_namespace: tuple[str, ...],
+    relaying_js: JavascriptStranger,  # noqa: ARG001  which is installed then
+    cache: Path,
+) -> None:
+    """Also where our peer id is the smaller, and where the larger: the link is another one then."""
+    command = [*own_namespace, sys.executable, "-m", "tests.strangers.public_place", str(cache)]
+    with trio.fail_after(PATIENCE_SECONDS):
+        done = await trio.run_process(command, capture_stdout=True)
+
+    answers = json.loads(done.stdout)
+    assert len(answers) == 2
+    for found in answers:
+        assert found["their_verdict"] == "public"
+        assert found["our_outcomes"]["ok"] >= 1
 
 
 async def test_js_ends_our_question_about_a_private_address_without_an_answer(

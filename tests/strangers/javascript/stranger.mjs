@@ -7,7 +7,8 @@
 // opening with one line that says which protocol and whose stream it is.
 //
 // With the argument `guest` it does not listen, and uses relays. With `relay` it is one, with the
-// limits that js-libp2p has by default, and asks and answers AutoNAT v2.
+// limits that js-libp2p has by default, and asks and answers AutoNAT v2. The argument after that is
+// the address to listen on.
 //
 // Easy to get wrong: it must not outlive the tests, so it ends when its standard input does.
 
@@ -41,9 +42,10 @@ const READ_BUFFER_BYTES = 32 * 1024 * 1024
 
 const isGuest = process.argv[2] === 'guest'
 const isRelay = process.argv[2] === 'relay'
+const address = process.argv[3] ?? '/ip4/127.0.0.1/tcp/0'
 
 const node = await createLibp2p({
-  addresses: { listen: isGuest ? [] : ['/ip4/127.0.0.1/tcp/0'] },
+  addresses: { listen: isGuest ? [] : [address] },
   transports: isGuest ? [tcp(), circuitRelayTransport()] : [tcp()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux({
