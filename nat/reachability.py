@@ -152,16 +152,12 @@ class DialBacks:
         with trio.fail_after(MESSAGE_SECONDS):
             brought = await messages.read(stream, DialBack)
             arrived = self._arrived.get(brought.nonce)
-            if arrived is None or not self._was_dialled(stream.remote_peer):
+            # over a connection that we made, it would prove nothing
+            if arrived is None or not stream.over_their_dial:
                 stream.reset()
                 return
             arrived.set()
             await messages.send(stream, DialBackResponse(status=0))
-
-    def _was_dialled(self, peer: PeerId) -> bool:
-        """Whether this peer has connected to us. Over a link that we made, it proves nothing."""
-        link = self._network.link(peer)
-        return link is not None and link.inbound and link.reach is Reach.DIRECT and not link.punched
 
 
 # ---- answering

@@ -116,6 +116,15 @@ class Stream(HalfCloseableStream):
     @abstractmethod
     def protocol(self) -> str: ...
 
+    @property
+    def over_their_dial(self) -> bool:
+        """Whether it runs over a connection that the other side made to us, directly and unhelped.
+
+        `Network.link` does not tell: a peer may have two connections for a moment. False, too, if
+        it is not known.
+        """
+        return False
+
     @abstractmethod
     async def receive_into(self, buffer: memoryview | bytearray) -> int:
         """Wait for at least one byte and write what is there into `buffer`; 0 only at the end.

@@ -480,7 +480,7 @@ class Libp2pNetwork(TraversableNetwork):
         if not served:
             muxed.reset_now()
             raise _not_served(peer, protocol)
-        return Libp2pStream(muxed, peer, protocol)
+        return connection.stream_of(muxed, protocol)
 
     def serve(self, protocol: str, handler: StreamHandler) -> None:
         self._check_not_ended()

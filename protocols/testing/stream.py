@@ -21,7 +21,7 @@ import trio
 
 from protocols.errors import ProtocolNotServed, Unreachable
 from protocols.identity import PeerId
-from protocols.network import Stream
+from protocols.network import Reach, Stream
 from protocols.testing.trace import TraceKind
 
 if TYPE_CHECKING:
@@ -73,6 +73,11 @@ class SimulatedStream(Stream):
     @property
     def protocol(self) -> str:
         return self._protocol
+
+    @property
+    def over_their_dial(self) -> bool:
+        end = self._end
+        return end.inbound and end.reach is Reach.DIRECT and not end.link.punched
 
     # -- sending ---------------------------------------------------------------------------
 

@@ -210,15 +210,25 @@ async def test_a_dial_back_is_no_second_link_and_ends_with_its_block(
     await asker.connect(judge.peer_id)
     await place.settle()
     before = asker.link(judge.peer_id), judge.link(asker.peer_id)
-    asker.serve(PROTOCOL, echo)
+    over_their_dial = []
+
+    async def echo_and_tell(stream: Stream) -> None:
+        over_their_dial.append(stream.over_their_dial)
+        await echo(stream)
+
+    asker.serve(PROTOCOL, echo_and_tell)
+    assert await says(judge, asker) == b"hello"
+    assert over_their_dial == [False], "it is the asker's dial"
     address = without_peer(asker.addresses()[0])
     async with judge.dial_back(asker.peer_id, address, PROTOCOL) as stream:
+        assert not stream.over_their_dial
         await stream.send_all(b"ring")
         assert await read_exactly(stream, 4) == b"ring"
         strangers = [link for link in asker.links() if link.peer != judge.peer_id]
         assert [(link.inbound, link.reach) for link in strangers] == [(True, Reach.DIRECT)]
         assert strangers[0].peer != judge.peer_id
         assert [link.peer for link in judge.links()] == [asker.peer_id]
+    assert over_their_dial == [False, True]
     await until(lambda: len(asker.links()) == 1, PATIENCE_SECONDS)
     for link, network, peer in zip(before, (asker, judge), (judge, asker), strict=True):
         now = network.link(peer.peer_id)

@@ -8,8 +8,13 @@ import pytest
 import trio
 
 from lab.bench.link_proxy import LinkConditions, open_link_proxy
+from nat import messages
+from nat.messages import AutoNat, DialBack, DialBackResponse, DialStatus, ResponseStatus
+from nat.reachability import DIAL_BACK, DIAL_REQUEST, DialBacks, Verdict
+from node.net.libp2p import negotiation
 from node.net.network import Libp2pNetwork, open_libp2p_network
 from protocols.identity import Identity
+from protocols.network import Stream
 from tests.libp2p.nodes import LOOPBACK, echo, networks
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -41,6 +46,42 @@ async def test_of_two_simultaneous_dials_the_same_one_remains_on_both_sides() ->
         stream = await first.open(second.peer_id, ECHO)
         await stream.send_all(b"sound")
         assert await stream.receive_some() == b"sound"
+
+
+@pytest.mark.parametrize("asks", [0, 1], ids=["the_smaller_asks", "the_larger_asks"])
+async def test_a_dial_back_by_the_server_that_is_linked_counts_whichever_connection_is_the_link(
+    asks: int,
+) -> None:
+    """Ours dial back under another identity, js-libp2p does it under its own."""
+    async with networks(2, LOOPBACK) as nodes:
+        in_order = sorted(nodes, key=lambda network: network.peer_id)
+        asker, server = in_order[asks], in_order[1 - asks]
+
+        def both_live() -> bool:
+            both = asker._links.connections_to(server.peer_id)
+            return len(both) == 2 and all(one.alive for one in both)
+
+        async def dial_back(stream: Stream) -> None:
+            asked = await messages.read(stream, AutoNat)
+            connection = await server._dial(asker.peer_id)
+            await until(both_live, PATIENCE_SECONDS)
+            async with await connection.open_muxed() as muxed:
+                assert await negotiation.propose(muxed, DIAL_BACK.encode())
+                await messages.send(muxed, DialBack(nonce=asked.request.nonce))
+                await messages.read(muxed, DialBackResponse)
+            answer = AutoNat()
+            answer.response.status = ResponseStatus.OK
+            answer.response.dial_status = DialStatus.OK
+            await messages.send(stream, answer)
+
+        server.serve(DIAL_REQUEST, dial_back)
+        await asker._dial(server.peer_id)
+        dial_backs = DialBacks(asker)
+        dial_backs.serve()
+
+        found = await dial_backs.ask(server.peer_id, asker.listened_addresses()[0])
+
+        assert found is Verdict.PUBLIC
 
 
 @pytest.mark.slow

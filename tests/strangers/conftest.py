@@ -32,10 +32,19 @@ def cache() -> Path:
 
 
 def start(kind: str, cache: Path) -> Stranger:
+    return start_go(cache) if kind == "go" else start_javascript(cache)
+
+
+def start_go(cache: Path, *flags: str) -> GoStranger:
     try:
-        if kind == "go":
-            return GoStranger(go_stranger.install(cache))
-        return JavascriptStranger(javascript_stranger.install(cache))
+        return GoStranger(go_stranger.install(cache), *flags)
+    except StrangerMissing as missing:
+        pytest.skip(str(missing))
+
+
+def start_javascript(cache: Path, *arguments: str) -> JavascriptStranger:
+    try:
+        return JavascriptStranger(javascript_stranger.install(cache), *arguments)
     except StrangerMissing as missing:
         pytest.skip(str(missing))
 

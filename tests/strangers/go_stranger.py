@@ -40,6 +40,8 @@ DOWNLOAD_SECONDS: Final = 300.0  # 9.5 MB
 LONGEST_MESSAGE_BYTES: Final = 1 << 20
 PING_PROTOCOL: Final = "/ipfs/ping/1.0.0"
 PING_BYTES: Final = 32
+DOES_NOT_LISTEN: Final = "-noListenAddrs"
+NO_RELAY: Final = ("-relay=false", "-relayService=false")
 
 # p2pd.proto: Request.Type, and the field of the request that each type fills
 IDENTIFY, CONNECT, STREAM_OPEN, STREAM_HANDLER, LIST_PEERS = 0, 1, 2, 3, 5
@@ -74,20 +76,22 @@ def install(cache: Path) -> Path:
 
 
 class GoStranger(Stranger):
-    """A running p2pd."""
+    """A running p2pd, which has nothing to do with relays unless flags say so."""
 
     answers_after_half_close = False
 
-    def __init__(self, binary: Path) -> None:
+    def __init__(self, binary: Path, *flags: str) -> None:
+        is_deaf = DOES_NOT_LISTEN in flags
         self._held = ExitStack()
         self._port = self._held.enter_context(held_port())
         self._process = subprocess.Popen(
             [
                 str(binary),
                 f"-listen=/ip4/127.0.0.1/tcp/{self._port}",
-                "-hostAddrs=/ip4/127.0.0.1/tcp/0",
-                # TCP, Noise and Yamux are what we are here to meet, and nothing else
-                *("-quic=false", "-tls=false", "-relay=false", "-relayService=false"),
+                DOES_NOT_LISTEN if is_deaf else "-hostAddrs=/ip4/127.0.0.1/tcp/0",
+                # TCP, Noise and Yamux are what we are here to meet, and nothing else unasked
+                *("-quic=false", "-tls=false"),
+                *(flags or NO_RELAY),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -95,13 +99,15 @@ class GoStranger(Stranger):
         )
         assert self._process.stdout is not None
         self.process_id = self._process.pid
-        printed = [self._process.stdout.readline().decode().strip() for _ in range(4)]
+        printed = [
+            self._process.stdout.readline().decode().strip() for _ in range(3 if is_deaf else 4)
+        ]
         # Control socket: ...  /  Peer ID: ...  /  Peer Addrs:  /  the first of them
         if not printed[1].startswith("Peer ID: "):
             self.stop()
             raise RuntimeError(f"p2pd did not start, but said: {printed}")
         self.peer = printed[1].removeprefix("Peer ID: ")
-        self.address = f"{printed[3]}/p2p/{self.peer}"
+        self.address = "" if is_deaf else f"{printed[3]}/p2p/{self.peer}"
 
     def stop(self) -> None:
         self._process.kill()

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from tests.strangers.stranger import (
 )
 
 SOURCES: Final = Path(__file__).parent / "javascript"
-INSTALL_SECONDS: Final = 300.0  # 118 small packages: five seconds here, minutes on a poor line
+INSTALL_SECONDS: Final = 300.0  # 127 small packages: five seconds here, minutes on a poor line
 LONGEST_ANSWER_BYTES: Final = 65_536
 
 
@@ -75,16 +76,25 @@ def put_beside(installation: Path, script: Path) -> Path:
     return copy
 
 
+@dataclass(frozen=True)
+class JavascriptLink:
+    """One of its connections, and what the relay in between allows it; None is no limit."""
+
+    address: str
+    seconds: int | None
+    bytes: int | None
+
+
 class JavascriptStranger(Stranger):
-    """A running js-libp2p node."""
+    """A running js-libp2p node. Its arguments are explained in stranger.mjs."""
 
     answers_after_half_close = True
 
-    def __init__(self, installation: Path) -> None:
+    def __init__(self, installation: Path, *arguments: str) -> None:
         script = put_beside(installation, SOURCES / "stranger.mjs")
         # Its standard input is its life line: it ends when ours closes, however we end.
         self._process = subprocess.Popen(
-            ["node", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ["node", str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdout is not None
         self.process_id = self._process.pid
@@ -95,7 +105,7 @@ class JavascriptStranger(Stranger):
         self._port = int(json.loads(first_line)["control"])
         known = trio.run(self._ask, "describe", {})
         self.peer = known["peer"]
-        self.address = known["addresses"][0]
+        self.address = next(iter(known["addresses"]), "")
 
     def stop(self) -> None:
         self._process.kill()
@@ -109,6 +119,19 @@ class JavascriptStranger(Stranger):
 
     async def connected(self) -> tuple[str, ...]:
         return tuple((await self._ask("connected", {}))["peers"])
+
+    async def reserve(self, relay_address: str) -> tuple[str, ...]:
+        """Take a place at that relay; all its addresses from then on."""
+        return tuple((await self._ask("reserve", {"address": relay_address}))["addresses"])
+
+    async def suppose(self, address: str) -> None:
+        """Make it believe that it may have this address."""
+        await self._ask("suppose", {"address": address})
+
+    async def links(self, peer: str) -> tuple[JavascriptLink, ...]:
+        """Its connections with that peer."""
+        found = (await self._ask("links", {"peer": peer}))["links"]
+        return tuple(JavascriptLink(**each) for each in found)
 
     async def stream_count(self, peer: str) -> int:
         """How many streams it counts as open with that peer."""

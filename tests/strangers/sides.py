@@ -18,7 +18,7 @@ from node.net.libp2p.settings import Libp2pSettings
 from node.net.network import open_libp2p_network
 from node.net.transport import YamuxSettings
 from protocols.identity import Identity, PeerId
-from protocols.network import Network, Stream
+from protocols.network import Network, Stream, TraversableNetwork
 from tests.strangers.stranger import Stranger, reset_socket
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -94,10 +94,12 @@ class Link:
 
 
 @asynccontextmanager
-async def our_node(yamux: YamuxSettings | None = None) -> AsyncIterator[Network]:
+async def our_node(
+    yamux: YamuxSettings | None = None, *, listens: bool = True
+) -> AsyncIterator[TraversableNetwork]:
     """A node of ours on loopback, with a new identity."""
     settings = Libp2pSettings(
-        listen_addresses=("/ip4/127.0.0.1/tcp/0",),
+        listen_addresses=("/ip4/127.0.0.1/tcp/0",) if listens else (),
         yamux=yamux if yamux is not None else YamuxSettings(),
     )
     async with open_libp2p_network(Identity.generate(), settings) as network:

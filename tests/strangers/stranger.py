@@ -42,7 +42,7 @@ class Stranger(ABC):
     """A running foreign node. It outlives many tests, so a test leaves nothing behind in it."""
 
     peer: str
-    address: str
+    address: str  # empty if it does not listen
     process_id: int
 
     # Whether its local socket keeps a half-close, so that an answer can still follow it.

@@ -48,10 +48,18 @@ if TYPE_CHECKING:
 class Libp2pStream(Stream):
     """One negotiated stream."""
 
-    def __init__(self, muxed: YamuxStream, remote_peer: PeerId, protocol: str) -> None:
+    def __init__(
+        self,
+        muxed: YamuxStream,
+        remote_peer: PeerId,
+        protocol: str,
+        *,
+        over_their_dial: bool = False,
+    ) -> None:
         self._muxed = muxed
         self._remote_peer = remote_peer
         self._protocol = protocol
+        self._over_their_dial = over_their_dial
 
     def __repr__(self) -> str:
         return f"<Libp2pStream {self._protocol} with {self._remote_peer}>"
@@ -63,6 +71,10 @@ class Libp2pStream(Stream):
     @property
     def protocol(self) -> str:
         return self._protocol
+
+    @property
+    def over_their_dial(self) -> bool:
+        return self._over_their_dial
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         if max_bytes is not None and max_bytes < 1:
@@ -171,6 +183,11 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
         except trio.ClosedResourceError:
             raise trio.BrokenResourceError("the connection was lost") from None
 
+    def stream_of(self, muxed: YamuxStream, protocol: str) -> Libp2pStream:
+        """A stream of this connection whose protocol is agreed."""
+        unhelped = self.reach is Reach.DIRECT and not self.punched
+        return Libp2pStream(muxed, self.peer, protocol, over_their_dial=self.inbound and unhelped)
+
     def facts(self) -> LinkFacts:
         muxed = self.muxed_conn
         return LinkFacts(
@@ -268,7 +285,7 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
     async def _handle(self, muxed_stream: YamuxStream, protocol: str) -> None:
         handler = self.swarm.handler_of(protocol)
         if handler is not None:
-            stream = Libp2pStream(muxed_stream, self.peer, protocol)
+            stream = self.stream_of(muxed_stream, protocol)
             with self.own_stream() if protocol in self.swarm.own_handlers else nullcontext():
                 await handler(stream)
                 await stream.aclose()

@@ -6,6 +6,10 @@
 // Each stream that a peer opens to us becomes a new connection to the port that `serve` named,
 // opening with one line that says which protocol and whose stream it is.
 //
+// With the argument `guest` it does not listen, and uses relays. With `relay` it is one, with the
+// limits that js-libp2p has by default, and asks and answers AutoNAT v2. The argument after that is
+// the address to listen on.
+//
 // Easy to get wrong: it must not outlive the tests, so it ends when its standard input does.
 
 import net from 'node:net'
@@ -26,6 +30,9 @@ const { ping } = await import('@libp2p/ping')
 const { peerIdFromString } = await import('@libp2p/peer-id')
 const { multiaddr } = await import('@multiformats/multiaddr')
 
+const { circuitRelayServer, circuitRelayTransport } = await import('@libp2p/circuit-relay-v2')
+const { autoNATv2 } = await import('@libp2p/autonat-v2')
+
 const COMMAND_TIMEOUT_MS = 20_000
 const KEEP_ALIVE_MS = 200 // short, so that a test of two seconds sees ten Yamux pings answered
 const LONGEST_COMMAND_BYTES = 65_536
@@ -33,16 +40,24 @@ const LONGEST_COMMAND_BYTES = 65_536
 // grows to 16 MiB: a fast sender would be reset for using the window it was given.
 const READ_BUFFER_BYTES = 32 * 1024 * 1024
 
+const isGuest = process.argv[2] === 'guest'
+const isRelay = process.argv[2] === 'relay'
+const address = process.argv[3] ?? '/ip4/127.0.0.1/tcp/0'
+
 const node = await createLibp2p({
-  addresses: { listen: ['/ip4/127.0.0.1/tcp/0'] },
-  transports: [tcp()],
+  addresses: { listen: isGuest ? [] : [address] },
+  transports: isGuest ? [tcp(), circuitRelayTransport()] : [tcp()],
   connectionEncrypters: [noise()],
   streamMuxers: [yamux({
     enableKeepAlive: true,
     keepAliveInterval: KEEP_ALIVE_MS,
     streamOptions: { maxReadBufferLength: READ_BUFFER_BYTES }
   })],
-  services: { identify: identify(), ping: ping() },
+  services: {
+    identify: identify(),
+    ping: ping(),
+    ...(isRelay ? { relay: circuitRelayServer(), autonat: autoNATv2() } : {})
+  },
   connectionMonitor: { enabled: false },
   // By default five connections a second from one address: every test makes one, all from here.
   connectionManager: { inboundConnectionThreshold: 1000 },
@@ -111,6 +126,27 @@ const commands = {
   async connected () {
     return { peers: node.getConnections().map(connection => connection.remotePeer.toString()) }
   },
+  /** How it is connected with a peer: whether through a relay, and with what limits. */
+  async links ({ peer }) {
+    const connections = node.getConnections(peerIdFromString(peer))
+    return {
+      links: connections.map(({ remoteAddr, limits }) => ({
+        address: remoteAddr.toString(),
+        seconds: limits?.seconds ?? null,
+        bytes: limits?.bytes == null ? null : Number(limits.bytes)
+      }))
+    }
+  },
+  /** Take a place at the relay with this address. */
+  async reserve ({ address }) {
+    await node.components.transportManager.listen([multiaddr(address).encapsulate('/p2p-circuit')])
+    return { addresses: node.getMultiaddrs().map(String) }
+  },
+  /** Believe that this may be an address of ours, as if a peer had seen us there. */
+  async suppose ({ address }) {
+    node.components.addressManager.addObservedAddr(multiaddr(address))
+    return {}
+  },
   async streams ({ peer }) {
     const connections = node.getConnections(peerIdFromString(peer))
     return { count: connections.reduce((sum, connection) => sum + connection.streams.length, 0) }
@@ -131,7 +167,9 @@ const commands = {
       })
       socket.once('error', error => stream.abort(error))
     }
-    await node.handle(protocol, handler, { maxInboundStreams: 1000, maxOutboundStreams: 1000, force: true })
+    await node.handle(protocol, handler, {
+      maxInboundStreams: 1000, maxOutboundStreams: 1000, runOnLimitedConnection: true, force: true
+    })
     return {}
   },
   async unserve ({ protocol }) {
@@ -142,7 +180,9 @@ const commands = {
 
 async function open ({ peer, protocol }) {
   const signal = AbortSignal.timeout(COMMAND_TIMEOUT_MS)
-  return await node.dialProtocol(peerIdFromString(peer), protocol, { signal, maxOutboundStreams: 1000 })
+  return await node.dialProtocol(peerIdFromString(peer), protocol, {
+    signal, maxOutboundStreams: 1000, runOnLimitedConnection: true
+  })
 }
 
 /** The first line of a socket, and what came after it. */
