@@ -14,7 +14,8 @@ Promises:
 - A place is given back when its peer's link ends, and when the reservation expires.
 - No limit is exceeded, whoever asks; each refusal is counted by its reason. The rate of each
   circuit and of all together is kept by reading no faster, so that senders wait.
-- Memory is bounded: a circuit holds two buffers of COPY_BYTES and two streams.
+- Memory is bounded: a circuit holds two streams and, while bytes pass, at most COPY_BYTES for each
+  direction.
 
 The rules are in `Places`, which is pure; `Relay` talks and carries.
 """
@@ -46,7 +47,7 @@ HOP: Final = "/libp2p/circuit/relay/0.2.0/hop"
 STOP: Final = "/libp2p/circuit/relay/0.2.0/stop"
 
 TALK_SECONDS: Final = 10.0  # for one message, from a peer that has a link
-COPY_BYTES: Final = 32 * 1024  # half a packet of the channel; a circuit has two of them
+COPY_BYTES: Final = 128 * 1024  # two packets of the channel; nothing is held while nothing comes
 IDLE_SECONDS: Final = 180.0  # a link pings several times in this time, whatever made it
 ANSWER_SECONDS: Final = 8.0  # for the target of a circuit; the asker still waits then
 MOST_ASKING: Final = 256  # streams that ask at the same time; each costs a task and little memory
@@ -433,22 +434,21 @@ class _Circuit:
 
     async def _carry(self, source: Stream, target: Stream, ends: trio.CancelScope) -> None:
         limit, pace = self._relay.limits.circuit_bytes, self._relay.pace_of_circuit()
-        buffer = memoryview(bytearray(COPY_BYTES))
         carried = 0
         try:
             while True:
                 with trio.move_on_after(IDLE_SECONDS) as waiting:
-                    count = await source.receive_into(buffer)
+                    data = await source.receive_some(COPY_BYTES)
                 if waiting.cancelled_caught:
                     break
-                if not count:
+                if not data:
                     await target.send_eof()
                     return
-                carried += count
+                carried += len(data)
                 if (limit and carried > limit) or not self._relay.has_budget():
                     break
-                await self._relay.wait_turn(pace, count)
-                await target.send_all(buffer[:count])
+                await self._relay.wait_turn(pace, len(data))
+                await target.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         ends.cancel()
