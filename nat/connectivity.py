@@ -283,7 +283,7 @@ class Connectivity:
 
     async def _wait_for_helpers(self) -> list[PeerId]:
         """The peers to ask: those that this node has dialled itself, over a direct link."""
-        wanted = min(HELPERS_ASKED, max(1, len(list(self._bootstrap()))))
+        wanted = min(HELPERS_ASKED, max(1, len(set(self._bootstrap()))))
         deadline = trio.current_time() + HELPER_SECONDS
         with self._network.link_events() as events:
             while trio.current_time() < deadline:
