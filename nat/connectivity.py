@@ -4,7 +4,7 @@
         connectivity = Connectivity(network, bootstrap)
         await nursery.start(connectivity.run)
         await connectivity.stated.wait()
-        connectivity.mode                     # Mode.PUNCHED
+        connectivity.mode                     # ReachMode.PUNCHED
 
 A *helper* is a peer that this node dials itself and that may judge its addresses and relay for it:
 its bootstrap peers, and every peer that it has a direct outgoing link with.
@@ -39,7 +39,7 @@ from nat.addresses import host_of, ip_of, is_global, port_of, tcp_address, witho
 from nat.circuits import CircuitTaker
 from nat.kinds import Nat, kind_of_mapping
 from nat.punching import Outside, Puncher
-from nat.reachability import DialBacks, Judge, Verdict, Verdicts
+from nat.reachability import DialBacks, DialVerdict, Judge, Verdicts
 from nat.relaying import STOP, TALK_SECONDS
 from nat.reservations import Reservations
 from protocols.errors import Unreachable
@@ -63,7 +63,7 @@ MOST_JUDGED: Final = 4
 log = logging.getLogger("potluck.nat")
 
 
-class Mode(enum.Enum):
+class ReachMode(enum.Enum):
     """How others reach this node. The values are shown to people, and are the glossary's words."""
 
     UNKNOWN = "not known yet"
@@ -76,12 +76,12 @@ class Mode(enum.Enum):
     @property
     def is_dialable(self) -> bool:
         """Whether anybody can connect without a helper."""
-        return self in (Mode.DIRECT, Mode.MAPPED)
+        return self in (ReachMode.DIRECT, ReachMode.MAPPED)
 
     @property
     def is_reachable(self) -> bool:
         """Whether anybody can connect at all. True, too, as long as it is not known."""
-        return self is not Mode.DIAL_OUT_ONLY
+        return self is not ReachMode.DIAL_OUT_ONLY
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,16 @@ class JudgedAddress:
     """One address of ours, and whether it can be dialled."""
 
     address: str
-    verdict: Verdict
+    verdict: DialVerdict
     mapped: bool = False
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReachFacts:
     """What the mode follows from.
 
     `dialled` says that others have links to us that they made without a relay or a punch, `nobody`
-    that no helper could be asked.
+    that no helper could be asked, `listens` that there is a port to punch a hole to.
     """
 
     addresses: tuple[JudgedAddress, ...] = ()
@@ -106,18 +106,20 @@ class Facts:
     reservations: int = 0
     dialled: bool = False
     nobody: bool = True
+    listens: bool = True
 
 
-def mode_of(facts: Facts) -> Mode:
+def mode_of(facts: ReachFacts) -> ReachMode:
     """The mode of a node with these facts. Pure."""
-    public = [one for one in facts.addresses if one.verdict is Verdict.PUBLIC]
+    public = [one for one in facts.addresses if one.verdict is DialVerdict.PUBLIC]
     if public:
-        return Mode.MAPPED if all(one.mapped for one in public) else Mode.DIRECT
+        return ReachMode.MAPPED if all(one.mapped for one in public) else ReachMode.DIRECT
     if facts.reservations:
-        return Mode.RELAYED if facts.nat is Nat.SYMMETRIC else Mode.PUNCHED
-    if all(one.verdict is Verdict.UNKNOWN for one in facts.addresses) and facts.dialled:
-        return Mode.DIRECT
-    return Mode.UNKNOWN if facts.nobody else Mode.DIAL_OUT_ONLY
+        is_met = facts.listens and facts.nat is not Nat.SYMMETRIC
+        return ReachMode.PUNCHED if is_met else ReachMode.RELAYED
+    if all(one.verdict is DialVerdict.UNKNOWN for one in facts.addresses) and facts.dialled:
+        return ReachMode.DIRECT
+    return ReachMode.UNKNOWN if facts.nobody else ReachMode.DIAL_OUT_ONLY
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class Connectivity:
         self._dial_backs = DialBacks(network)
         self._contacted: dict[PeerId, float] = {}  # from the listening port
         self._listening = _Seen()
-        self._mode = Mode.UNKNOWN
+        self._mode = ReachMode.UNKNOWN
         self._nobody = True
         self._keeps_places = False
         self._knows_filter = False
@@ -174,7 +176,7 @@ class Connectivity:
     # ---- what is known
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> ReachMode:
         return self._mode
 
     def addresses(self) -> tuple[JudgedAddress, ...]:
@@ -184,12 +186,19 @@ class Connectivity:
             JudgedAddress(one, self._verdicts.of(one), one == mapped) for one in self._judged
         )
 
-    def facts(self) -> Facts:
+    def facts(self) -> ReachFacts:
         dialled = any(
             link.inbound and link.reach is Reach.DIRECT and not link.punched
             for link in self._network.links()
         )
-        return Facts(self.addresses(), self.nat, len(self.reservations.held), dialled, self._nobody)
+        return ReachFacts(
+            self.addresses(),
+            self.nat,
+            len(self.reservations.held),
+            dialled,
+            self._nobody,
+            bool(self._network.listened_addresses()),
+        )
 
     def helpers(self) -> tuple[PeerId, ...]:
         """The peers that may help: bootstrap peers, then others that this node has dialled."""
@@ -236,7 +245,7 @@ class Connectivity:
                     self._woken = trio.Event()
                     await self._look(nursery)
                     self.looked.set()
-                    known = self._mode is not Mode.UNKNOWN
+                    known = self._mode is not ReachMode.UNKNOWN
                     pause = LOOK_AGAIN_SECONDS if known else LOOK_AGAIN_UNKNOWN_SECONDS
                     with trio.move_on_after(pause):
                         await self._woken.wait()
@@ -254,7 +263,7 @@ class Connectivity:
     async def _wake_for_helpers(self) -> None:
         with self._network.link_events() as events:
             async for event in events:
-                if event.reach is not Reach.DIRECT or self._mode is not Mode.UNKNOWN:
+                if event.reach is not Reach.DIRECT or self._mode is not ReachMode.UNKNOWN:
                     continue
                 self._woken.set()
                 if not list(self._bootstrap()):
@@ -347,8 +356,8 @@ class Connectivity:
 
         async def ask(helper: PeerId, address: str) -> None:
             verdict = await self._dial_backs.ask(helper, address)
-            if verdict is not Verdict.UNKNOWN:
-                self._verdicts.heard(address, helper, reached=verdict is Verdict.PUBLIC)
+            if verdict is not DialVerdict.UNKNOWN:
+                self._verdicts.heard(address, helper, reached=verdict is DialVerdict.PUBLIC)
 
         async with trio.open_nursery() as nursery:
             for helper in clean:
@@ -361,7 +370,7 @@ class Connectivity:
         if not seen.address or seen.by is None:
             return False
         # this helper was sent to, from our listening port; its dial comes from another of its ports
-        return await self._dial_backs.ask(seen.by, seen.address) is Verdict.PUBLIC
+        return await self._dial_backs.ask(seen.by, seen.address) is DialVerdict.PUBLIC
 
     async def _listening_address(self) -> _Seen:
         """How our listening port looks from outside, by a helper's word."""
@@ -372,6 +381,11 @@ class Connectivity:
         for helper in self._linked_helpers()[:HELPERS_ASKED]:
             if not ports:
                 break
+            self._contacted = {
+                one: at
+                for one, at in self._contacted.items()
+                if now - at <= LISTENING_CONTACT_SECONDS
+            }
             self._contacted[helper] = now
             sighting = await self._sighting(helper, ports[0])
             if sighting is not None:
@@ -391,13 +405,13 @@ class Connectivity:
 
     def _restate(self) -> None:
         mode = mode_of(self.facts())
-        public = [one.address for one in self.addresses() if one.verdict is Verdict.PUBLIC]
+        public = [one.address for one in self.addresses() if one.verdict is DialVerdict.PUBLIC]
         circuits = () if mode.is_dialable else self.reservations.addresses()
         self._network.announce([*public, *circuits])
         if mode is not self._mode:
             log.info("this node is %s (its router: %s)", mode.value, self.nat.words)
             self._mode = mode
-        if mode is not Mode.UNKNOWN:
+        if mode is not ReachMode.UNKNOWN:
             self.stated.set()
         self.changed.set()
         self.changed = trio.Event()

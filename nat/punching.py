@@ -67,7 +67,7 @@ class Outside:
     addresses: tuple[str, ...] = ()
 
 
-class Attempt(enum.Enum):
+class PunchOutcome(enum.Enum):
     """How one attempt ended. The value is its name in the metrics."""
 
     PUNCHED = "punched"
@@ -80,7 +80,7 @@ class Attempt(enum.Enum):
     @property
     def is_final(self) -> bool:
         """Whether another attempt on this link would be of no use."""
-        return self is not Attempt.FAILED
+        return self is not PunchOutcome.FAILED
 
 
 def worth_dialling(claimed: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class Puncher:
         self._driving: dict[PeerId, trio.CancelScope] = {}
         self._attempting: set[PeerId] = set()
         self._attempts_at_once = trio.CapacityLimiter(MOST_AT_ONCE)
-        self.attempts: Counter[Attempt] = Counter()
+        self.attempts: Counter[PunchOutcome] = Counter()
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve and drive until cancelled."""
@@ -170,18 +170,18 @@ class Puncher:
             if self._driving.get(peer) is scope:
                 del self._driving[peer]
 
-    async def _attempt(self, peer: PeerId) -> Attempt:
+    async def _attempt(self, peer: PeerId) -> PunchOutcome:
         self._attempting.add(peer)
         try:
             return await self._try(peer)
         finally:
             self._attempting.discard(peer)
 
-    async def _try(self, peer: PeerId) -> Attempt:
+    async def _try(self, peer: PeerId) -> PunchOutcome:
         claimed = (without_peer(one) for one in self._network.addresses_of(peer))
         dialable = tuple(one for one in claimed if is_global(one))[:MOST_DIALLED]
         if dialable and await self._connect(peer, dialable, DIAL_SECONDS, initiates=True):
-            return Attempt.DIALLED
+            return PunchOutcome.DIALLED
         try:
             with trio.fail_after(TALK_SECONDS):
                 own = await self._outside()
@@ -189,15 +189,15 @@ class Puncher:
                 async with stream:
                     addresses, wait_seconds = await self._agree(stream, own)
         except ProtocolNotServed:
-            return Attempt.NOT_SPOKEN
+            return PunchOutcome.NOT_SPOKEN
         except (PotluckError, trio.BrokenResourceError, trio.TooSlowError) as error:
             log.debug("no agreement with %s: %r", peer, error)
-            return Attempt.FAILED
+            return PunchOutcome.FAILED
         if not addresses:
-            return Attempt.HOPELESS
+            return PunchOutcome.HOPELESS
         await trio.sleep(wait_seconds)
         punched = await self._connect(peer, addresses, PUNCH_SECONDS, initiates=False)
-        return Attempt.PUNCHED if punched else Attempt.FAILED
+        return PunchOutcome.PUNCHED if punched else PunchOutcome.FAILED
 
     async def _agree(self, stream: Stream, own: Outside) -> tuple[tuple[str, ...], float]:
         """The addresses to connect to, and when; no addresses if that would be of no use."""
@@ -218,7 +218,7 @@ class Puncher:
     async def _answer(self, stream: Stream) -> None:
         peer = stream.remote_peer
         if not self._may_answer(peer):
-            self.attempts[Attempt.FLOOD] += 1
+            self.attempts[PunchOutcome.FLOOD] += 1
             stream.reset()
             return
         self._at_once += 1

@@ -57,7 +57,7 @@ SERVERS_HEARD: Final = 8  # per address, the newest
 log = logging.getLogger("potluck.nat")
 
 
-class Verdict(enum.Enum):
+class DialVerdict(enum.Enum):
     """Whether an address can be dialled."""
 
     PUBLIC = "public"
@@ -82,11 +82,11 @@ class Verdicts:
         while len(said) > SERVERS_HEARD:
             said.popitem(last=False)
 
-    def of(self, address: str) -> Verdict:
+    def of(self, address: str) -> DialVerdict:
         said = list(self._heard.get(address, OrderedDict()).values())
         if not said:
-            return Verdict.UNKNOWN
-        return Verdict.PUBLIC if 2 * sum(said) >= len(said) else Verdict.PRIVATE
+            return DialVerdict.UNKNOWN
+        return DialVerdict.PUBLIC if 2 * sum(said) >= len(said) else DialVerdict.PRIVATE
 
     def keep(self, addresses: list[str]) -> None:
         """Forget all addresses but these."""
@@ -113,7 +113,7 @@ class DialBacks:
     def stop(self) -> None:
         self._network.stop_serving(DIAL_BACK)
 
-    async def ask(self, server: PeerId, address: str) -> Verdict:
+    async def ask(self, server: PeerId, address: str) -> DialVerdict:
         """Let a server dial this address of ours. UNKNOWN if it did not, or did not say."""
         nonce = self._network.random.getrandbits(NONCE_BITS)
         arrived = self._arrived[nonce] = trio.Event()
@@ -122,8 +122,8 @@ class DialBacks:
             with trio.move_on_after(ASK_SECONDS):
                 said = await self._ask(server, address, nonce)
             if said == DialStatus.OK and arrived.is_set():
-                return Verdict.PUBLIC
-            return Verdict.PRIVATE if said == DialStatus.DIAL_ERROR else Verdict.UNKNOWN
+                return DialVerdict.PUBLIC
+            return DialVerdict.PRIVATE if said == DialStatus.DIAL_ERROR else DialVerdict.UNKNOWN
         finally:
             del self._arrived[nonce]
 

@@ -87,7 +87,7 @@ _STATUS: Final = {
 }
 
 
-class Places:
+class RelayPlaces:
     """Who has a reservation and who a circuit. Pure; times are arguments.
 
     Invariants: never more than the limits; `_sites` and `_ends` count what `_until` and the open
@@ -203,7 +203,7 @@ class Relay:
         self._admits = admits
         self._month_left = month_left
         self._spend = spend
-        self._places = Places(limits)
+        self._places = RelayPlaces(limits)
         self._pace = Pace(limits.bytes_per_second)
         self._asking: Counter[PeerId] = Counter()
         self._reserved = self._connected = self._carried = 0
@@ -386,8 +386,8 @@ class Relay:
 class _Joined:
     """The place of one circuit. Giving it back twice counts once."""
 
-    def __init__(self, places: Places, source: PeerId, target: PeerId) -> None:
-        self._places: Places | None = places
+    def __init__(self, places: RelayPlaces, source: PeerId, target: PeerId) -> None:
+        self._places: RelayPlaces | None = places
         self.source = source
         self.target = target
 

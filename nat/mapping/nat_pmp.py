@@ -45,7 +45,7 @@ _REFUSALS: Final = {
 
 
 @dataclass(frozen=True)
-class MappedPort:
+class PmpMappedPort:
     """The answer to a request for a mapping."""
 
     epoch_seconds: int
@@ -69,12 +69,12 @@ def read_address(data: bytes) -> str | None:
     return str(ipaddress.IPv4Address(address))
 
 
-def read_mapped_port(data: bytes, internal_port: int) -> MappedPort | None:
+def read_mapped_port(data: bytes, internal_port: int) -> PmpMappedPort | None:
     """What was mapped; None if this is no answer. MappingFailed if it refuses."""
     if not _is_granted(data, _MAP_TCP) or len(data) != _MAP_ANSWER.size:
         return None
     _, _, _, epoch, internal, external, lifetime = _MAP_ANSWER.unpack(data)
-    return MappedPort(epoch, external, lifetime) if internal == internal_port else None
+    return PmpMappedPort(epoch, external, lifetime) if internal == internal_port else None
 
 
 def announced_epoch(data: bytes) -> int | None:
@@ -133,7 +133,7 @@ class NatPmp:
         """Delete the mapping, also one whose grant we never heard of."""
         await self._ask(0, 0)
 
-    async def _ask(self, external_port: int, lifetime_seconds: int) -> MappedPort:
+    async def _ask(self, external_port: int, lifetime_seconds: int) -> PmpMappedPort:
         ours = self._internal_port
         request = map_request(ours, external_port, lifetime_seconds)
         return await ask(*self._at, request, lambda data: read_mapped_port(data, ours))

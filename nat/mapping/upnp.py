@@ -77,7 +77,7 @@ _REFUSALS: Final = {
 
 
 @dataclass(frozen=True)
-class Service:
+class IgdService:
     """The part of a router that maps ports: its type, and where it takes requests."""
 
     kind: str
@@ -102,7 +102,7 @@ class Upnp:
         self._host = host
         self._ssdp_port = ssdp_port
         self._internal_port = internal_port
-        self._service: Service | None = None
+        self._service: IgdService | None = None
         self._our_host = ""
         self._to_delete: set[int] = set()
 
@@ -268,12 +268,12 @@ def read_search_answer(data: bytes) -> str | None:
     return headers.get("location")
 
 
-def read_services(document: bytes, location: str, host: str) -> list[Service]:
+def read_services(document: bytes, location: str, host: str) -> list[IgdService]:
     """The services that map ports, of a description that was found at `location`.
 
     Services whose URL leads to another host are left out.
     """
-    found: list[Service] = []
+    found: list[IgdService] = []
     base, kind, url = location, "", ""
     for name, text in _elements(document):
         if name == "URLBase" and text:
@@ -285,7 +285,7 @@ def read_services(document: bytes, location: str, host: str) -> list[Service]:
         elif name == "service":
             at = _place(_joined(base, url), host)
             if at is not None and url and _SERVICE.fullmatch(kind):
-                found.append(Service(kind, *at))
+                found.append(IgdService(kind, *at))
             kind, url = "", ""
     return found[:_MOST_SERVICES]
 

@@ -47,8 +47,8 @@ from auth.server.answers import Answer, json_answer
 from auth.server.rate_limits import AllowedRate
 from auth.server.serving import HttpServer
 from auth.server.settings import ListenAddress
-from nat.connectivity import Mode
-from nat.punching import Attempt
+from nat.connectivity import ReachMode
+from nat.punching import PunchOutcome
 from nat.reachability import OUTCOMES
 from nat.relaying import Refusal
 from node.core.caps.units import in_words
@@ -251,7 +251,7 @@ def _node_families(status: NodeStatus, traffic: TrafficFacts) -> Iterator[Metric
 
 def _reached(connectivity: ConnectivityStatus) -> Iterator[Metric]:
     mode = GaugeMetricFamily(f"{PREFIX}mode", "1 for the mode of this node.", labels=("mode",))
-    for one in Mode:
+    for one in ReachMode:
         mode.add_metric((one.value,), float(one.value == connectivity.mode))
     yield mode
     yield _outcomes(
@@ -265,7 +265,7 @@ def _reached(connectivity: ConnectivityStatus) -> Iterator[Metric]:
         "punches",
         "Attempts to make a relayed link direct.",
         "outcome",
-        (one.value for one in Attempt),
+        (one.value for one in PunchOutcome),
         connectivity.punches,
     )
 

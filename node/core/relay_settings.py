@@ -28,7 +28,10 @@ MOST_PLACES: Final = 4096  # each may need a file descriptor and a task
 
 def _places(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text) or not 0 < int(text) <= MOST_PLACES:
-        raise WrongUse(f"{text!r} is no number from 1 to {MOST_PLACES}.")
+        raise WrongUse(
+            f"{text!r} is no number from 1 to {MOST_PLACES}.",
+            advice=f'Write for example "{EXAMPLE}".',
+        )
     return int(text)
 
 
@@ -36,7 +39,10 @@ def _seconds(text: str) -> int:
     if text == NONE:
         return 0
     if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
-        raise WrongUse(f"{text!r} is no number of seconds above zero, and not none.")
+        raise WrongUse(
+            f"{text!r} is no number of seconds above zero, and not none.",
+            advice="Write for example circuit-seconds=3600.",
+        )
     return int(text)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from nat.connectivity import Connectivity, Mode
+from nat.connectivity import Connectivity, ReachMode
 from nat.relaying import Relay
 from node.core.caps.used import CapsUsed
 from node.core.relay_month import RelayMonth
@@ -162,7 +162,7 @@ def link_statuses(links: Iterable[LinkFacts], now: float) -> tuple[LinkStatus, .
 def connectivity_status(connectivity: Connectivity) -> ConnectivityStatus:
     """How others reach this node, as `potluck status` shows it."""
     relays = tuple(one.relay for one in connectivity.reservations.held)
-    needs_relay = not (connectivity.mode.is_dialable or connectivity.mode is Mode.UNKNOWN)
+    needs_relay = not (connectivity.mode.is_dialable or connectivity.mode is ReachMode.UNKNOWN)
     return ConnectivityStatus(
         mode=connectivity.mode.value,
         router=connectivity.nat.words,

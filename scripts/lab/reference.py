@@ -65,8 +65,8 @@ kernel. It needs Linux, root, iproute2 and nftables, and touches no interface of
 ```python
 with NetworkLab(round_trip_seconds=0.06) as lab:
     relay = lab.host("relay")
-    left = lab.home("left", Nat.PORT_RESTRICTED, upload_bits_per_second=5e6)
-    right = lab.home("right", Nat.SYMMETRIC, udp_blocked=True)
+    left = lab.home("left", RouterKind.PORT_RESTRICTED, upload_bits_per_second=5e6)
+    right = lab.home("right", RouterKind.SYMMETRIC, udp_blocked=True)
     process = left.popen([sys.executable, "-m", "node", "up"])
     with right.blackout():
         left.router.change_address()

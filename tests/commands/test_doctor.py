@@ -19,7 +19,7 @@ from rich.console import Console
 
 from auth.invites import Invite
 from node.app.commands.doctor_view import drawing
-from node.app.doctor import Finding, Level
+from node.app.doctor import Finding, FindingLevel
 from node.core.places import find_places
 from node.net import VERSION
 from node.run.invite import RunInvite
@@ -161,9 +161,9 @@ def test_a_bundle_is_written_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 FOUND = [
-    Finding("disk", Level.OK, "Room is there."),
-    Finding("files", Level.ERROR, "Others may read it.", "Run `chmod 600 x`."),
-    Finding("files", Level.WARNING, "\x1b[2J[bold]x[/bold]", "Look at it."),
+    Finding("disk", FindingLevel.OK, "Room is there."),
+    Finding("files", FindingLevel.ERROR, "Others may read it.", "Run `chmod 600 x`."),
+    Finding("files", FindingLevel.WARNING, "\x1b[2J[bold]x[/bold]", "Look at it."),
 ]
 
 
@@ -191,6 +191,9 @@ def test_text_of_others_cannot_control_the_terminal() -> None:
 
 def test_a_narrow_terminal_breaks_lines_below_their_beginning() -> None:
     says = "One thing after the other, and a few more words than fit."
-    lines = drawn([Finding("disk", Level.NOTE, says)], 50).splitlines()
+    lines = drawn([Finding("disk", FindingLevel.NOTE, says)], 50).splitlines()
     assert all(line.startswith(" " * 22) for line in lines[1:-2])
-    assert drawn([Finding("disk", Level.NOTE, says)], 50).splitlines()[-1] == "Nothing is wrong."
+    assert (
+        drawn([Finding("disk", FindingLevel.NOTE, says)], 50).splitlines()[-1]
+        == "Nothing is wrong."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from node.app.doctor import Finding, Level, Surroundings, look_around
+from node.app.doctor import Finding, FindingLevel, Surroundings, look_around
 from node.core.configuration import Configuration, read_configuration
 from node.core.settings import Value
 
@@ -22,7 +22,7 @@ def surroundings_of(home: Path, **settings: Value) -> Surroundings:
     return look_around(configuration_of(home, **settings))
 
 
-def only(findings: Sequence[Finding], level: Level) -> Finding:
+def only(findings: Sequence[Finding], level: FindingLevel) -> Finding:
     """The one finding of this level."""
     (finding,) = [one for one in findings if one.level is level]
     return finding

@@ -13,16 +13,16 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from node.app.doctor import CHECKS, Check, Finding, Level, Surroundings, examine
+from node.app.doctor import CHECKS, DoctorCheck, Finding, FindingLevel, Surroundings, examine
 from tests.doctor.homes import surroundings_of
 
 
 def fine(topic: str) -> Finding:
-    return Finding(topic, Level.OK, "It is fine.")
+    return Finding(topic, FindingLevel.OK, "It is fine.")
 
 
-@pytest.mark.parametrize("level", [Level.WARNING, Level.ERROR])
-def test_what_is_wrong_has_something_to_do(level: Level) -> None:
+@pytest.mark.parametrize("level", [FindingLevel.WARNING, FindingLevel.ERROR])
+def test_what_is_wrong_has_something_to_do(level: FindingLevel) -> None:
     with pytest.raises(ValueError, match="without advice"):
         Finding("disk", level, "It is full.")
 
@@ -36,10 +36,10 @@ async def test_a_check_that_fails_is_a_finding_and_its_traceback_is_in_the_log(
     async def whole(_: Surroundings) -> Sequence[Finding]:
         return [fine("memory")]
 
-    checks = (Check("disk", broken), Check("memory", whole))
+    checks = (DoctorCheck("disk", broken), DoctorCheck("memory", whole))
     with caplog.at_level(logging.ERROR):
         failed, worked = await examine(surroundings_of(tmp_path), checks)
-    assert (failed.topic, failed.level) == ("disk", Level.ERROR)
+    assert (failed.topic, failed.level) == ("disk", FindingLevel.ERROR)
     assert "ZeroDivisionError: by nought" in failed.says
     assert failed.advice
     assert worked == fine("memory")
@@ -51,7 +51,7 @@ async def test_a_check_that_the_system_refuses_says_what_and_what_to_do(tmp_path
     async def refused(_: Surroundings) -> Sequence[Finding]:
         raise PermissionError(errno.EACCES, "Permission denied", "/etc/x")
 
-    (finding,) = await examine(surroundings_of(tmp_path), [Check("files", refused)])
+    (finding,) = await examine(surroundings_of(tmp_path), [DoctorCheck("files", refused)])
     assert finding.says == "The operating system refused: Permission denied: /etc/x."
     assert finding.advice == "Check its owner and mode (ls -l)."
 
@@ -65,10 +65,10 @@ async def test_checks_run_side_by_side_until_their_deadlines(
 
     began = autojump_clock.current_time()
     surroundings = surroundings_of(tmp_path)
-    checks = [Check("one", endless, 3.0), Check("two", endless, 4.0)]
+    checks = [DoctorCheck("one", endless, 3.0), DoctorCheck("two", endless, 4.0)]
     found = await examine(surroundings, checks)
     assert autojump_clock.current_time() - began == 4.0
-    assert [one.level for one in found] == [Level.ERROR] * 2
+    assert [one.level for one in found] == [FindingLevel.ERROR] * 2
     assert "more than 3 seconds" in found[0].says
 
 
@@ -79,7 +79,7 @@ async def test_findings_are_by_topic_in_the_order_of_the_checks(tmp_path: Path) 
     async def its_pass(_: Surroundings) -> Sequence[Finding]:
         return [fine("pass")]
 
-    checks = (Check("pass", its_pass), Check("server", server))
+    checks = (DoctorCheck("pass", its_pass), DoctorCheck("server", server))
     found = await examine(surroundings_of(tmp_path), checks)
     assert [one.topic for one in found] == ["pass", "pass", "server", "clock"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.app.doctor import Level
+from node.app.doctor import FindingLevel
 from node.app.doctor.home import (
     DiskFacts,
     ModeFacts,
@@ -35,14 +35,17 @@ async def test_a_fresh_machine_has_nothing_wrong_and_stays_as_it_is(tmp_path: Pa
     home = tmp_path / "home"
     surroundings = surroundings_of(home)
     for check in (check_node, check_settings, check_files, check_disk):
-        assert {one.level for one in await check(surroundings)} <= {Level.OK, Level.NOTE}
+        assert {one.level for one in await check(surroundings)} <= {
+            FindingLevel.OK,
+            FindingLevel.NOTE,
+        }
     assert not home.exists()
 
 
 async def test_files_of_the_owner_alone_are_fine(tmp_path: Path) -> None:
     load_or_create_identity(tmp_path / "identity.key")
     (finding,) = await check_files(surroundings_of(tmp_path))
-    assert finding.level is Level.OK
+    assert finding.level is FindingLevel.OK
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ async def test_a_secret_that_others_may_use_gets_the_command_that_closes_it(
     else:
         path.write_text("x")
     path.chmod(mode)
-    finding = only(await check_files(surroundings_of(tmp_path)), Level.ERROR)
+    finding = only(await check_files(surroundings_of(tmp_path)), FindingLevel.ERROR)
     assert f"{does} {path}" in finding.says
     await trio.run_process(finding.advice.split("`")[1], shell=True)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -75,9 +78,9 @@ async def test_a_settings_file_may_be_read_but_not_changed_by_others(tmp_path: P
     file.write_text("")
     file.chmod(0o644)
     surroundings = surroundings_of(tmp_path)
-    assert [one.level for one in await check_files(surroundings)] == [Level.OK]
+    assert [one.level for one in await check_files(surroundings)] == [FindingLevel.OK]
     file.chmod(0o666)
-    finding = only(await check_files(surroundings), Level.ERROR)
+    finding = only(await check_files(surroundings), FindingLevel.ERROR)
     assert finding.advice == f"Run `chmod go-w {file}`."
 
 
@@ -85,7 +88,7 @@ async def test_a_home_that_others_may_change_is_an_error(tmp_path: Path) -> None
     home = tmp_path / "a home"
     home.mkdir()
     home.chmod(0o777)
-    finding = only(await check_files(surroundings_of(home)), Level.ERROR)
+    finding = only(await check_files(surroundings_of(home)), FindingLevel.ERROR)
     assert finding.advice == f"Run `chmod 700 '{home}'`."
 
 
@@ -93,7 +96,7 @@ async def test_a_damaged_key_is_an_error(tmp_path: Path) -> None:
     key = tmp_path / "identity.key"
     key.write_text("nonsense")
     key.chmod(0o600)
-    finding = only(await check_files(surroundings_of(tmp_path)), Level.ERROR)
+    finding = only(await check_files(surroundings_of(tmp_path)), FindingLevel.ERROR)
     assert "is not a potluck key" in finding.says
 
 
@@ -110,9 +113,13 @@ def test_a_file_of_another_user_is_an_error_but_root_may_own_the_settings() -> N
 
 @pytest.mark.parametrize(
     ("free_bytes", "level"),
-    [(1_000_000, Level.ERROR), (1_000_000_000, Level.WARNING), (10_000_000_000, Level.OK)],
+    [
+        (1_000_000, FindingLevel.ERROR),
+        (1_000_000_000, FindingLevel.WARNING),
+        (10_000_000_000, FindingLevel.OK),
+    ],
 )
-def test_a_disk_is_judged_by_what_is_free(free_bytes: int, level: Level) -> None:
+def test_a_disk_is_judged_by_what_is_free(free_bytes: int, level: FindingLevel) -> None:
     finding = judge_disk(DiskFacts(Path("/srv/potluck"), free_bytes))
     assert finding.level is level
     assert "/srv/potluck" in finding.says
@@ -135,14 +142,14 @@ def test_a_full_disk_is_found_by_writing(small_disk: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         (small_disk / "filler").write_bytes(bytes(1_000_000))
     finding = judge_disk(disk_facts(small_disk))
-    assert finding.level is Level.ERROR
+    assert finding.level is FindingLevel.ERROR
     assert "There is no room" in finding.says
     assert [one.name for one in small_disk.iterdir()] == ["filler"]
 
 
 async def test_a_file_in_the_place_of_the_home_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
-    finding = only(await check_disk(surroundings_of(tmp_path / "home")), Level.ERROR)
+    finding = only(await check_disk(surroundings_of(tmp_path / "home")), FindingLevel.ERROR)
     assert "cannot be written to" in finding.says
 
 
@@ -155,19 +162,19 @@ def with_node(home: Path, node: NodeStatus) -> Surroundings:
 
 async def test_a_node_that_runs_well_is_fine(tmp_path: Path) -> None:
     (finding,) = await check_node(with_node(tmp_path, NodeStatus(version=VERSION, pid=7)))
-    assert finding.level is Level.OK
+    assert finding.level is FindingLevel.OK
     assert "pid 7" in finding.says
 
 
 async def test_a_node_of_another_version_has_to_be_started_again(tmp_path: Path) -> None:
     found = await check_node(with_node(tmp_path, NodeStatus(version="0.0.9")))
-    assert "0.0.9" in only(found, Level.WARNING).says
+    assert "0.0.9" in only(found, FindingLevel.WARNING).says
 
 
 async def test_a_node_that_cannot_join_says_where_it_tried(tmp_path: Path) -> None:
     directory = DirectoryStatus(joined="trying", cannot_join={"/ip4/192.0.2.1/tcp/1": "refused"})
     node = NodeStatus(version=VERSION, directory=directory)
-    finding = only(await check_node(with_node(tmp_path, node)), Level.ERROR)
+    finding = only(await check_node(with_node(tmp_path, node)), FindingLevel.ERROR)
     assert "/ip4/192.0.2.1/tcp/1: refused" in finding.says
 
 
@@ -176,12 +183,12 @@ async def test_a_lost_run_comes_with_the_trainers_own_advice(tmp_path: Path) -> 
         run="poem", phase=TrainerPhase.NETWORK_LOST, doing="no route", advice="Plug it in."
     )
     node = NodeStatus(version=VERSION, training=view)
-    finding = only(await check_node(with_node(tmp_path, node)), Level.ERROR)
+    finding = only(await check_node(with_node(tmp_path, node)), FindingLevel.ERROR)
     assert finding.advice == "Plug it in."
 
 
 async def test_a_misspelt_variable_is_a_warning(tmp_path: Path) -> None:
     environment = {"POTLUCK_HOME": str(tmp_path), "POTLUCK_NETWORK_LISTN": "x"}
     surroundings = Surroundings(read_configuration(environment=environment))
-    finding = only(await check_settings(surroundings), Level.WARNING)
+    finding = only(await check_settings(surroundings), FindingLevel.WARNING)
     assert "POTLUCK_NETWORK_LISTN" in finding.says

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.app.doctor import Level
+from node.app.doctor import FindingLevel
 from node.app.doctor.machine import (
     AMD,
     NVIDIA,
@@ -35,17 +35,17 @@ CPU = TorchFacts(version="2.13.0+cpu")
 @pytest.mark.parametrize(
     ("facts", "level", "words"),
     [
-        (MemoryFacts(), Level.NOTE, "not known"),
-        (MemoryFacts(available=8 * GB), Level.OK, "8 GB"),
-        (MemoryFacts(available=GB // 2), Level.WARNING, "Only small models"),
-        (MemoryFacts(available=GB // 5), Level.ERROR, "Every run needs"),
-        (MemoryFacts(available=8 * GB, limit=GB, used=GB // 2), Level.WARNING, "container"),
-        (MemoryFacts(available=8 * GB, limit=GB, used=GB), Level.ERROR, "container"),
-        (MemoryFacts(available=2 * GB, cap=4 * GB), Level.WARNING, "limits.max_memory"),
+        (MemoryFacts(), FindingLevel.NOTE, "not known"),
+        (MemoryFacts(available=8 * GB), FindingLevel.OK, "8 GB"),
+        (MemoryFacts(available=GB // 2), FindingLevel.WARNING, "Only small models"),
+        (MemoryFacts(available=GB // 5), FindingLevel.ERROR, "Every run needs"),
+        (MemoryFacts(available=8 * GB, limit=GB, used=GB // 2), FindingLevel.WARNING, "container"),
+        (MemoryFacts(available=8 * GB, limit=GB, used=GB), FindingLevel.ERROR, "container"),
+        (MemoryFacts(available=2 * GB, cap=4 * GB), FindingLevel.WARNING, "limits.max_memory"),
     ],
 )
 def test_memory_is_judged_by_what_a_node_could_have(
-    facts: MemoryFacts, level: Level, words: str
+    facts: MemoryFacts, level: FindingLevel, words: str
 ) -> None:
     finding = judge_memory(facts)
     assert finding.level is level
@@ -103,58 +103,61 @@ def test_gpus_are_found_on_the_bus_without_a_driver(tmp_path: Path) -> None:
     assert cards_on(tmp_path) == (NVIDIA, AMD)
 
 
-def judged(gpu: GpuFacts, torch: TorchFacts, wanted: str = "auto") -> dict[str, tuple[Level, str]]:
+def judged(
+    gpu: GpuFacts, torch: TorchFacts, wanted: str = "auto"
+) -> dict[str, tuple[FindingLevel, str]]:
     found = list(judge_compute(gpu, torch, wanted, NOWHERE))
     return {one.topic: (one.level, f"{one.says} {one.advice}") for one in found}
 
 
 def test_a_gpu_that_torch_uses_is_fine() -> None:
     found = judged(H100, CUDA)
-    assert [level for level, _ in found.values()] == [Level.OK, Level.OK]
+    assert [level for level, _ in found.values()] == [FindingLevel.OK, FindingLevel.OK]
     assert "computes on NVIDIA H100" in found["torch"][1]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "level"), [("auto", Level.WARNING), ("cuda", Level.ERROR), ("cpu", Level.OK)]
+    ("wanted", "level"),
+    [("auto", FindingLevel.WARNING), ("cuda", FindingLevel.ERROR), ("cpu", FindingLevel.OK)],
 )
 def test_a_build_for_processors_beside_an_nvidia_gpu_is_to_be_reinstalled(
-    wanted: str, level: Level
+    wanted: str, level: FindingLevel
 ) -> None:
     found, words = judged(H100, CPU, wanted)["torch"]
     assert found is level
-    if level is not Level.OK:
+    if level is not FindingLevel.OK:
         assert f"`{NOWHERE}/bin/python -m pip install --force-reinstall torch==2.13.0`" in words
 
 
 def test_in_a_checkout_the_environment_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "potluck-stamp").write_text("")
     found = list(judge_compute(H100, CPU, "auto", tmp_path))
-    assert f"`rm -r {tmp_path}`" in only(found, Level.WARNING).advice
+    assert f"`rm -r {tmp_path}`" in only(found, FindingLevel.WARNING).advice
 
 
 def test_a_card_without_a_driver_is_named() -> None:
     level, words = judged(GpuFacts((NVIDIA,), (), "nvidia-smi is not installed"), CUDA)["gpu"]
-    assert level is Level.WARNING
+    assert level is FindingLevel.WARNING
     assert "Install NVIDIA's driver" in words
 
 
 def test_a_driver_that_is_too_old_for_torch_is_an_error() -> None:
     old = TorchFacts(version="2.13.0", cuda="13.0", trouble="The NVIDIA driver is too old")
     level, words = judged(H100, old)["torch"]
-    assert level is Level.ERROR
+    assert level is FindingLevel.ERROR
     assert "newest driver" in words
 
 
 def test_a_second_gpu_that_is_not_there_is_an_error() -> None:
     level, words = judged(H100, CUDA, "cuda:1")["torch"]
-    assert level is Level.ERROR
+    assert level is FindingLevel.ERROR
     assert "Set limits.device to auto" in words
 
 
 def test_without_a_gpu_a_build_for_cuda_computes_on_the_processor() -> None:
     found = judged(GpuFacts(), TorchFacts(version="2.13.0", cuda="13.0", trouble="no driver"))
-    assert found["gpu"][0] is Level.NOTE
-    assert found["torch"][0] is Level.OK
+    assert found["gpu"][0] is FindingLevel.NOTE
+    assert found["torch"][0] is FindingLevel.OK
 
 
 def test_an_amd_gpu_needs_another_build() -> None:
@@ -162,7 +165,7 @@ def test_an_amd_gpu_needs_another_build() -> None:
 
 
 def test_a_gpu_that_is_wanted_and_is_not_there_is_an_error() -> None:
-    assert {level for level, _ in judged(GpuFacts(), CPU, "cuda").values()} == {Level.ERROR}
+    assert {level for level, _ in judged(GpuFacts(), CPU, "cuda").values()} == {FindingLevel.ERROR}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_a_gpu_that_is_wanted_and_is_not_there_is_an_error() -> None:
 )
 def test_a_torch_that_does_not_load_is_an_error(torch: TorchFacts) -> None:
     level, words = judged(GpuFacts(), torch)["torch"]
-    assert level is Level.ERROR
+    assert level is FindingLevel.ERROR
     assert "torch`" in words
 
 
@@ -186,5 +189,5 @@ async def test_the_torch_of_this_machine_computes(tmp_path: Path) -> None:
 
     found = await check_compute(surroundings_of(tmp_path, limits__device="cpu"))
     (of_torch,) = [one for one in found if one.topic == "torch"]
-    assert of_torch.level is Level.OK
+    assert of_torch.level is FindingLevel.OK
     assert torch.__version__ in of_torch.says

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from node.app.doctor import Level
+from node.app.doctor import FindingLevel
 from node.app.doctor.network import (
     Ipv6Facts,
     Reached,
@@ -39,7 +39,7 @@ from tests.ports import LOOPBACK, held_port
 async def test_a_name_that_resolves_is_fine(tmp_path: Path) -> None:
     bootstrap = (f"/dns4/localhost/tcp/4001/p2p/{PEER}",)
     (finding,) = await check_names(surroundings_of(tmp_path, dht__bootstrap=bootstrap))
-    assert finding.level is Level.OK
+    assert finding.level is FindingLevel.OK
     assert "localhost is " in finding.says
 
 
@@ -48,7 +48,7 @@ async def test_a_name_that_does_not_resolve_is_an_error(tmp_path: Path) -> None:
     name = "ü" * 62
     bootstrap = (f"/dns4/{name}/tcp/4001/p2p/{PEER}",)
     finding = only(
-        await check_names(surroundings_of(tmp_path, dht__bootstrap=bootstrap)), Level.ERROR
+        await check_names(surroundings_of(tmp_path, dht__bootstrap=bootstrap)), FindingLevel.ERROR
     )
     assert name in finding.says
 
@@ -56,7 +56,7 @@ async def test_a_name_that_does_not_resolve_is_an_error(tmp_path: Path) -> None:
 async def test_numbers_need_no_names(tmp_path: Path) -> None:
     bootstrap = (f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}",)
     (finding,) = await check_names(surroundings_of(tmp_path, dht__bootstrap=bootstrap))
-    assert finding.level is Level.OK
+    assert finding.level is FindingLevel.OK
 
 
 def test_a_resolver_that_does_not_answer_is_not_the_fault_of_the_name() -> None:
@@ -72,22 +72,27 @@ def test_a_resolver_that_does_not_answer_is_not_the_fault_of_the_name() -> None:
 @pytest.mark.parametrize(
     ("facts", "level"),
     [
-        (Ipv6Facts((), has_route=False), Level.NOTE),
-        (Ipv6Facts(("2001:db8::1",), has_route=False), Level.WARNING),
-        (Ipv6Facts(("2001:db8::1",), has_route=True), Level.OK),
+        (Ipv6Facts((), has_route=False), FindingLevel.NOTE),
+        (Ipv6Facts(("2001:db8::1",), has_route=False), FindingLevel.WARNING),
+        (Ipv6Facts(("2001:db8::1",), has_route=True), FindingLevel.OK),
     ],
 )
 def test_an_address_without_a_route_is_what_is_wrong_with_ipv6(
-    facts: Ipv6Facts, level: Level
+    facts: Ipv6Facts, level: FindingLevel
 ) -> None:
     assert judge_ipv6(facts).level is level
 
 
 @pytest.mark.parametrize(
     ("mtu", "level"),
-    [(576, Level.WARNING), (1279, Level.WARNING), (1280, Level.NOTE), (1500, Level.OK)],
+    [
+        (576, FindingLevel.WARNING),
+        (1279, FindingLevel.WARNING),
+        (1280, FindingLevel.NOTE),
+        (1500, FindingLevel.OK),
+    ],
 )
-def test_an_mtu_below_that_of_ipv6_is_a_warning(mtu: int, level: Level) -> None:
+def test_an_mtu_below_that_of_ipv6_is_a_warning(mtu: int, level: FindingLevel) -> None:
     assert judge_mtu(mtu, "of eth0").level is level
 
 
@@ -134,7 +139,7 @@ async def test_a_port_that_another_program_has_is_an_error_that_names_it(tmp_pat
     with another_program() as (port, process):
         listen = (f"/ip4/{LOOPBACK}/tcp/{port}",)
         found = await check_ports(surroundings_of(tmp_path, network__listen=listen))
-    finding = only(found, Level.ERROR)
+    finding = only(found, FindingLevel.ERROR)
     assert listen[0] in finding.says
     if sys.platform == "linux":
         assert f"(pid {process})" in finding.says
@@ -147,7 +152,7 @@ async def test_a_free_port_and_that_of_the_running_node_are_fine(tmp_path: Path)
         configuration = configuration_of(tmp_path, network__listen=listen)
         node = NodeStatus(addresses=(f"{own}/p2p/{PEER}",))
         found = await check_ports(Surroundings(configuration, node))
-    assert [one.level for one in found] == [Level.OK, Level.OK]
+    assert [one.level for one in found] == [FindingLevel.OK, FindingLevel.OK]
     assert "running node" in found[0].says
 
 
@@ -164,15 +169,15 @@ async def test_a_peer_that_accepts_connections_is_fine_and_another_is_a_warning(
     with socket.create_server((LOOPBACK, 0)) as server, held_port() as closed:
         bootstrap = (address_at(server.getsockname()[1]), address_at(closed))
         found = await check_peers(surroundings_of(tmp_path, dht__bootstrap=bootstrap))
-    assert " ms." in only(found, Level.OK).says
-    assert "connection refused" in only(found, Level.WARNING).says
+    assert " ms." in only(found, FindingLevel.OK).says
+    assert "connection refused" in only(found, FindingLevel.WARNING).says
 
 
 async def test_it_is_an_error_if_no_peer_answers(tmp_path: Path) -> None:
     with held_port() as closed:
         bootstrap = (address_at(closed),)
         found = await check_peers(surroundings_of(tmp_path, dht__bootstrap=bootstrap))
-    assert "No node listens there" in only(found, Level.ERROR).advice
+    assert "No node listens there" in only(found, FindingLevel.ERROR).advice
 
 
 async def test_of_a_peer_behind_a_relay_the_relay_is_asked(tmp_path: Path) -> None:
@@ -180,7 +185,7 @@ async def test_of_a_peer_behind_a_relay_the_relay_is_asked(tmp_path: Path) -> No
         place = f"/ip4/{LOOPBACK}/tcp/{server.getsockname()[1]}"
         bootstrap = (f"{place}/p2p/{PEER}/p2p-circuit/p2p/{PEER}",)
         found = await check_peers(surroundings_of(tmp_path, dht__bootstrap=bootstrap))
-    assert place in only(found, Level.OK).says
+    assert place in only(found, FindingLevel.OK).says
 
 
 @pytest.mark.parametrize(
@@ -200,4 +205,4 @@ def test_each_reason_has_its_own_advice(number: int, words: str) -> None:
 
 def test_a_way_with_small_packets_is_a_warning() -> None:
     found = list(judge_peers([Reached("/ip4/192.0.2.1/tcp/1", 3.0, mtu=576)]))
-    assert only(found, Level.WARNING).topic == "mtu"
+    assert only(found, FindingLevel.WARNING).topic == "mtu"

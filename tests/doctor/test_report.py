@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from auth.invites import Invite
-from node.app.doctor import Finding, Level, Surroundings, look_around, write_report
+from node.app.doctor import Finding, FindingLevel, Surroundings, look_around, write_report
 from node.app.doctor.redaction import Redaction
 from node.app.doctor.report import new_report_file
 from node.core.access.pass_file import load_pass
@@ -132,7 +132,7 @@ async def test_what_is_planted_in_every_file_is_nowhere_in_the_report(
     line = LINE_WITH_ALL.format(secrets=" ".join(secrets.values()), home=owner)
     surroundings = replace(look_around(configuration), node=status_with(line))
     says = f"{line} {in_file} code:alice"
-    findings = [Finding("disk", Level.ERROR, says, f"Look at {home}.").as_mapping()]
+    findings = [Finding("disk", FindingLevel.ERROR, says, f"Look at {home}.").as_mapping()]
     path = tmp_path / "report.zip"
     async with node_with_log(configuration, line):
         await trio.to_thread.run_sync(

@@ -32,12 +32,12 @@ from threading import Thread
 import pytest
 
 from lab.net import (
-    Families,
+    AddressFamilies,
     Machine,
-    Nat,
     NetworkCommandFailed,
     NetworkLab,
     NoOwnNetwork,
+    RouterKind,
     missing_for_lab,
 )
 from lab.net.addresses import home_lease, machine_line, router_line
@@ -124,7 +124,7 @@ def lab() -> Iterator[NetworkLab]:
 
 @pytest.fixture
 def relay(lab: NetworkLab) -> Machine:
-    return lab.host("relay", families=Families.BOTH)
+    return lab.host("relay", families=AddressFamilies.BOTH)
 
 
 @pytest.fixture
@@ -164,18 +164,24 @@ def seen_from(sender: socket, receiver: socket, at: str) -> tuple[str, int]:
     return origin[0], origin[1]
 
 
-def home_of(lab: NetworkLab, name: str, nat: Nat) -> Machine:
-    return lab.home(name, nat, forwarded_ports=(PORT,) if nat is Nat.FORWARDED else ())
+def home_of(lab: NetworkLab, name: str, nat: RouterKind) -> Machine:
+    return lab.home(name, nat, forwarded_ports=(PORT,) if nat is RouterKind.FORWARDED else ())
 
 
-KEEPS_PORTS = (Nat.NONE, Nat.FORWARDED, Nat.CONE, Nat.PORT_RESTRICTED, Nat.DOUBLE)
+KEEPS_PORTS = (
+    RouterKind.NONE,
+    RouterKind.FORWARDED,
+    RouterKind.CONE,
+    RouterKind.PORT_RESTRICTED,
+    RouterKind.DOUBLE,
+)
 
 
-@pytest.mark.parametrize("nat", [*KEEPS_PORTS, Nat.SYMMETRIC], ids=lambda nat: nat.value)
+@pytest.mark.parametrize("nat", [*KEEPS_PORTS, RouterKind.SYMMETRIC], ids=lambda nat: nat.value)
 @pytest.mark.root
 @needs_a_lab
 def test_a_symmetric_router_alone_shows_each_destination_another_port(
-    lab: NetworkLab, udp: Bind, nat: Nat
+    lab: NetworkLab, udp: Bind, nat: RouterKind
 ) -> None:
     inside = home_of(lab, "inside", nat)
     sender = udp(inside)
@@ -183,22 +189,22 @@ def test_a_symmetric_router_alone_shows_each_destination_another_port(
     for number in range(3):
         host = lab.host(f"host{number}")
         seen.add(seen_from(sender, udp(host), host.address))
-    if nat is Nat.SYMMETRIC:
+    if nat is RouterKind.SYMMETRIC:
         assert {address for address, _ in seen} == {inside.public_address}
         assert len(seen) > 1
     else:
         assert seen == {(inside.public_address, PORT)}
     assert ipaddress.ip_address(inside.public_address).is_global
-    assert (inside.address == inside.public_address) == (nat is Nat.NONE)
+    assert (inside.address == inside.public_address) == (nat is RouterKind.NONE)
 
 
 LETS_IN = {
-    Nat.NONE: {"same port", "same host", "stranger"},
-    Nat.FORWARDED: {"same port", "same host", "stranger"},
-    Nat.CONE: {"same port", "same host"},
-    Nat.PORT_RESTRICTED: {"same port"},
-    Nat.SYMMETRIC: {"same port"},
-    Nat.DOUBLE: {"same port"},
+    RouterKind.NONE: {"same port", "same host", "stranger"},
+    RouterKind.FORWARDED: {"same port", "same host", "stranger"},
+    RouterKind.CONE: {"same port", "same host"},
+    RouterKind.PORT_RESTRICTED: {"same port"},
+    RouterKind.SYMMETRIC: {"same port"},
+    RouterKind.DOUBLE: {"same port"},
 }
 
 
@@ -206,7 +212,7 @@ LETS_IN = {
 @pytest.mark.root
 @needs_a_lab
 def test_each_kind_of_router_lets_in_what_it_should(
-    lab: NetworkLab, relay: Machine, udp: Bind, nat: Nat
+    lab: NetworkLab, relay: Machine, udp: Bind, nat: RouterKind
 ) -> None:
     stranger = lab.host("stranger")
     inside = udp(home_of(lab, "inside", nat))
@@ -225,13 +231,13 @@ def test_each_kind_of_router_lets_in_what_it_should(
 
 @pytest.mark.parametrize(
     "nat",
-    [Nat.CONE, Nat.PORT_RESTRICTED, Nat.SYMMETRIC, Nat.DOUBLE],
+    [RouterKind.CONE, RouterKind.PORT_RESTRICTED, RouterKind.SYMMETRIC, RouterKind.DOUBLE],
     ids=lambda nat: nat.value,
 )
 @pytest.mark.root
 @needs_a_lab
 def test_a_router_answers_no_stranger_who_connects(
-    lab: NetworkLab, relay: Machine, tcp: Bind, nat: Nat
+    lab: NetworkLab, relay: Machine, tcp: Bind, nat: RouterKind
 ) -> None:
     inside = home_of(lab, "inside", nat)
     listener = tcp(inside, PORT)
@@ -247,7 +253,7 @@ def test_a_router_answers_no_stranger_who_connects(
 def test_a_forwarded_port_is_open_to_all_but_the_home_itself(
     lab: NetworkLab, relay: Machine, tcp: Bind
 ) -> None:
-    inside = home_of(lab, "inside", Nat.FORWARDED)
+    inside = home_of(lab, "inside", RouterKind.FORWARDED)
     listener = tcp(inside, PORT)
     listener.listen()
     tcp(relay).connect((inside.public_address, PORT))
@@ -287,13 +293,15 @@ def open_at_once(tcp: Bind, left: Machine, right: Machine, seconds: float) -> tu
     return ends
 
 
-@pytest.mark.parametrize("nat", [Nat.PORT_RESTRICTED, Nat.CONE, Nat.DOUBLE], ids=lambda n: n.value)
+@pytest.mark.parametrize(
+    "nat", [RouterKind.PORT_RESTRICTED, RouterKind.CONE, RouterKind.DOUBLE], ids=lambda n: n.value
+)
 @pytest.mark.root
 @needs_a_lab
 def test_two_homes_that_keep_ports_can_open_a_connection_at_once(
-    lab: NetworkLab, tcp: Bind, nat: Nat
+    lab: NetworkLab, tcp: Bind, nat: RouterKind
 ) -> None:
-    left, right = lab.home("left", nat), lab.home("right", Nat.PORT_RESTRICTED)
+    left, right = lab.home("left", nat), lab.home("right", RouterKind.PORT_RESTRICTED)
     here, there = open_at_once(tcp, left, right, PATIENCE_SECONDS)
     here.sendall(b"through both")
     assert there.recv(100) == b"through both"
@@ -302,16 +310,21 @@ def test_two_homes_that_keep_ports_can_open_a_connection_at_once(
 @pytest.mark.root
 @needs_a_lab
 def test_behind_a_symmetric_router_they_cannot(lab: NetworkLab, tcp: Bind) -> None:
-    left, right = lab.home("left", Nat.SYMMETRIC), lab.home("right", Nat.PORT_RESTRICTED)
+    left, right = (
+        lab.home("left", RouterKind.SYMMETRIC),
+        lab.home("right", RouterKind.PORT_RESTRICTED),
+    )
     with pytest.raises(TimeoutError):
         open_at_once(tcp, left, right, SILENCE_SECONDS)
 
 
-@pytest.mark.parametrize("nat", [Nat.CONE, Nat.PORT_RESTRICTED], ids=lambda nat: nat.value)
+@pytest.mark.parametrize(
+    "nat", [RouterKind.CONE, RouterKind.PORT_RESTRICTED], ids=lambda nat: nat.value
+)
 @pytest.mark.root
 @needs_a_lab
 def test_a_router_that_was_rebooted_has_forgotten_all(
-    lab: NetworkLab, relay: Machine, udp: Bind, tcp: Bind, nat: Nat
+    lab: NetworkLab, relay: Machine, udp: Bind, tcp: Bind, nat: RouterKind
 ) -> None:
     inside = lab.home("inside", nat)
     sender, other, contacted = udp(inside), udp(inside, PORT + 1), udp(relay)
@@ -337,7 +350,7 @@ def test_a_router_that_was_rebooted_has_forgotten_all(
 def test_a_provider_can_change_the_public_address(
     lab: NetworkLab, relay: Machine, udp: Bind
 ) -> None:
-    inside = lab.home("inside", Nat.PORT_RESTRICTED, families=Families.BOTH)
+    inside = lab.home("inside", RouterKind.PORT_RESTRICTED, families=AddressFamilies.BOTH)
     before, ipv6_before = inside.public_address, inside.ipv6_address
     sender, contacted = udp(inside), udp(relay)
     seen_from(sender, contacted, relay.address)
@@ -356,7 +369,7 @@ def test_a_provider_can_change_the_public_address(
 def test_nobody_is_let_in_at_a_new_address_for_what_was_sent_from_the_old_one(
     lab: NetworkLab, relay: Machine, udp: Bind
 ) -> None:
-    inside = lab.home("inside", Nat.CONE)
+    inside = lab.home("inside", RouterKind.CONE)
     sender, other, contacted = udp(inside), udp(inside, PORT + 1), udp(relay)
     seen_from(sender, contacted, relay.address)
     inside.router.change_address()
@@ -373,7 +386,7 @@ def test_nobody_is_let_in_at_a_new_address_for_what_was_sent_from_the_old_one(
 def test_a_carrier_can_change_the_address_of_a_home_behind_it(
     lab: NetworkLab, relay: Machine, udp: Bind
 ) -> None:
-    inside = lab.home("inside", Nat.DOUBLE)
+    inside = lab.home("inside", RouterKind.DOUBLE)
     before = inside.public_address
     inside.router.change_address()
     assert inside.public_address != before
@@ -385,7 +398,7 @@ def test_a_carrier_can_change_the_address_of_a_home_behind_it(
 def test_a_machine_can_change_its_address_and_its_home(
     lab: NetworkLab, relay: Machine, udp: Bind
 ) -> None:
-    left, right = lab.home("left", Nat.PORT_RESTRICTED), lab.home("right", Nat.CONE)
+    left, right = lab.home("left", RouterKind.PORT_RESTRICTED), lab.home("right", RouterKind.CONE)
     contacted = udp(relay)
     cafe = lab.host("cafe")
     addresses = [left.address]
@@ -400,17 +413,19 @@ def test_a_machine_can_change_its_address_and_its_home(
         origin = seen_from(udp(left, PORT + len(addresses)), contacted, relay.address)
         assert origin[0] == left.public_address
     assert len(set(addresses)) == len(addresses)
-    assert left.nat is Nat.NONE
+    assert left.nat is RouterKind.NONE
     with pytest.raises(ProtocolMisuse, match="no router"):
         left.router.forget()
 
 
 @pytest.mark.slow  # the kernel tells of a new link after a second
-@pytest.mark.parametrize("nat", [Nat.NONE, Nat.PORT_RESTRICTED], ids=lambda nat: nat.value)
+@pytest.mark.parametrize(
+    "nat", [RouterKind.NONE, RouterKind.PORT_RESTRICTED], ids=lambda nat: nat.value
+)
 @pytest.mark.root
 @needs_a_lab
 def test_a_pulled_cable_is_seen_and_a_blackout_is_not(
-    lab: NetworkLab, relay: Machine, udp: Bind, nat: Nat
+    lab: NetworkLab, relay: Machine, udp: Bind, nat: RouterKind
 ) -> None:
     inside = lab.home("inside", nat)
     sender, contacted = udp(inside), udp(relay)
@@ -439,7 +454,7 @@ def has_a_link(machine: Machine) -> bool:
 @pytest.mark.root
 @needs_a_lab
 def test_a_provider_can_be_down(lab: NetworkLab, relay: Machine, udp: Bind) -> None:
-    inside = lab.home("inside", Nat.PORT_RESTRICTED)
+    inside = lab.home("inside", RouterKind.PORT_RESTRICTED)
     sender, contacted = udp(inside), udp(relay)
     inside.router.unplug()
     contacted.settimeout(SILENCE_SECONDS)
@@ -456,8 +471,8 @@ def test_a_provider_can_be_down(lab: NetworkLab, relay: Machine, udp: Bind) -> N
 def test_a_home_may_have_ipv6_only_and_a_firewall(
     lab: NetworkLab, relay: Machine, tcp: Bind
 ) -> None:
-    inside = lab.home("inside", Nat.PORT_RESTRICTED, families=Families.IPV6)
-    other = lab.home("other", Nat.PORT_RESTRICTED, families=Families.BOTH)
+    inside = lab.home("inside", RouterKind.PORT_RESTRICTED, families=AddressFamilies.IPV6)
+    other = lab.home("other", RouterKind.PORT_RESTRICTED, families=AddressFamilies.BOTH)
     listener = tcp(relay, PORT, AF_INET6)
     listener.listen()
     tcp(inside, family=AF_INET6).connect((relay.ipv6_address, PORT))
@@ -479,7 +494,7 @@ def test_a_home_may_have_ipv6_only_and_a_firewall(
 def test_a_home_may_lose_all_datagrams(
     lab: NetworkLab, relay: Machine, udp: Bind, tcp: Bind
 ) -> None:
-    inside = lab.home("inside", Nat.CONE, udp_blocked=True)
+    inside = lab.home("inside", RouterKind.CONE, udp_blocked=True)
     contacted, listener = udp(relay), tcp(relay, PORT)
     listener.listen()
     udp(inside).sendto(b"hello", (relay.address, PORT))
@@ -499,7 +514,7 @@ NAT_PMP_PORT = 5351
 def test_a_machine_can_ask_a_router_for_a_port(
     lab: NetworkLab, relay: Machine, udp: Bind, tcp: Bind
 ) -> None:
-    inside = lab.home("inside", Nat.MAPPED)
+    inside = lab.home("inside", RouterKind.MAPPED)
     gateway = f"{inside.address.rpartition('.')[0]}.1"
     listener, asking = tcp(inside, PORT), udp(inside)
     listener.listen()
@@ -532,7 +547,7 @@ def test_a_machine_can_ask_a_router_for_a_port(
 def test_a_round_trip_takes_the_given_time(tcp: Bind) -> None:
     round_trip = 0.06
     with NetworkLab(round_trip_seconds=round_trip) as lab:
-        relay, inside = lab.host("relay"), lab.home("inside", Nat.PORT_RESTRICTED)
+        relay, inside = lab.host("relay"), lab.home("inside", RouterKind.PORT_RESTRICTED)
         listener = tcp(relay, PORT)
         listener.listen()
         taken = []
@@ -577,7 +592,7 @@ def test_a_line_has_its_rates(tcp: Bind, direction: str) -> None:
         relay = lab.host("relay")
         inside = lab.home(
             "inside",
-            Nat.FORWARDED,
+            RouterKind.FORWARDED,
             forwarded_ports=(PORT,),
             upload_bits_per_second=10e6,
             download_bits_per_second=40e6,
@@ -593,7 +608,7 @@ def test_a_line_has_its_rates(tcp: Bind, direction: str) -> None:
 @needs_a_lab
 def test_it_carries_more_than_its_programs_need(tcp: Bind) -> None:
     with NetworkLab(round_trip_seconds=0.06) as lab:
-        relay, inside = lab.host("relay"), lab.home("inside", Nat.PORT_RESTRICTED)
+        relay, inside = lab.host("relay"), lab.home("inside", RouterKind.PORT_RESTRICTED)
         assert rate_between(tcp, inside, relay, 3.0) > 8 * 20e6
 
 
@@ -604,7 +619,7 @@ def test_it_carries_more_than_its_programs_need(tcp: Bind) -> None:
 @needs_a_lab
 def test_nothing_is_left_after_it() -> None:
     with NetworkLab() as lab:
-        sleeping = lab.home("inside", Nat.CONE).popen(["sleep", "600"])
+        sleeping = lab.home("inside", RouterKind.CONE).popen(["sleep", "600"])
         assert len(remains(lab.prefix)) == 4  # internet, machine, router, folder
     assert sleeping.returncode == -signal.SIGKILL
     assert remains(lab.prefix) == []
@@ -620,9 +635,9 @@ def test_nothing_is_left_after_an_exception() -> None:
 
 OWNER = """
 import sys
-from lab.net import Nat, NetworkLab
+from lab.net import RouterKind, NetworkLab
 with NetworkLab() as lab:
-    started = lab.home("inside", Nat.CONE).popen(["sleep", "600"])
+    started = lab.home("inside", RouterKind.CONE).popen(["sleep", "600"])
     print(lab.prefix, started.pid, lab._watchman.pid, flush=True)
     sys.stdin.read()
 """
@@ -680,10 +695,10 @@ def test_misuse_is_told(lab: NetworkLab) -> None:
     wrongs: list[Callable[[], object]] = [
         lambda: lab.host("host"),
         lambda: lab.host("../host"),
-        lambda: lab.home("home", Nat.FORWARDED),
-        lambda: lab.home("home", Nat.CONE, forwarded_ports=(PORT,)),
-        lambda: lab.home("home", Nat.NONE, udp_blocked=True),
-        lambda: lab.home("home", Nat.DOUBLE, families=Families.BOTH),
+        lambda: lab.home("home", RouterKind.FORWARDED),
+        lambda: lab.home("home", RouterKind.CONE, forwarded_ports=(PORT,)),
+        lambda: lab.home("home", RouterKind.NONE, udp_blocked=True),
+        lambda: lab.home("home", RouterKind.DOUBLE, families=AddressFamilies.BOTH),
     ]
     for wrong in wrongs:
         with pytest.raises(ProtocolMisuse):

@@ -10,7 +10,7 @@ import trio
 from lab.bench.link_proxy import LinkConditions, open_link_proxy
 from nat import messages
 from nat.messages import AutoNat, DialBack, DialBackResponse, DialStatus, ResponseStatus
-from nat.reachability import DIAL_BACK, DIAL_REQUEST, DialBacks, Verdict
+from nat.reachability import DIAL_BACK, DIAL_REQUEST, DialBacks, DialVerdict
 from node.net.libp2p import negotiation
 from node.net.network import Libp2pNetwork, open_libp2p_network
 from protocols.identity import Identity
@@ -81,7 +81,7 @@ async def test_a_dial_back_by_the_server_that_is_linked_counts_whichever_connect
 
         found = await dial_backs.ask(server.peer_id, asker.listened_addresses()[0])
 
-        assert found is Verdict.PUBLIC
+        assert found is DialVerdict.PUBLIC
 
 
 @pytest.mark.slow

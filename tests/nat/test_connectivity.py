@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import trio
 
-from nat.connectivity import Connectivity, Mode
+from nat.connectivity import Connectivity, ReachFacts, ReachMode, mode_of
 from nat.kinds import Nat, can_punch
 from nat.relay_limits import RelayLimits
 from nat.relaying import Relay
@@ -19,10 +19,10 @@ from tests.simulated.worlds import PROTOCOL, echo, read_exactly, simulated
 
 KINDS = (Nat.NONE, Nat.CONE, Nat.PORT_RESTRICTED, Nat.SYMMETRIC)
 MODES = {
-    Nat.NONE: Mode.DIRECT,
-    Nat.CONE: Mode.PUNCHED,
-    Nat.PORT_RESTRICTED: Mode.PUNCHED,
-    Nat.SYMMETRIC: Mode.RELAYED,
+    Nat.NONE: ReachMode.DIRECT,
+    Nat.CONE: ReachMode.PUNCHED,
+    Nat.PORT_RESTRICTED: ReachMode.PUNCHED,
+    Nat.SYMMETRIC: ReachMode.RELAYED,
 }
 STATED_SECONDS = 30.0
 DIRECT_SECONDS = 5.0
@@ -111,3 +111,9 @@ async def test_every_pair_meets_and_is_direct_where_it_can_be(
         assert (link.reach is Reach.DIRECT) is can_punch(left, right)
         if Nat.NONE not in (left, right):
             assert link.punched is (link.reach is Reach.DIRECT)
+
+
+def test_no_hole_is_punched_to_a_node_that_listens_nowhere() -> None:
+    facts = ReachFacts(nat=Nat.CONE, reservations=2, nobody=False)
+    assert mode_of(facts) is ReachMode.PUNCHED
+    assert mode_of(replace(facts, listens=False)) is ReachMode.RELAYED

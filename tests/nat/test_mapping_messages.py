@@ -35,7 +35,7 @@ def test_nat_pmp_reads_an_address_and_a_mapping() -> None:
     assert nat_pmp.read_address(address) == "198.51.100.7"
     assert nat_pmp.announced_epoch(address) == 3600
     mapped = bytes.fromhex("0082000000000e100fa10fa200001c20")
-    assert nat_pmp.read_mapped_port(mapped, 4001) == nat_pmp.MappedPort(3600, 4002, 7200)
+    assert nat_pmp.read_mapped_port(mapped, 4001) == nat_pmp.PmpMappedPort(3600, 4002, 7200)
     assert nat_pmp.read_mapped_port(mapped, 4003) is None, "for another port"
     assert nat_pmp.read_mapped_port(mapped + b"\0", 4001) is None, "too long"
     assert nat_pmp.read_mapped_port(mapped[:-1], 4001) is None, "too short"
@@ -179,14 +179,14 @@ def test_the_services_that_map_ports_are_found_in_a_description() -> None:
     document = described(service("urn:x:service:Other:1", "/o"), service(WAN, "c?a=b"),
                          service(PPP, "http://192.168.1.1/ppp"))  # fmt: skip
     assert upnp.read_services(document, AT, "192.168.1.1") == [
-        upnp.Service(WAN, 5000, "/c?a=b"),
-        upnp.Service(PPP, 80, "/ppp"),
+        upnp.IgdService(WAN, 5000, "/c?a=b"),
+        upnp.IgdService(PPP, 80, "/ppp"),
     ]
 
 
 def test_the_base_of_urls_is_followed_on_the_router_only() -> None:
     near = described(service(WAN, "/c"), base="<URLBase>http://192.168.1.1:49152</URLBase>")
-    assert upnp.read_services(near, AT, "192.168.1.1") == [upnp.Service(WAN, 49152, "/c")]
+    assert upnp.read_services(near, AT, "192.168.1.1") == [upnp.IgdService(WAN, 49152, "/c")]
     far = described(service(WAN, "/c"), base="<URLBase>http://10.0.0.9:80</URLBase>")
     assert upnp.read_services(far, AT, "192.168.1.1") == []
 

@@ -25,9 +25,9 @@ from nat.punching import (
     PUNCH_SECONDS,
     RETRY_SECONDS,
     TALK_SECONDS,
-    Attempt,
     Outside,
     Puncher,
+    PunchOutcome,
     worth_dialling,
 )
 from nat.relay_limits import RelayLimits
@@ -169,7 +169,7 @@ async def test_a_relayed_link_becomes_direct_within_two_seconds(world: Simulated
             assert link is not None
             assert link.reach is Reach.DIRECT
             assert link.punched
-        assert right.puncher.attempts == {Attempt.PUNCHED: 1}
+        assert right.puncher.attempts == {PunchOutcome.PUNCHED: 1}
         assert left.puncher.attempts == {}, "it answers"
 
 
@@ -188,11 +188,11 @@ async def test_where_two_routers_cannot_meet_nothing_is_tried(
         if can_punch(left_nat, right_nat):
             assert left.reach_of(right) is Reach.DIRECT
         else:
-            assert right.puncher.attempts == {Attempt.HOPELESS: 1}
+            assert right.puncher.attempts == {PunchOutcome.HOPELESS: 1}
             assert not left.network.sent_to
             assert not right.network.sent_to
             await trio.sleep(2 * sum(RETRY_SECONDS))
-            assert right.puncher.attempts == {Attempt.HOPELESS: 1}
+            assert right.puncher.attempts == {PunchOutcome.HOPELESS: 1}
             assert left.reach_of(right) is Reach.RELAYED
 
 
@@ -205,7 +205,7 @@ async def test_a_failed_attempt_is_repeated_after_longer_and_longer_times(
         right = await here.home("right", Nat.SYMMETRIC, says=Nat.UNKNOWN)
         await left.calls(right)
         await trio.sleep(sum(RETRY_SECONDS) + 6 * TALK_SECONDS)
-        assert right.puncher.attempts == {Attempt.FAILED: 1 + len(RETRY_SECONDS)}
+        assert right.puncher.attempts == {PunchOutcome.FAILED: 1 + len(RETRY_SECONDS)}
         began = right.asked_outside_at
         pauses = [later - earlier for earlier, later in pairwise(began)]
         for pause, delay in zip(pauses, RETRY_SECONDS, strict=True):
@@ -224,10 +224,10 @@ async def test_a_router_that_changes_its_mind_is_met_at_the_next_attempt(
         left.outside = Outside(Nat.PORT_RESTRICTED, ("/ip4/10.200.0.0/tcp/4001",))
         await left.calls(right)
         await trio.sleep(PUNCH_SECONDS + 1.2)
-        assert right.puncher.attempts == {Attempt.FAILED: 1}
+        assert right.puncher.attempts == {PunchOutcome.FAILED: 1}
         left.outside = Outside(Nat.PORT_RESTRICTED, (left.network.place,))
         await trio.sleep(10)
-        assert right.puncher.attempts == {Attempt.FAILED: 1, Attempt.PUNCHED: 1}
+        assert right.puncher.attempts == {PunchOutcome.FAILED: 1, PunchOutcome.PUNCHED: 1}
 
 
 @simulated
@@ -236,7 +236,7 @@ async def test_a_peer_that_does_not_speak_it_is_not_asked_again(world: Simulated
         left, right = await here.home("left", punches=False), await here.home("right")
         await left.calls(right)
         await trio.sleep(3600)
-        assert right.puncher.attempts == {Attempt.NOT_SPOKEN: 1}
+        assert right.puncher.attempts == {PunchOutcome.NOT_SPOKEN: 1}
 
 
 @simulated
@@ -251,7 +251,7 @@ async def test_both_sides_may_drive_at_once(world: SimulatedWorld) -> None:
         assert left.reach_of(right) is right.reach_of(left) is Reach.DIRECT
         assert left.network.punching == right.network.punching == {}
         silent = min((left, right), key=lambda home: home.peer)
-        assert silent.puncher.attempts[Attempt.FLOOD] >= 1
+        assert silent.puncher.attempts[PunchOutcome.FLOOD] >= 1
 
 
 @simulated
@@ -267,7 +267,7 @@ async def test_many_attempts_that_fail_do_not_keep_another_peer_from_meeting(
         await left.calls(right)
         await trio.sleep(2 * (PUNCH_SECONDS + 1))
         assert left.reach_of(right) is Reach.DIRECT
-        assert right.puncher.attempts[Attempt.PUNCHED] == 1
+        assert right.puncher.attempts[PunchOutcome.PUNCHED] == 1
 
 
 # ---- links that are lost
@@ -361,7 +361,7 @@ async def test_a_flood_of_calls_is_answered_once_in_a_while(world: SimulatedWorl
                     nursery.start_soon(left.network.open, right.peer, DCUTR)
             await trio.sleep(LEAST_GAP_SECONDS)
         assert right.puncher._at_once == 8
-        assert right.puncher.attempts[Attempt.FLOOD] == 8 * 9
+        assert right.puncher.attempts[PunchOutcome.FLOOD] == 8 * 9
 
 
 @simulated
@@ -372,7 +372,7 @@ async def test_over_a_direct_link_nothing_is_answered(world: SimulatedWorld) -> 
         left.network.learn_addresses(right.peer, right.network.addresses())
         assert (await left.network.connect(right.peer)).reach is Reach.DIRECT
         assert await _call_for(left, right, b"") <= 2 * LATENCY_SECONDS
-        assert right.puncher.attempts == {Attempt.FLOOD: 1}
+        assert right.puncher.attempts == {PunchOutcome.FLOOD: 1}
         assert not right.asked_outside_at
 
 

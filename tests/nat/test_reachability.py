@@ -25,8 +25,8 @@ from nat.reachability import (
     QUESTIONS_PER_MINUTE,
     SERVERS_HEARD,
     DialBacks,
+    DialVerdict,
     Judge,
-    Verdict,
     Verdicts,
 )
 from protocols.identity import PeerId
@@ -40,7 +40,7 @@ ADDRESS = "/ip4/192.0.2.7/tcp/4001"
 # ---- what several servers say, without a network
 
 
-def verdict_of(*said: bool) -> Verdict:
+def verdict_of(*said: bool) -> DialVerdict:
     verdicts = Verdicts()
     for number, reached in enumerate(said):
         verdicts.heard(ADDRESS, PeerId(str(number)), reached=reached)
@@ -48,13 +48,13 @@ def verdict_of(*said: bool) -> Verdict:
 
 
 def test_without_a_word_nothing_is_known() -> None:
-    assert verdict_of() is Verdict.UNKNOWN
+    assert verdict_of() is DialVerdict.UNKNOWN
 
 
 @given(some.lists(some.booleans(), min_size=1, max_size=SERVERS_HEARD))
 def test_an_address_is_public_if_at_least_half_of_the_servers_reached_it(said: list[bool]) -> None:
     reached = said.count(True) >= said.count(False)
-    assert verdict_of(*said) is (Verdict.PUBLIC if reached else Verdict.PRIVATE)
+    assert verdict_of(*said) is (DialVerdict.PUBLIC if reached else DialVerdict.PRIVATE)
 
 
 def test_each_server_has_one_word_its_last() -> None:
@@ -63,15 +63,15 @@ def test_each_server_has_one_word_its_last() -> None:
     for _ in range(100):
         verdicts.heard(ADDRESS, liar, reached=False)
     verdicts.heard(ADDRESS, honest, reached=True)
-    assert verdicts.of(ADDRESS) is Verdict.PUBLIC
+    assert verdicts.of(ADDRESS) is DialVerdict.PUBLIC
     verdicts.heard(ADDRESS, honest, reached=False)
-    assert verdicts.of(ADDRESS) is Verdict.PRIVATE
+    assert verdicts.of(ADDRESS) is DialVerdict.PRIVATE
 
 
 def test_only_the_newest_servers_count() -> None:
     said = [False] * 100 + [True] * SERVERS_HEARD
-    assert verdict_of(*said) is Verdict.PUBLIC
-    assert verdict_of(*reversed(said)) is Verdict.PRIVATE
+    assert verdict_of(*said) is DialVerdict.PUBLIC
+    assert verdict_of(*reversed(said)) is DialVerdict.PRIVATE
 
 
 def test_what_is_forgotten_does_not_count() -> None:
@@ -79,10 +79,10 @@ def test_what_is_forgotten_does_not_count() -> None:
     for address in (ADDRESS, "/ip4/192.0.2.7/tcp/1"):
         verdicts.heard(address, PeerId("a"), reached=True)
     verdicts.keep([ADDRESS])
-    assert verdicts.of("/ip4/192.0.2.7/tcp/1") is Verdict.UNKNOWN
-    assert verdicts.of(ADDRESS) is Verdict.PUBLIC
+    assert verdicts.of("/ip4/192.0.2.7/tcp/1") is DialVerdict.UNKNOWN
+    assert verdicts.of(ADDRESS) is DialVerdict.PUBLIC
     verdicts.forget()
-    assert verdicts.of(ADDRESS) is Verdict.UNKNOWN
+    assert verdicts.of(ADDRESS) is DialVerdict.UNKNOWN
 
 
 # ---- a judge, and those that ask it
@@ -133,12 +133,12 @@ async def ask(asker: SimulatedNetwork, judge: SimulatedNetwork, raw: bytes) -> t
 
 @pytest.mark.parametrize(
     ("settings", "verdict", "outcome"),
-    [(OPEN, Verdict.PUBLIC, "ok"), (CLOSED, Verdict.PRIVATE, "dial_error")],
+    [(OPEN, DialVerdict.PUBLIC, "ok"), (CLOSED, DialVerdict.PRIVATE, "dial_error")],
     ids=["open", "closed"],
 )
 @simulated
 async def test_an_honest_judge_tells_whether_an_address_can_be_dialled(
-    world: SimulatedWorld, settings: NodeSettings, verdict: Verdict, outcome: str
+    world: SimulatedWorld, settings: NodeSettings, verdict: DialVerdict, outcome: str
 ) -> None:
     async with judging(world) as (network, judge):
         asker = await asker_of(world, network, settings)
@@ -215,13 +215,13 @@ async def test_an_asker_has_so_many_questions_in_a_minute(world: SimulatedWorld)
         dial_backs = dial_backs_of(asker)
         began = trio.current_time()
         for _ in range(QUESTIONS_PER_MINUTE):
-            assert await dial_backs.ask(network.peer_id, asker.place) is Verdict.PUBLIC
+            assert await dial_backs.ask(network.peer_id, asker.place) is DialVerdict.PUBLIC
         assert trio.current_time() - began < 50
-        assert await dial_backs.ask(network.peer_id, asker.place) is Verdict.UNKNOWN
+        assert await dial_backs.ask(network.peer_id, asker.place) is DialVerdict.UNKNOWN
         other = await asker_of(world, network, name="other")
-        assert await dial_backs_of(other).ask(network.peer_id, other.place) is Verdict.PUBLIC
+        assert await dial_backs_of(other).ask(network.peer_id, other.place) is DialVerdict.PUBLIC
         await trio.sleep_until(began + 61)
-        assert await dial_backs.ask(network.peer_id, asker.place) is Verdict.PUBLIC
+        assert await dial_backs.ask(network.peer_id, asker.place) is DialVerdict.PUBLIC
 
 
 @simulated
@@ -278,7 +278,7 @@ async def test_nonsense_costs_its_sender_the_stream_and_nothing_else(
         stream = await asker.open(network.peer_id, DIAL_REQUEST)
         await stream.send_all(garbage)
         assert await time_until_broken(stream) == pytest.approx(2 * LATENCY_SECONDS)
-        assert await dial_backs_of(asker).ask(network.peer_id, asker.place) is Verdict.PUBLIC
+        assert await dial_backs_of(asker).ask(network.peer_id, asker.place) is DialVerdict.PUBLIC
 
 
 @simulated
@@ -353,7 +353,7 @@ async def test_a_claim_without_the_number_does_not_count(
     liar = Liar(world, DialStatus.OK)
     asker = await asker_of(world, liar.network, settings)
     found = await dial_backs_of(asker).ask(liar.network.peer_id, asker.place)
-    assert found is Verdict.UNKNOWN
+    assert found is DialVerdict.UNKNOWN
 
 
 @simulated
@@ -361,7 +361,7 @@ async def test_somebody_elses_number_does_not_count(world: SimulatedWorld) -> No
     liar = Liar(world, DialStatus.OK, brings=4711)
     asker = await asker_of(world, liar.network, CLOSED)
     found = await dial_backs_of(asker).ask(liar.network.peer_id, asker.place)
-    assert found is Verdict.UNKNOWN
+    assert found is DialVerdict.UNKNOWN
 
 
 @simulated
@@ -387,7 +387,7 @@ async def test_the_number_counts_only_over_a_connection_that_was_made_to_us(
     liar = Liar(world, DialStatus.OK, by_link=True)
     asker = await asker_of(world, liar.network, CLOSED)
     found = await dial_backs_of(asker).ask(liar.network.peer_id, asker.place)
-    assert found is Verdict.UNKNOWN
+    assert found is DialVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize("status", [DialStatus.DIAL_BACK_ERROR, DialStatus.UNUSED])
@@ -398,7 +398,7 @@ async def test_a_judge_that_did_not_finish_says_nothing(
     liar = Liar(world, status)
     asker = await asker_of(world, liar.network)
     found = await dial_backs_of(asker).ask(liar.network.peer_id, asker.place)
-    assert found is Verdict.UNKNOWN
+    assert found is DialVerdict.UNKNOWN
 
 
 @simulated
@@ -412,8 +412,8 @@ async def test_one_judge_that_denies_does_not_outweigh_an_honest_one(
         dial_backs, verdicts = dial_backs_of(asker), Verdicts()
         for server in (liar.network.peer_id, network.peer_id):
             said = await dial_backs.ask(server, asker.place)
-            verdicts.heard(asker.place, server, reached=said is Verdict.PUBLIC)
-        assert verdicts.of(asker.place) is Verdict.PUBLIC
+            verdicts.heard(asker.place, server, reached=said is DialVerdict.PUBLIC)
+        assert verdicts.of(asker.place) is DialVerdict.PUBLIC
 
 
 @simulated
@@ -423,7 +423,7 @@ async def test_a_silent_judge_is_not_waited_for(world: SimulatedWorld) -> None:
     asker = await asker_of(world, network)
     dial_backs = dial_backs_of(asker)
     began = trio.current_time()
-    assert await dial_backs.ask(network.peer_id, asker.place) is Verdict.UNKNOWN
+    assert await dial_backs.ask(network.peer_id, asker.place) is DialVerdict.UNKNOWN
     assert trio.current_time() - began == pytest.approx(ASK_SECONDS)
     assert not dial_backs._arrived
 
@@ -432,6 +432,6 @@ async def test_a_silent_judge_is_not_waited_for(world: SimulatedWorld) -> None:
 async def test_a_peer_that_is_no_judge_says_nothing(world: SimulatedWorld) -> None:
     network = world.add_node("plain")
     asker = await asker_of(world, network)
-    assert await dial_backs_of(asker).ask(network.peer_id, asker.place) is Verdict.UNKNOWN
+    assert await dial_backs_of(asker).ask(network.peer_id, asker.place) is DialVerdict.UNKNOWN
     gone = world.identity_of("nobody").peer_id
-    assert await dial_backs_of(world.add_node()).ask(gone, asker.place) is Verdict.UNKNOWN
+    assert await dial_backs_of(world.add_node()).ask(gone, asker.place) is DialVerdict.UNKNOWN

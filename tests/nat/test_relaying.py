@@ -24,9 +24,9 @@ from nat.relaying import (
     STOP,
     TALK_SECONDS,
     Pace,
-    Places,
     Refusal,
     RelayCounts,
+    RelayPlaces,
     site_of,
 )
 from nat.reservations import RelayRefused, reserve
@@ -61,7 +61,7 @@ class PlacesAgainstLists(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.places = Places(TIGHT)
+        self.places = RelayPlaces(TIGHT)
         self.reserved: dict[PeerId, tuple[str, float]] = {}
         self.circuits: list[tuple[PeerId, PeerId]] = []
 
@@ -135,7 +135,7 @@ TestPlaces.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_peer_that_moves_to_a_full_site_gets_no_place_there() -> None:
-    places = Places(TIGHT)
+    places = RelayPlaces(TIGHT)
     assert places.reserve(A, "lab", 0) is None
     assert places.reserve(B, "lab", 0) is None
     assert places.reserve(C, "home", 0) is None

@@ -26,7 +26,7 @@ from trio.abc import HalfCloseableStream
 from nat import messages
 from nat.circuits import CircuitTaker
 from nat.messages import AutoNat
-from nat.reachability import DIAL_REQUEST, DialBacks, Judge, Verdict
+from nat.reachability import DIAL_REQUEST, DialBacks, DialVerdict, Judge
 from nat.relay_limits import RelayLimits
 from nat.relaying import STOP, Refusal, Relay
 from nat.reservations import Reservations
@@ -414,7 +414,7 @@ async def test_js_ends_our_question_about_a_private_address_without_an_answer(
             with trio.fail_after(PATIENCE_SECONDS), pytest.raises(MalformedMessage, match="ended"):
                 await messages.read(stream, AutoNat)
 
-        assert await dial_backs.ask(them, ours) is Verdict.UNKNOWN
+        assert await dial_backs.ask(them, ours) is DialVerdict.UNKNOWN
 
 
 async def test_js_asks_us_about_an_address_elsewhere_and_takes_our_refusal(
@@ -443,4 +443,4 @@ async def test_go_judges_by_autonat_1_alone(relaying_go: GoStranger) -> None:
         with pytest.raises(ProtocolNotServed):
             await we.open(them, DIAL_REQUEST)
         (ours,) = we.listened_addresses()
-        assert await DialBacks(we).ask(them, ours) is Verdict.UNKNOWN
+        assert await DialBacks(we).ask(them, ours) is DialVerdict.UNKNOWN

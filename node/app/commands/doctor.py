@@ -63,7 +63,7 @@ async def _examine(configuration: Configuration, bundle: str | None, output: Out
 
     from node.app.doctor import (
         CHECKS,
-        Level,
+        FindingLevel,
         examine,
         look_around,
         new_report_file,
@@ -76,7 +76,7 @@ async def _examine(configuration: Configuration, bundle: str | None, output: Out
         written = new_report_file(bundle)  # before the work: the place may be wrong
     surroundings = await trio.to_thread.run_sync(look_around, configuration)
     findings = await examine(surroundings, CHECKS)
-    is_ok = not any(finding.level is Level.ERROR for finding in findings)
+    is_ok = not any(finding.level is FindingLevel.ERROR for finding in findings)
     value = {
         "ok": is_ok,
         "version": VERSION,

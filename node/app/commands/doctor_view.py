@@ -13,9 +13,14 @@ from rich.console import Console
 from rich.text import Text
 
 from node.app.commands.output import counted, hung, printable
-from node.app.doctor import Finding, Level
+from node.app.doctor import Finding, FindingLevel
 
-STYLES = {Level.OK: "green", Level.NOTE: "dim", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+STYLES = {
+    FindingLevel.OK: "green",
+    FindingLevel.NOTE: "dim",
+    FindingLevel.WARNING: "yellow",
+    FindingLevel.ERROR: "bold red",
+}
 TOPIC_CELLS, LEVEL_CELLS = 13, 9  # "auth server" and "warning", with two blanks
 
 
@@ -52,7 +57,7 @@ def _below(first: str, words: str, columns: int | None) -> str:
 def summary(findings: Sequence[Finding]) -> str:
     """The last line."""
     count = Counter(finding.level for finding in findings)
-    errors, warnings = count[Level.ERROR], count[Level.WARNING]
+    errors, warnings = count[FindingLevel.ERROR], count[FindingLevel.WARNING]
     words = [
         counted(number, noun)
         for number, noun in ((errors, "error"), (warnings, "warning"))

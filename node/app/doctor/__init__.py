@@ -14,16 +14,16 @@ from node.faces import lazily
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from node.app.doctor.checks import CHECKS
-    from node.app.doctor.examination import Check, examine
-    from node.app.doctor.finding import Finding, Level
+    from node.app.doctor.examination import DoctorCheck, examine
+    from node.app.doctor.finding import Finding, FindingLevel
     from node.app.doctor.report import new_report_file, write_report
     from node.app.doctor.surroundings import Surroundings, look_around
 
 __all__ = [
     "CHECKS",
-    "Check",
+    "DoctorCheck",
     "Finding",
-    "Level",
+    "FindingLevel",
     "Surroundings",
     "examine",
     "look_around",
@@ -35,8 +35,8 @@ __getattr__ = lazily(
     __name__,
     {
         "checks": ("CHECKS",),
-        "examination": ("Check", "examine"),
-        "finding": ("Finding", "Level"),
+        "examination": ("DoctorCheck", "examine"),
+        "finding": ("Finding", "FindingLevel"),
         "report": ("new_report_file", "write_report"),
         "surroundings": ("Surroundings", "look_around"),
     },

@@ -16,7 +16,7 @@ import trio
 from auth.errors import AuthError
 from auth.revocations import Revocations
 from node.app.commands.status_view import token_words
-from node.app.doctor.finding import Finding, Level, finding_of
+from node.app.doctor.finding import Finding, FindingLevel, finding_of
 from node.app.doctor.surroundings import Surroundings
 from node.core.access.auth_client import AuthClient, open_auth_client
 from node.core.access.membership import Membership
@@ -48,18 +48,18 @@ async def check_pass(surroundings: Surroundings) -> Sequence[Finding]:
     if surroundings.configuration.places.pass_file.exists():
         says = "There is a pass, but not the key for which it was given."
         advice = "Run `potluck login INVITE`, which gets a pass for a new key."
-        return [Finding("pass", Level.ERROR, says, advice)]
+        return [Finding("pass", FindingLevel.ERROR, says, advice)]
     server = surroundings.auth_server
     if server is not None:
         says = f"The run {server.run} is closed, and this node has no pass."
-        return [Finding("pass", Level.ERROR, says, "Run `potluck join INVITE` to log in.")]
-    return [Finding("pass", Level.NOTE, "There is no pass: this home is in no closed run.")]
+        return [Finding("pass", FindingLevel.ERROR, says, "Run `potluck join INVITE` to log in.")]
+    return [Finding("pass", FindingLevel.NOTE, "There is no pass: this home is in no closed run.")]
 
 
 def _findings_of(member: Membership, node: NodeStatus | None) -> Iterator[Finding]:
     if member.kept.refused:
         says = f"The auth server has refused to renew it: {member.kept.refused}"
-        yield Finding("pass", Level.ERROR, says, ASK_THE_MODERATORS)
+        yield Finding("pass", FindingLevel.ERROR, says, ASK_THE_MODERATORS)
         return
     if member.is_revoked:
         yield _revoked(member)
@@ -69,17 +69,17 @@ def _findings_of(member: Membership, node: NodeStatus | None) -> Iterator[Findin
     status = node.membership if node is not None and is_same_run else member.status()
     says = f"{status.username} in {status.run}: {token_words(status)}."
     if member.standing is TokenStanding.VALID:
-        yield Finding("pass", Level.OK, says)
+        yield Finding("pass", FindingLevel.OK, says)
         return
     # A start renews it. A running node would have done so by now if it could.
-    level = Level.WARNING if node is None else Level.ERROR
+    level = FindingLevel.WARNING if node is None else FindingLevel.ERROR
     advice = LOG_IN if node is None else "Correct what is said about the auth server."
     yield Finding("pass", level, says, advice)
 
 
 def _revoked(member: Membership) -> Finding:
     says = f"The moderators of {member.run_name} have revoked the pass of {member.token.username}."
-    return Finding("pass", Level.ERROR, says, ASK_THE_MODERATORS)
+    return Finding("pass", FindingLevel.ERROR, says, ASK_THE_MODERATORS)
 
 
 # -- the auth server
@@ -89,7 +89,7 @@ async def check_auth_server(surroundings: Surroundings) -> Sequence[Finding]:
     server = surroundings.auth_server
     if server is None:
         says = "No auth server is known: this home is in no closed run."
-        return [Finding("auth server", Level.NOTE, says)]
+        return [Finding("auth server", FindingLevel.NOTE, says)]
     time = ServerTime(machine_clocks())
     began = trio.current_time()
     found: list[Finding] = []
@@ -110,11 +110,11 @@ async def check_auth_server(surroundings: Surroundings) -> Sequence[Finding]:
     except trio.TooSlowError:
         says = f"The auth server at {server.url} did not answer within {AUTH_SECONDS:g} seconds."
         advice = "Check this machine's connection; if it works, tell the moderators of the run."
-        return [Finding("auth server", Level.ERROR, says, advice), *found]
+        return [Finding("auth server", FindingLevel.ERROR, says, advice), *found]
     except (PotluckError, AuthError) as error:
         return [finding_of("auth server", error), *found]
     says = f"The auth server of {server.run} at {server.url} has answered within {span(took)}."
-    found.append(Finding("auth server", Level.OK, says))
+    found.append(Finding("auth server", FindingLevel.OK, says))
     if time.is_measured:
         found.append(judge_offset(time.offset_ms, "the auth server's"))
     return found
@@ -127,7 +127,7 @@ async def _revocation(client: AuthClient, member: Membership) -> Sequence[Findin
         return []
     if keyring.allows(member.token) is None:
         says = "The auth key behind the pass was withdrawn, so that nobody accepts it."
-        return [Finding("pass", Level.WARNING, says, LOG_IN)]
+        return [Finding("pass", FindingLevel.WARNING, says, LOG_IN)]
     polled = await client.revocations(after=max(0, member.following.revocations.number))
     if polled.signed_list is None:
         return []
@@ -148,10 +148,10 @@ async def check_clock(surroundings: Surroundings) -> Sequence[Finding]:
     kept = _is_kept_by_the_network()
     if kept is False:
         says = "The system says that it does not set its clock by the network (NTP)."
-        found.append(Finding("clock", Level.NOTE, says))
+        found.append(Finding("clock", FindingLevel.NOTE, says))
     if not found:
         says = "The system sets its clock by the network." if kept else "It was not measured."
-        found.append(Finding("clock", Level.OK if kept else Level.NOTE, says))
+        found.append(Finding("clock", FindingLevel.OK if kept else FindingLevel.NOTE, says))
     return found
 
 
@@ -159,10 +159,10 @@ def judge_offset(offset_ms: int, whose: str) -> Finding:
     """`offset_ms` is the other clock less this machine's."""
     if abs(offset_ms) <= FAR_OFF_MS:
         says = f"This machine's clock and {whose} are {abs(offset_ms) / 1000:.1f} s apart."
-        return Finding("clock", Level.OK, says)
+        return Finding("clock", FindingLevel.OK, says)
     side = "behind" if offset_ms > 0 else "ahead of"
     says = f"This machine's clock is {distance(offset_ms)} {side} {whose}."
-    level = Level.ERROR if abs(offset_ms) >= HOPELESS_CLOCK_MS else Level.WARNING
+    level = FindingLevel.ERROR if abs(offset_ms) >= HOPELESS_CLOCK_MS else FindingLevel.WARNING
     return Finding("clock", level, says, _SET_THE_CLOCK)
 
 

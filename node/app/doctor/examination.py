@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import trio
 
-from node.app.doctor.finding import NO_ADVICE, Finding, Level, finding_of
+from node.app.doctor.finding import NO_ADVICE, Finding, FindingLevel, finding_of
 from node.app.doctor.surroundings import Surroundings
 from protocols.errors import PotluckError
 
@@ -27,7 +27,7 @@ Look = Callable[[Surroundings], Awaitable[Sequence[Finding]]]
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """`look` is cancelled after `seconds`. It may also return findings of other topics."""
 
     topic: str
@@ -35,11 +35,11 @@ class Check:
     seconds: float = CHECK_SECONDS
 
 
-async def examine(surroundings: Surroundings, checks: Sequence[Check]) -> list[Finding]:
+async def examine(surroundings: Surroundings, checks: Sequence[DoctorCheck]) -> list[Finding]:
     """The findings of all checks, by topic, in the order of the checks."""
     found: list[Sequence[Finding]] = [()] * len(checks)
 
-    async def look(place: int, check: Check) -> None:
+    async def look(place: int, check: DoctorCheck) -> None:
         found[place] = await _looked(surroundings, check)
 
     async with trio.open_nursery() as nursery:
@@ -54,7 +54,7 @@ async def examine(surroundings: Surroundings, checks: Sequence[Check]) -> list[F
     return [finding for topic in topics for finding in findings if finding.topic == topic]
 
 
-async def _looked(surroundings: Surroundings, check: Check) -> Sequence[Finding]:
+async def _looked(surroundings: Surroundings, check: DoctorCheck) -> Sequence[Finding]:
     try:
         with trio.fail_after(check.seconds):
             return await check.look(surroundings)
@@ -66,4 +66,4 @@ async def _looked(surroundings: Surroundings, check: Check) -> Sequence[Finding]
     except Exception as error:  # a bug in one check, in spite of which the others go on
         log.error("the check of %s failed", check.topic, exc_info=error)
         says = f"This was not examined: {type(error).__name__}: {error}."
-    return [Finding(check.topic, Level.ERROR, says, NO_ADVICE)]
+    return [Finding(check.topic, FindingLevel.ERROR, says, NO_ADVICE)]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from node.app.auth_places import SETTINGS_NAME
 from node.app.commands.output import counted
-from node.app.doctor.finding import Finding, Level, finding_of
+from node.app.doctor.finding import Finding, FindingLevel, finding_of
 from node.app.doctor.surroundings import Surroundings, measured
 from node.core.caps.units import in_words
 from node.core.disk_trouble import disk_trouble
@@ -34,17 +34,17 @@ async def check_node(surroundings: Surroundings) -> Sequence[Finding]:
     if surroundings.node_trouble is not None:
         return [finding_of("node", surroundings.node_trouble)]
     if surroundings.node is None:
-        return [Finding("node", Level.NOTE, "No node is running in this home.")]
+        return [Finding("node", FindingLevel.NOTE, "No node is running in this home.")]
     return list(_findings_of(surroundings.node))
 
 
 def _findings_of(node: NodeStatus) -> Iterator[Finding]:
     up = f"potluck {node.version} with pid {node.pid} has run for {span(node.uptime_seconds)}"
-    yield Finding("node", Level.OK, f"{up}, and has {counted(len(node.links), 'link')}.")
+    yield Finding("node", FindingLevel.OK, f"{up}, and has {counted(len(node.links), 'link')}.")
     if node.version != VERSION:
         yield Finding(
             "node",
-            Level.WARNING,
+            FindingLevel.WARNING,
             f"The running node is potluck {node.version}; this command is {VERSION}.",
             "Start the node again.",
         )
@@ -52,7 +52,7 @@ def _findings_of(node: NodeStatus) -> Iterator[Finding]:
         reasons = "; ".join(f"{at}: {why}" for at, why in node.directory.cannot_join.items())
         yield Finding(
             "node",
-            Level.ERROR,
+            FindingLevel.ERROR,
             "The node has not joined the swarm." + (f" {reasons}." if reasons else ""),
             "Give it the address of a running node with --bootstrap; `potluck status` prints it "
             "there.",
@@ -61,7 +61,7 @@ def _findings_of(node: NodeStatus) -> Iterator[Finding]:
     if training is not None and training.phase is TrainerPhase.NETWORK_LOST:
         yield Finding(
             "node",
-            Level.ERROR,
+            FindingLevel.ERROR,
             f"The node has lost the run {training.run}: {training.doing}.",
             training.advice or "Check this machine's connection.",
         )
@@ -73,12 +73,12 @@ def _findings_of(node: NodeStatus) -> Iterator[Finding]:
 async def check_settings(surroundings: Surroundings) -> Sequence[Finding]:
     configuration = surroundings.configuration
     found = [
-        Finding("settings", Level.WARNING, f"{warning}.", "Correct its name, or unset it.")
+        Finding("settings", FindingLevel.WARNING, f"{warning}.", "Correct its name, or unset it.")
         for warning in configuration.warnings
     ]
     file = configuration.config_file
     where = f"from {file}" if file else "the defaults: there is no settings file"
-    return [*found, Finding("settings", Level.OK, f"The settings are {where}.")]
+    return [*found, Finding("settings", FindingLevel.OK, f"The settings are {where}.")]
 
 
 # -- modes of files
@@ -103,7 +103,7 @@ class ModeFacts:
 
 async def check_files(surroundings: Surroundings) -> Sequence[Finding]:
     if os.name != "posix":
-        return [Finding("files", Level.NOTE, "The modes of files are not examined here.")]
+        return [Finding("files", FindingLevel.NOTE, "The modes of files are not examined here.")]
     facts = await measured(_mode_facts, surroundings)
     found = [one for fact in facts if (one := judge_mode(fact, os.geteuid())) is not None]
     unreadable = surroundings.identity_trouble
@@ -112,10 +112,10 @@ async def check_files(surroundings: Surroundings) -> Sequence[Finding]:
     if found:
         return found
     if not facts:
-        return [Finding("files", Level.NOTE, "This home has no files yet.")]
+        return [Finding("files", FindingLevel.NOTE, "This home has no files yet.")]
     count = counted(len(facts), "file or folder", "files and folders")
     says = f"Only this user can change the {count} of this home, or read its secrets."
-    return [Finding("files", Level.OK, says)]
+    return [Finding("files", FindingLevel.OK, says)]
 
 
 def judge_mode(facts: ModeFacts, user: int) -> Finding | None:
@@ -123,17 +123,17 @@ def judge_mode(facts: ModeFacts, user: int) -> Finding | None:
     path, typed = facts.path, shlex.quote(str(facts.path))
     if facts.is_link and facts.is_secret:
         says = f"{path} is a symbolic link, and is not used."
-        return Finding("files", Level.ERROR, says, "Put the file itself in its place.")
+        return Finding("files", FindingLevel.ERROR, says, "Put the file itself in its place.")
     if facts.owner != user and (facts.is_secret or facts.owner != ROOT):
         says = f"{path} belongs to another user (uid {facts.owner})."
-        return Finding("files", Level.ERROR, says, f"Run `sudo chown {user} {typed}`.")
+        return Finding("files", FindingLevel.ERROR, says, f"Run `sudo chown {user} {typed}`.")
     is_sticky = facts.is_folder and bool(facts.mode & stat.S_ISVTX)
     bad = facts.mode & (SECRET_BITS if facts.is_secret else OWN_BITS)
     if not bad or (is_sticky and not facts.is_secret):
         return None
     verb = "may change" if bad & OWN_BITS else "may read"
     says = f"Other users {verb} {path}: its mode is {facts.mode & 0o777:04o}."
-    return Finding("files", Level.ERROR, says, f"Run `chmod {_right_mode(facts)} {typed}`.")
+    return Finding("files", FindingLevel.ERROR, says, f"Run `chmod {_right_mode(facts)} {typed}`.")
 
 
 def _right_mode(facts: ModeFacts) -> str:
@@ -231,12 +231,12 @@ def judge_disk(facts: DiskFacts) -> Finding:
     if facts.trouble is not None:
         why, advice = disk_trouble(facts.trouble, folder)
         says = f"{folder} cannot be written to. {why}"
-        return Finding("disk", Level.ERROR, says, advice)
+        return Finding("disk", FindingLevel.ERROR, says, advice)
     says = f"{in_words(facts.free_bytes)} are free for {folder}."
     advice = f"Free some space on the disk of {folder}."
     if facts.free_bytes < TOO_LITTLE_DISK_BYTES:
-        return Finding("disk", Level.ERROR, says, advice)
+        return Finding("disk", FindingLevel.ERROR, says, advice)
     if facts.free_bytes < LITTLE_DISK_BYTES:
         says += " The state of a larger run may not fit."
-        return Finding("disk", Level.WARNING, says, advice)
-    return Finding("disk", Level.OK, says)
+        return Finding("disk", FindingLevel.WARNING, says, advice)
+    return Finding("disk", FindingLevel.OK, says)

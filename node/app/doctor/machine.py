@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from node.app.doctor.finding import Finding, Level
+from node.app.doctor.finding import Finding, FindingLevel
 from node.app.doctor.surroundings import Surroundings, measured
 from node.core.caps.devices import AUTO
 from node.core.caps.memory import PROCESS_BYTES
@@ -69,7 +69,7 @@ async def check_memory(surroundings: Surroundings) -> Sequence[Finding]:
 def judge_memory(facts: MemoryFacts) -> Finding:
     room = facts.room
     if room is None:
-        return Finding("memory", Level.NOTE, "The free memory is not known here.")
+        return Finding("memory", FindingLevel.NOTE, "The free memory is not known here.")
     says = f"{in_words(room)} of memory are free for a node."
     by_container = facts.limit is not None and room == max(0, facts.limit - facts.used)
     advice = "Close other programs."
@@ -78,13 +78,13 @@ def judge_memory(facts: MemoryFacts) -> Finding:
         advice = "Give the container more memory."
     if facts.cap is not None and facts.cap > room:
         says += f" limits.max_memory allows {in_words(facts.cap)}."
-        return Finding("memory", Level.WARNING, says, advice)
+        return Finding("memory", FindingLevel.WARNING, says, advice)
     if room < PROCESS_BYTES:
         says += f" Every run needs {in_words(PROCESS_BYTES)}."
-        return Finding("memory", Level.ERROR, says, advice)
+        return Finding("memory", FindingLevel.ERROR, says, advice)
     if room < LITTLE_MEMORY_BYTES:
-        return Finding("memory", Level.WARNING, f"{says} Only small models fit.", advice)
-    return Finding("memory", Level.OK, says)
+        return Finding("memory", FindingLevel.WARNING, f"{says} Only small models fit.", advice)
+    return Finding("memory", FindingLevel.OK, says)
 
 
 def _available() -> int | None:
@@ -169,12 +169,12 @@ async def check_compute(surroundings: Surroundings) -> Sequence[Finding]:
 
 def judge_compute(gpu: GpuFacts, torch: TorchFacts, wanted: str, prefix: Path) -> Iterator[Finding]:
     """`wanted`: limits.device. `prefix`: the Python environment that has torch."""
-    level = Level.ERROR if wanted.startswith("cuda") else Level.WARNING
+    level = FindingLevel.ERROR if wanted.startswith("cuda") else FindingLevel.WARNING
     yield _of_driver(gpu, torch, level)
     again = _reinstall(prefix, torch.version)
     if torch.missing or torch.ended_by:
         how = f"is ended by {torch.ended_by}" if torch.ended_by else f"fails: {torch.missing}"
-        yield Finding("torch", Level.ERROR, f"Loading torch {how}.", again)
+        yield Finding("torch", FindingLevel.ERROR, f"Loading torch {how}.", again)
         return
     says = f"torch {torch.version}"
     if gpu.has_nvidia and not torch.cuda and wanted != "cpu":
@@ -183,41 +183,41 @@ def judge_compute(gpu: GpuFacts, torch: TorchFacts, wanted: str, prefix: Path) -
         return
     if torch.trouble and gpu.has_nvidia:
         says += f", built for CUDA {torch.cuda}, cannot compute on the GPU: {torch.trouble}."
-        yield Finding("torch", Level.ERROR if gpu.nvidia else level, says, _UPDATE_DRIVER)
+        yield Finding("torch", FindingLevel.ERROR if gpu.nvidia else level, says, _UPDATE_DRIVER)
         return
     number = int(wanted.partition(":")[2] or 0)
     if wanted.startswith("cuda") and number >= len(torch.devices):
         says += f" sees {len(torch.devices)} CUDA devices, and limits.device is {wanted}."
-        yield Finding("torch", Level.ERROR, says, f"Set limits.device to {AUTO}.")
+        yield Finding("torch", FindingLevel.ERROR, says, f"Set limits.device to {AUTO}.")
         return
     if wanted == "mps" and not torch.mps:
         says += " sees no Apple GPU, and limits.device is mps."
-        yield Finding("torch", Level.ERROR, says, f"Set limits.device to {AUTO}.")
+        yield Finding("torch", FindingLevel.ERROR, says, f"Set limits.device to {AUTO}.")
         return
     where = ", ".join(torch.devices) or ("Apple's GPU" if torch.mps else "the processor")
     if wanted == "cpu":
         where = "the processor, as limits.device says"
-    yield Finding("torch", Level.OK, f"{says} computes on {where}.")
+    yield Finding("torch", FindingLevel.OK, f"{says} computes on {where}.")
 
 
-def _of_driver(gpu: GpuFacts, torch: TorchFacts, level: Level) -> Finding:
+def _of_driver(gpu: GpuFacts, torch: TorchFacts, level: FindingLevel) -> Finding:
     if gpu.nvidia:
-        return Finding("gpu", Level.OK, f"NVIDIA's driver lists {'; '.join(gpu.nvidia)}.")
+        return Finding("gpu", FindingLevel.OK, f"NVIDIA's driver lists {'; '.join(gpu.nvidia)}.")
     if NVIDIA in gpu.cards:
         says = f"There is an NVIDIA GPU, but its driver does not answer: {gpu.trouble}."
         advice = "Install NVIDIA's driver, and restart the machine."
         return Finding("gpu", level, says, advice)
     if torch.mps:
-        return Finding("gpu", Level.OK, "There is Apple's GPU.")
+        return Finding("gpu", FindingLevel.OK, "There is Apple's GPU.")
     if AMD in gpu.cards and not torch.hip:
         says = "There is an AMD GPU; only a build of torch for ROCm uses it."
-        return Finding("gpu", Level.NOTE, says)
+        return Finding("gpu", FindingLevel.NOTE, says)
     if AMD in gpu.cards:
-        return Finding("gpu", Level.OK, "There is an AMD GPU.")
-    if level is Level.ERROR:
+        return Finding("gpu", FindingLevel.OK, "There is an AMD GPU.")
+    if level is FindingLevel.ERROR:
         says = "There is no GPU that computes, and limits.device asks for one."
         return Finding("gpu", level, says, f"Set limits.device to {AUTO}.")
-    return Finding("gpu", Level.NOTE, "There is no GPU that computes: the processor trains.")
+    return Finding("gpu", FindingLevel.NOTE, "There is no GPU that computes: the processor trains.")
 
 
 _UPDATE_DRIVER = "Install the newest driver from NVIDIA, and restart the machine."

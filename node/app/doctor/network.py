@@ -23,7 +23,7 @@ import ifaddr
 import trio
 
 from node.app.commands.output import counted
-from node.app.doctor.finding import Finding, Level
+from node.app.doctor.finding import Finding, FindingLevel
 from node.app.doctor.surroundings import Surroundings, measured
 from protocols.errors import PotluckError
 
@@ -38,7 +38,7 @@ SLOW_NAME_SECONDS = 2.0  # most names take less than a tenth; every new link wai
 async def check_names(surroundings: Surroundings) -> Sequence[Finding]:
     names = dict.fromkeys(_names_in(surroundings))
     if not names:
-        return [Finding("dns", Level.OK, "No name has to be looked up.")]
+        return [Finding("dns", FindingLevel.OK, "No name has to be looked up.")]
     found: list[Finding] = []
 
     async def look_up(name: str) -> None:
@@ -80,15 +80,15 @@ async def _looked_up(name: str) -> Finding:
             infos = await trio.socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except trio.TooSlowError:
         says = f"The name {name} was not found within {NAME_SECONDS:g} seconds."
-        return Finding("dns", Level.ERROR, says, _CHECK_RESOLVER)
+        return Finding("dns", FindingLevel.ERROR, says, _CHECK_RESOLVER)
     except (OSError, UnicodeError) as error:
         return judge_lookup_error(name, error)
     seconds = trio.current_time() - began
     hosts = ", ".join(dict.fromkeys(str(info[4][0]) for info in infos))
     says = f"{name} is {hosts}, looked up in {1000 * seconds:.0f} ms."
     if seconds > SLOW_NAME_SECONDS:
-        return Finding("dns", Level.WARNING, says, _CHECK_RESOLVER)
-    return Finding("dns", Level.OK, says)
+        return Finding("dns", FindingLevel.WARNING, says, _CHECK_RESOLVER)
+    return Finding("dns", FindingLevel.OK, says)
 
 
 _CHECK_RESOLVER = "Check the DNS server that this machine is set to use."
@@ -97,7 +97,7 @@ _CHECK_RESOLVER = "Check the DNS server that this machine is set to use."
 def judge_lookup_error(name: str, error: OSError | UnicodeError) -> Finding:
     reason = getattr(error, "strerror", None) or str(error)
     says = f"The name {name} cannot be looked up: {reason}."
-    return Finding("dns", Level.ERROR, says, _to_find_names(error))
+    return Finding("dns", FindingLevel.ERROR, says, _to_find_names(error))
 
 
 def _to_find_names(error: OSError | UnicodeError) -> str:
@@ -130,13 +130,15 @@ async def check_ipv6(_: Surroundings) -> Sequence[Finding]:
 def judge_ipv6(facts: Ipv6Facts) -> Finding:
     if not facts.addresses:
         says = "This machine has no global IPv6 address: it uses IPv4 alone."
-        return Finding("ipv6", Level.NOTE, says)
+        return Finding("ipv6", FindingLevel.NOTE, says)
     count = counted(len(facts.addresses), "global IPv6 address", "global IPv6 addresses")
     says = f"This machine has {count}"
     if not facts.has_route:
         says += ", but no route to the internet by IPv6."
-        return Finding("ipv6", Level.WARNING, says, "Restart the router, or switch IPv6 off in it.")
-    return Finding("ipv6", Level.OK, f"{says}, and a route to the internet.")
+        return Finding(
+            "ipv6", FindingLevel.WARNING, says, "Restart the router, or switch IPv6 off in it."
+        )
+    return Finding("ipv6", FindingLevel.OK, f"{says}, and a route to the internet.")
 
 
 def _ipv6_facts() -> Ipv6Facts:
@@ -170,18 +172,20 @@ async def check_mtu(_: Surroundings) -> Sequence[Finding]:
     if sys.platform == "linux" and not name:
         says = "This machine has no route to the internet by IPv4."
         advice = "Connect it to a network, unless all of the run is in this one."
-        return [Finding("mtu", Level.WARNING, says, advice)]
-    return [Finding("mtu", Level.NOTE, "The MTU of the way to the internet is not known here.")]
+        return [Finding("mtu", FindingLevel.WARNING, says, advice)]
+    return [
+        Finding("mtu", FindingLevel.NOTE, "The MTU of the way to the internet is not known here.")
+    ]
 
 
 def judge_mtu(mtu: int, where: str) -> Finding:
     says = f"The largest packet {where} has {mtu:,} bytes."
     if mtu < LEAST_MTU:
         advice = f"Set the MTU of the tunnel or VPN on the way to {LEAST_MTU} or more."
-        return Finding("mtu", Level.WARNING, says, advice)
+        return Finding("mtu", FindingLevel.WARNING, says, advice)
     if mtu < ETHERNET_MTU:
-        return Finding("mtu", Level.NOTE, f"{says} A tunnel or a VPN is on the way.")
-    return Finding("mtu", Level.OK, says)
+        return Finding("mtu", FindingLevel.NOTE, f"{says} A tunnel or a VPN is on the way.")
+    return Finding("mtu", FindingLevel.OK, says)
 
 
 def _default_mtu() -> tuple[str, int | None]:
@@ -219,13 +223,13 @@ async def check_ports(surroundings: Surroundings) -> Sequence[Finding]:
             found.append(await measured(_examine_port, text, port in own))
     if not found:
         says = "Each start takes any free port. To forward one in a router, set network.listen."
-        found.append(Finding("ports", Level.NOTE, says))
+        found.append(Finding("ports", FindingLevel.NOTE, says))
     return found
 
 
 def _examine_port(text: str, is_own: bool) -> Finding:
     if is_own:
-        return Finding("ports", Level.OK, f"The running node listens on {text}.")
+        return Finding("ports", FindingLevel.OK, f"The running node listens on {text}.")
     from node.net import check_listening  # loads libp2p, which takes half a second
 
     try:
@@ -236,8 +240,8 @@ def _examine_port(text: str, is_own: bool) -> Finding:
             says = f"{text} is in use, by {holder}."
         else:
             says = " ".join(words for words in (error.what, error.why) if words)
-        return Finding("ports", Level.ERROR, says, _ANOTHER_PORT)
-    return Finding("ports", Level.OK, f"{text} is free.")
+        return Finding("ports", FindingLevel.ERROR, says, _ANOTHER_PORT)
+    return Finding("ports", FindingLevel.OK, f"{text} is free.")
 
 
 _ANOTHER_PORT = "Set network.listen to another port, or to 0 for any free one."
@@ -283,7 +287,7 @@ async def check_peers(surroundings: Surroundings) -> Sequence[Finding]:
     # Of an address through a relay, this is the relay's.
     places = dict.fromkeys("/".join(one.text.split("/")[:5]) for one in surroundings.peers)
     if not places:
-        return [Finding("peers", Level.NOTE, "No peer of a run is known in this home.")]
+        return [Finding("peers", FindingLevel.NOTE, "No peer of a run is known in this home.")]
     results: list[Reached] = []
 
     async def connect(address: str) -> None:
@@ -336,8 +340,8 @@ def judge_peers(results: Sequence[Reached]) -> Iterator[Finding]:
     answered = [one for one in results if one.error is None]
     for one in answered:
         says = f"{one.address} accepts connections, after {one.milliseconds:.0f} ms."
-        yield Finding("peers", Level.OK, says)
-    level = Level.WARNING if answered else Level.ERROR
+        yield Finding("peers", FindingLevel.OK, says)
+    level = FindingLevel.WARNING if answered else FindingLevel.ERROR
     for one in results:
         if one.error is not None:
             says = f"{one.address} cannot be reached: {_reason(one.error)}."

@@ -13,9 +13,9 @@ from typing import Final
 
 import trio
 
-from nat.connectivity import Connectivity, Mode
-from nat.reachability import Verdict
-from node.app.doctor.finding import Finding, Level
+from nat.connectivity import Connectivity, ReachMode
+from nat.reachability import DialVerdict
+from node.app.doctor.finding import Finding, FindingLevel
 from node.app.doctor.surroundings import Surroundings
 from node.core.caps.units import in_words
 from node.core.node import open_real_network
@@ -42,25 +42,29 @@ FORWARD: Final = (
 NEEDS_RELAY: Final = "Ask the organiser to run `potluck backbone`, which relays, or forward a port."
 
 _SAYS: Final = {
-    Mode.DIRECT: (Level.OK, "Others can connect to this node directly.", ""),
-    Mode.MAPPED: (Level.OK, "Others can connect through a port that the router forwards.", ""),
-    Mode.PUNCHED: (
-        Level.OK,
+    ReachMode.DIRECT: (FindingLevel.OK, "Others can connect to this node directly.", ""),
+    ReachMode.MAPPED: (
+        FindingLevel.OK,
+        "Others can connect through a port that the router forwards.",
+        "",
+    ),
+    ReachMode.PUNCHED: (
+        FindingLevel.OK,
         "Others meet this node at a relay and then connect directly, through a hole.",
         FORWARD,
     ),
-    Mode.RELAYED: (
-        Level.NOTE,
+    ReachMode.RELAYED: (
+        FindingLevel.NOTE,
         "Others with such a router as this one reach this node only through a relay.",
         FORWARD,
     ),
-    Mode.DIAL_OUT_ONLY: (
-        Level.WARNING,
+    ReachMode.DIAL_OUT_ONLY: (
+        FindingLevel.WARNING,
         "Nobody can connect to this node. It takes part through the connections that it makes.",
         NEEDS_RELAY,
     ),
-    Mode.UNKNOWN: (
-        Level.NOTE,
+    ReachMode.UNKNOWN: (
+        FindingLevel.NOTE,
         "How others reach this node is not known: no peer was there to try.",
         "",
     ),
@@ -71,27 +75,29 @@ async def check_reach(surroundings: Surroundings) -> Sequence[Finding]:
     if surroundings.node is not None:
         return [*_of_status(surroundings.node.connectivity), *_of_links(surroundings)]
     if not surroundings.peers:
-        return [Finding(TOPIC, Level.NOTE, "No peer is known that could try to connect to us.")]
+        return [
+            Finding(TOPIC, FindingLevel.NOTE, "No peer is known that could try to connect to us.")
+        ]
     return await _examined(surroundings)
 
 
 def _of_status(status: ConnectivityStatus) -> Iterator[Finding]:
     """The mode with its advice, the router, and each address."""
-    mode = next((one for one in Mode if one.value == status.mode), Mode.UNKNOWN)
+    mode = next((one for one in ReachMode if one.value == status.mode), ReachMode.UNKNOWN)
     level, says, advice = _SAYS[mode]
-    if mode is Mode.DIAL_OUT_ONLY and status.trouble:
+    if mode is ReachMode.DIAL_OUT_ONLY and status.trouble:
         says = f"{says} No relay: {status.trouble}."
     yield Finding(TOPIC, level, f"{mode.value}: {says}", advice)
     if status.outside:
         seen = f"The internet sees this machine at {status.outside}"
-        yield Finding("router", Level.OK, f"{seen}. Its router: {status.router}.")
+        yield Finding("router", FindingLevel.OK, f"{seen}. Its router: {status.router}.")
     for one in status.addresses:
         words = {
-            Verdict.PUBLIC.value: "others can dial it",
-            Verdict.PRIVATE.value: "nobody could dial it",
+            DialVerdict.PUBLIC.value: "others can dial it",
+            DialVerdict.PRIVATE.value: "nobody could dial it",
         }.get(one.verdict, "not tried")
         mapped = ", forwarded by the router" if one.mapped else ""
-        yield Finding(TOPIC, Level.OK, f"{one.address}: {words}{mapped}.")
+        yield Finding(TOPIC, FindingLevel.OK, f"{one.address}: {words}{mapped}.")
 
 
 def _of_links(surroundings: Surroundings) -> Iterator[Finding]:
@@ -106,12 +112,12 @@ def _of_links(surroundings: Surroundings) -> Iterator[Finding]:
     received = max((link.receive_bytes_per_second or 0 for link in links.values()), default=0)
     if sent or received:
         rates = f"{in_words(sent)}/s up and {in_words(received)}/s down"
-        yield Finding("rates", Level.OK, f"The busiest links carried {rates} lately.")
+        yield Finding("rates", FindingLevel.OK, f"The busiest links carried {rates} lately.")
 
 
 def _relay(relay: str, round_trip_seconds: float | None) -> Finding:
     trip = "" if round_trip_seconds is None else f", {round_trip_seconds * 1000:.0f} ms away"
-    return Finding("relays", Level.OK, f"Reachable through {relay}{trip}.")
+    return Finding("relays", FindingLevel.OK, f"Reachable through {relay}{trip}.")
 
 
 async def _examined(surroundings: Surroundings) -> list[Finding]:
@@ -126,7 +132,7 @@ async def _examined(surroundings: Surroundings) -> list[Finding]:
         met = await _meet(surroundings, network)
         if not met:
             says = "How others reach this node is not known: no peer answers."
-            return [Finding(TOPIC, Level.NOTE, says)]
+            return [Finding(TOPIC, FindingLevel.NOTE, says)]
         connectivity = Connectivity(network, lambda: met)
         await nursery.start(connectivity.run)
         with trio.move_on_after(STATE_SECONDS):
@@ -183,5 +189,5 @@ async def _rates(rpc: Rpc, peers: Sequence[PeerId]) -> list[Finding]:
         if echoed:
             rate = in_words(echoed / RATE_SECONDS)
             says = f"{rate}/s go to {peer} and come back from it, both at once."
-            return [Finding("rates", Level.OK, says)]
-    return [Finding("rates", Level.NOTE, "No peer answered calls, so no rate was measured.")]
+            return [Finding("rates", FindingLevel.OK, says)]
+    return [Finding("rates", FindingLevel.NOTE, "No peer answered calls, so no rate was measured.")]

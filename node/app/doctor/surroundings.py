@@ -32,7 +32,7 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
-class AuthServer:
+class KnownAuthServer:
     """How to ask a run's auth server, and to recognise it."""
 
     run: str
@@ -73,14 +73,14 @@ class Surroundings:
         return tuple(found.values())
 
     @property
-    def auth_server(self) -> AuthServer | None:
+    def auth_server(self) -> KnownAuthServer | None:
         """By the pass or the invite; None in an open run."""
         if self.membership is not None:
             kept = self.membership.kept
-            return AuthServer(kept.run, kept.auth_url, kept.fingerprint, kept.pin)
+            return KnownAuthServer(kept.run, kept.auth_url, kept.fingerprint, kept.pin)
         if self.invite is not None and self.invite.access is not None:
             access = self.invite.access
-            return AuthServer(self.invite.run, access.auth_url, access.fingerprint, access.pin)
+            return KnownAuthServer(self.invite.run, access.auth_url, access.fingerprint, access.pin)
         return None
 
 

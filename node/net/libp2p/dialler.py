@@ -225,7 +225,9 @@ class Dialler:
         except DialFailure:
             raise
         except Unreachable as error:  # of the relay
-            raise DialFailure(address.text, DialReason.RELAY, error.why or error.what) from error
+            raise DialFailure(
+                address.text, DialReason.RELAY, (error.why or error.what).rstrip(".")
+            ) from error
         except trio.TooSlowError:
             seconds = f"{self._dial_seconds:g} s"
             detail = f"no handshake in {seconds}" if connected else f"timed out after {seconds}"

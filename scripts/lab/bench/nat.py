@@ -31,7 +31,7 @@ from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.pouring import CHUNK_BYTES
 from lab.bench.processes import WHERE_WE_ARE, BenchFailed, BenchProcess, open_process_of
-from lab.net import Machine, Nat, NetworkLab
+from lab.net import Machine, NetworkLab, RouterKind
 from nat import kinds
 from protocols.moshpit.plan import best_reducers, fractions_for, predicted_seconds
 
@@ -49,12 +49,12 @@ AT_ONCE: Final = 3  # cells; more, and starting nodes wait for the processor
 PING_SECONDS: Final = 40.0
 
 KINDS: Final = {
-    "none": Nat.NONE,
-    "mapped": Nat.FORWARDED,
-    "cone": Nat.CONE,
-    "port-restricted": Nat.PORT_RESTRICTED,
-    "symmetric": Nat.SYMMETRIC,
-    "double": Nat.DOUBLE,
+    "none": RouterKind.NONE,
+    "mapped": RouterKind.FORWARDED,
+    "cone": RouterKind.CONE,
+    "port-restricted": RouterKind.PORT_RESTRICTED,
+    "symmetric": RouterKind.SYMMETRIC,
+    "double": RouterKind.DOUBLE,
 }
 _AS_SEEN: Final = {
     "none": kinds.Nat.NONE,
@@ -81,7 +81,7 @@ def predicted(left: str, right: str) -> str:
 
 
 @dataclass
-class Trial:
+class CellTrial:
     """What one try of one cell gave. `why` is empty if everything worked."""
 
     why: str = ""
@@ -96,7 +96,7 @@ class Trial:
 class Cell:
     left: str
     right: str
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[CellTrial] = field(default_factory=list)
 
     @property
     def predicted(self) -> str:
@@ -222,7 +222,7 @@ async def _row(left: str, names: Sequence[str], times: int, talk: Talk) -> list[
 
 
 def _home(lab: NetworkLab, name: str, kind: str) -> Machine:
-    ports = (PORT,) if KINDS[kind] is Nat.FORWARDED else ()
+    ports = (PORT,) if KINDS[kind] is RouterKind.FORWARDED else ()
     return lab.home(name, KINDS[kind], forwarded_ports=ports)
 
 
@@ -260,10 +260,10 @@ async def _peer(
 
 async def _try(
     pair: tuple[Machine, Machine], cell: Cell, addresses: Sequence[str], home: Path
-) -> Trial:
-    trial = Trial()
+) -> CellTrial:
+    trial = CellTrial()
     for machine in pair:
-        if machine.nat is not Nat.NONE:
+        if machine.nat is not RouterKind.NONE:
             machine.router.forget()
     left, right = pair
     try:
@@ -290,7 +290,7 @@ async def _try(
 
 
 def _port(kind: str) -> int:
-    return PORT if KINDS[kind] is Nat.FORWARDED else 0
+    return PORT if KINDS[kind] is RouterKind.FORWARDED else 0
 
 
 async def _ping(machine: Machine, addresses: Sequence[str], home: Path) -> None:
@@ -407,7 +407,7 @@ async def _party(party: str, talk: Talk) -> dict[str, Any]:
         homes = [
             lab.home(
                 f"m{number}",
-                KINDS.get(name, Nat.PORT_RESTRICTED),
+                KINDS.get(name, RouterKind.PORT_RESTRICTED),
                 upload_bits_per_second=HOME_MBPS * 1e6,
                 download_bits_per_second=HOME_MBPS * 1e6,
             )

@@ -34,7 +34,7 @@ from lab.bench.closed_run import (
 from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.nat import ROUND_TRIP_SECONDS
-from lab.net import Machine, Nat, NetworkLab
+from lab.net import Machine, NetworkLab, RouterKind
 
 if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MOST_JOIN_SECONDS: Final = 60.0
 MOST_TROUBLE_SECONDS: Final = 20.0
 SLEEP_SECONDS: Final = 60.0
-KINDS: Final = {"cone": Nat.CONE, "symmetric": Nat.SYMMETRIC}
+KINDS: Final = {"cone": RouterKind.CONE, "symmetric": RouterKind.SYMMETRIC}
 SIZE: Final = Size(width=64, layers=2, batch=64)  # a step every second or two
 ANYWHERE: Final = "0.0.0.0"
 

@@ -14,7 +14,7 @@ import trio
 
 from lab.bench.orders import obey
 from lab.bench.pouring import POUR, Basin, make_block, pour
-from nat.connectivity import Mode
+from nat.connectivity import ReachMode
 from node.core.configuration import read_configuration
 from node.core.node import Node
 from node.core.status import memory_in_use
@@ -62,7 +62,7 @@ class NatPeer:
     async def wait_for(self, mode: str, within: float) -> dict[str, Any]:
         """Wait until this node has a mode; how long it took."""
         began = time.monotonic()
-        wanted = Mode(mode)
+        wanted = ReachMode(mode)
         with trio.fail_after(within):
             while self._node.connectivity.mode is not wanted:
                 await self._node.connectivity.changed.wait()

@@ -5,7 +5,7 @@ it, over a real kernel, and see the addresses, delays, rates and troubles of hom
 
     with NetworkLab(round_trip_seconds=0.06) as lab:
         relay = lab.host("relay")
-        left = lab.home("left", Nat.PORT_RESTRICTED, upload_bits_per_second=5e6)
+        left = lab.home("left", RouterKind.PORT_RESTRICTED, upload_bits_per_second=5e6)
         process = left.popen(["potluck", "join", ...])
         left.router.change_address()
 
@@ -13,20 +13,20 @@ It is removed when the block is left, and when its owner is killed.
 """
 
 from lab.bench.own_network import NetworkCommandFailed, NoOwnNetwork
-from lab.net.addresses import Families
+from lab.net.addresses import AddressFamilies
 from lab.net.machine import Machine
 from lab.net.namespace import missing_for_lab
 from lab.net.network_lab import NetworkLab
-from lab.net.router import Router
-from lab.net.rules import Nat
+from lab.net.router import HomeRouter
+from lab.net.rules import RouterKind
 
 __all__ = [
-    "Families",
+    "AddressFamilies",
+    "HomeRouter",
     "Machine",
-    "Nat",
     "NetworkCommandFailed",
     "NetworkLab",
     "NoOwnNetwork",
-    "Router",
+    "RouterKind",
     "missing_for_lab",
 ]

@@ -25,7 +25,7 @@ FIRST_HOST = 2
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
-class Families(enum.Enum):
+class AddressFamilies(enum.Enum):
     """Which versions of IP a machine has."""
 
     IPV4 = "IPv4"
@@ -34,15 +34,15 @@ class Families(enum.Enum):
 
     @property
     def ipv4(self) -> bool:
-        return self is not Families.IPV6
+        return self is not AddressFamilies.IPV6
 
     @property
     def ipv6(self) -> bool:
-        return self is not Families.IPV4
+        return self is not AddressFamilies.IPV4
 
 
 @dataclass(frozen=True)
-class Lease:
+class AddressLease:
     """The addresses of one interface, and its routers, if it is not on the internet itself."""
 
     ipv4: IPv4Interface
@@ -50,7 +50,7 @@ class Lease:
     gateway_ipv4: str = ""
     gateway_ipv6: str = ""
 
-    def commands(self, interface: str, families: Families) -> list[str]:
+    def commands(self, interface: str, families: AddressFamilies) -> list[str]:
         """How `ip` gives these addresses to an interface, in place of those that it has."""
         lines = [f"addr flush dev {interface} scope global"]
         for wanted, address, gateway in (
@@ -64,21 +64,23 @@ class Lease:
         return lines
 
 
-def machine_line(number: int) -> Lease:
+def machine_line(number: int) -> AddressLease:
     """The addresses of a machine that is on the internet itself."""
-    return Lease(IPv4Interface(f"11.{number}.0.2/8"), IPv6Interface(f"2a00:b00:{number:x}::2/32"))
+    return AddressLease(
+        IPv4Interface(f"11.{number}.0.2/8"), IPv6Interface(f"2a00:b00:{number:x}::2/32")
+    )
 
 
-def router_line(number: int) -> Lease:
+def router_line(number: int) -> AddressLease:
     """The addresses of a router's outside. The IPv6 one is not in the network of its home."""
     outside = IPv6Interface(f"2a00:b00:{number:x}:ffff::1/32")
-    return Lease(machine_line(number).ipv4, outside)
+    return AddressLease(machine_line(number).ipv4, outside)
 
 
-def home_lease(home: int, number: int, host: int) -> Lease:
+def home_lease(home: int, number: int, host: int) -> AddressLease:
     """The addresses of a machine in a home that has this line. Each home has another private
     network, to tell them apart."""
-    return Lease(
+    return AddressLease(
         IPv4Interface(f"192.168.{home}.{host}/24"),
         IPv6Interface(f"2a00:b00:{number:x}::{host:x}/64"),
         gateway_ipv4=f"192.168.{home}.{GATEWAY}",
@@ -86,9 +88,9 @@ def home_lease(home: int, number: int, host: int) -> Lease:
     )
 
 
-def carrier_lease(carrier: int, host: int) -> Lease:
+def carrier_lease(carrier: int, host: int) -> AddressLease:
     """The address of a home's router behind a carrier's NAT: RFC 6598 sets 100.64.0.0/10 aside."""
-    return Lease(
+    return AddressLease(
         IPv4Interface(f"100.64.{carrier}.{host}/24"),
         IPv6Interface("::/128"),  # such a home has none
         gateway_ipv4=f"100.64.{carrier}.{GATEWAY}",

@@ -10,12 +10,12 @@ from socket import AF_INET, SOCK_STREAM, AddressFamily, SocketKind, socket
 from typing import IO
 
 from lab.bench.own_network import NetworkCommandFailed
-from lab.net.addresses import Families, Lease, machine_line
+from lab.net.addresses import AddressFamilies, AddressLease, machine_line
 from lab.net.cable import Cable
 from lab.net.internet import Internet
 from lab.net.namespace import Namespace
-from lab.net.router import Router
-from lab.net.rules import Nat
+from lab.net.router import HomeRouter
+from lab.net.rules import RouterKind
 from protocols.errors import ProtocolMisuse
 
 INTERFACE = "eth0"
@@ -33,8 +33,8 @@ class Machine:
         self,
         name: str,
         namespace: Namespace,
-        families: Families,
-        place: Router | Internet,
+        families: AddressFamilies,
+        place: HomeRouter | Internet,
         upload: float | None = None,
         download: float | None = None,
     ) -> None:
@@ -47,15 +47,15 @@ class Machine:
     # Where it is
 
     @property
-    def router(self) -> Router:
+    def router(self) -> HomeRouter:
         """Its home's router. ProtocolMisuse if it is on the internet itself."""
         if isinstance(self._place, Internet):
             raise ProtocolMisuse(f"{self.name} has no router: it is on the internet itself.")
         return self._place
 
     @property
-    def nat(self) -> Nat:
-        return Nat.NONE if isinstance(self._place, Internet) else self._place.nat
+    def nat(self) -> RouterKind:
+        return RouterKind.NONE if isinstance(self._place, Internet) else self._place.nat
 
     @property
     def address(self) -> str:
@@ -164,7 +164,7 @@ class Machine:
     def renew(self) -> None:
         """Take the addresses that this place gives it now."""
         if isinstance(self._place, Internet):
-            self._lease: Lease = machine_line(self._host)
+            self._lease: AddressLease = machine_line(self._host)
         else:
             self._lease = self._place.lease(self._host)
         self._namespace.ip(*self._lease.commands(INTERFACE, self.families))
@@ -180,7 +180,7 @@ class Machine:
 
     def _join(
         self,
-        place: Router | Internet,
+        place: HomeRouter | Internet,
         upload: float | None = None,
         download: float | None = None,
     ) -> None:
@@ -189,11 +189,11 @@ class Machine:
         outlet = place if isinstance(place, Internet) else place.lan
         self._cable = Cable(self._namespace, INTERFACE, outlet, upload, download)
         self.renew()
-        if isinstance(place, Router):
+        if isinstance(place, HomeRouter):
             place.renewals.append(self.renew)
 
     def _leave(self) -> None:
-        if isinstance(self._place, Router):
+        if isinstance(self._place, HomeRouter):
             self._place.renewals.remove(self.renew)
         self._cable.remove()
 

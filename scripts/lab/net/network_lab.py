@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from lab.net import removal
-from lab.net.addresses import Families, check_name, numbers
+from lab.net.addresses import AddressFamilies, check_name, numbers
 from lab.net.internet import Internet
 from lab.net.machine import Machine
 from lab.net.namespace import Namespace, check_lab
-from lab.net.router import Router
-from lab.net.rules import Nat
+from lab.net.router import HomeRouter
+from lab.net.rules import RouterKind
 from protocols.errors import ProtocolMisuse
 
 WATCHMAN = Path(removal.__file__)
@@ -40,7 +40,7 @@ class NetworkLab:
         self._prefix = ""
         self._namespaces: dict[str, Namespace] = {}
         self._machines: list[Machine] = []
-        self._routers: list[Router] = []
+        self._routers: list[HomeRouter] = []
         self._homes = numbers("homes in a laboratory")
 
     def __enter__(self) -> Self:
@@ -58,7 +58,7 @@ class NetworkLab:
             self._folder.mkdir(mode=0o700)
             # it carries frames, and has no address itself
             self._internet = Internet(
-                self._namespace("internet", Families.IPV4), self._round_trip_seconds
+                self._namespace("internet", AddressFamilies.IPV4), self._round_trip_seconds
             )
         except BaseException:
             self._remove()
@@ -89,14 +89,14 @@ class NetworkLab:
         self,
         name: str,
         *,
-        families: Families = Families.IPV4,
+        families: AddressFamilies = AddressFamilies.IPV4,
         upload_bits_per_second: float | None = None,
         download_bits_per_second: float | None = None,
     ) -> Machine:
         """A machine on the internet itself."""
         return self.home(
             name,
-            Nat.NONE,
+            RouterKind.NONE,
             families=families,
             upload_bits_per_second=upload_bits_per_second,
             download_bits_per_second=download_bits_per_second,
@@ -105,9 +105,9 @@ class NetworkLab:
     def home(
         self,
         name: str,
-        nat: Nat,
+        nat: RouterKind,
         *,
-        families: Families = Families.IPV4,
+        families: AddressFamilies = AddressFamilies.IPV4,
         upload_bits_per_second: float | None = None,
         download_bits_per_second: float | None = None,
         udp_blocked: bool = False,
@@ -119,20 +119,20 @@ class NetworkLab:
         firewall that lets nothing unsolicited in.
         """
         check_name(name)
-        if (nat is Nat.FORWARDED) != bool(forwarded_ports):
+        if (nat is RouterKind.FORWARDED) != bool(forwarded_ports):
             raise ProtocolMisuse("Homes of the kind forwarded have forwarded ports, and no others.")
-        if nat is Nat.NONE and udp_blocked:
+        if nat is RouterKind.NONE and udp_blocked:
             raise ProtocolMisuse("A router blocks UDP, and a machine on the internet has none.")
-        if nat is Nat.DOUBLE and families.ipv6:
+        if nat is RouterKind.DOUBLE and families.ipv6:
             raise ProtocolMisuse("A home behind a carrier's NAT has no IPv6 here.")
         rates = upload_bits_per_second, download_bits_per_second
         namespace = self._namespace(name, families)
-        if nat is Nat.NONE:
+        if nat is RouterKind.NONE:
             return self._add(Machine(name, namespace, families, self._internet, *rates))
         carrier = None
-        if nat is Nat.DOUBLE:
+        if nat is RouterKind.DOUBLE:
             carrier = self._router(
-                f"{name}.carrier", Nat.PORT_RESTRICTED, families, is_carrier=True
+                f"{name}.carrier", RouterKind.PORT_RESTRICTED, families, is_carrier=True
             )
             carrier.start()
         router = self._router(
@@ -151,7 +151,7 @@ class NetworkLab:
         namespace = self._namespace(name, machine.families)
         return self._add(Machine(name, namespace, machine.families, router))
 
-    def _namespace(self, name: str, families: Families) -> Namespace:
+    def _namespace(self, name: str, families: AddressFamilies) -> Namespace:
         if name in self._namespaces:
             raise ProtocolMisuse(f"There is a machine {name} already.")
         made = Namespace(f"{self._prefix}{name}", ipv6=families.ipv6)
@@ -161,14 +161,14 @@ class NetworkLab:
     def _router(
         self,
         name: str,
-        nat: Nat,
-        families: Families,
+        nat: RouterKind,
+        families: AddressFamilies,
         *,
-        carrier: Router | None = None,
+        carrier: HomeRouter | None = None,
         is_carrier: bool = False,
         udp_blocked: bool = False,
-    ) -> Router:
-        router = Router(
+    ) -> HomeRouter:
+        router = HomeRouter(
             self._namespace(name, families),
             nat,
             families,

@@ -20,8 +20,8 @@ from lab.bench.own_network import NetworkCommandFailed, NoOwnNetwork
 from lab.net.addresses import (
     FIRST_HOST,
     GATEWAY,
-    Families,
-    Lease,
+    AddressFamilies,
+    AddressLease,
     carrier_lease,
     home_lease,
     numbers,
@@ -31,7 +31,7 @@ from lab.net.cable import Cable
 from lab.net.internet import Internet
 from lab.net.namespace import SETTINGS, Namespace
 from lab.net.rules import (
-    Nat,
+    RouterKind,
     forgetting_rule,
     forwarding_rule,
     mapping_daemon_settings,
@@ -54,7 +54,7 @@ HARDWARE = "02:00:00:00:00:01"
 class Lan:
     """The network of a home, an `Outlet`: a bridge in its router."""
 
-    def __init__(self, namespace: Namespace, families: Families) -> None:
+    def __init__(self, namespace: Namespace, families: AddressFamilies) -> None:
         self.namespace = namespace
         self.families = families
         self.hosts = numbers("addresses in a home", first=FIRST_HOST)
@@ -76,7 +76,7 @@ class Lan:
         self.namespace.ip(f"link set {interface} nomaster")
 
 
-class Router:
+class HomeRouter:
     """The router of `Machine.router`. Its outside is `wan`, its inside `lan`.
 
     A carrier's NAT is a router too, whose inside has no machines but a home's router.
@@ -85,19 +85,19 @@ class Router:
     def __init__(
         self,
         namespace: Namespace,
-        nat: Nat,
-        families: Families,
+        nat: RouterKind,
+        families: AddressFamilies,
         home: int,
         internet: Internet,
         folder: Path,
         *,
-        carrier: Router | None = None,
+        carrier: HomeRouter | None = None,
         is_carrier: bool = False,
         udp_blocked: bool = False,
     ) -> None:
-        if nat is Nat.MAPPED and shutil.which(MAPPING_DAEMON) is None:
+        if nat is RouterKind.MAPPED and shutil.which(MAPPING_DAEMON) is None:
             raise NoOwnNetwork(
-                f"A home of the kind {Nat.MAPPED.value} needs {MAPPING_DAEMON}.",
+                f"A home of the kind {RouterKind.MAPPED.value} needs {MAPPING_DAEMON}.",
                 advice="apt-get install miniupnpd-nftables, or take the kind forwarded.",
             )
         self.nat = nat
@@ -113,7 +113,7 @@ class Router:
         self._daemon: subprocess.Popen[bytes] | None = None
         self._cable: Cable | None = None
         self._number = 0
-        self._outside: Lease | None = None
+        self._outside: AddressLease | None = None
         namespace.set(
             {
                 "ipv4/ip_forward": 1,
@@ -165,7 +165,7 @@ class Router:
             return
         self._take_line()
         self._namespace.inside(forget_connections)
-        if self.nat is Nat.CONE:
+        if self.nat is RouterKind.CONE:
             self._namespace.nft(forgetting_rule())
         if self.families.ipv6:
             for renew in self.renewals:
@@ -185,7 +185,7 @@ class Router:
     def plug_in(self) -> None:
         self._line().plug_in()
 
-    def lease(self, host: int) -> Lease:
+    def lease(self, host: int) -> AddressLease:
         """The addresses of a machine inside; from now on packets for them arrive here."""
         lease = home_lease(self.home, self._number, host)
         if self.families.ipv6:
@@ -211,7 +211,7 @@ class Router:
             *outside.commands("wan", self.families), *inside.commands("lan", self.families)
         )
 
-    def _inside(self) -> Lease:
+    def _inside(self) -> AddressLease:
         if self._is_carrier:
             own = carrier_lease(self.home, GATEWAY)
         else:
@@ -223,7 +223,7 @@ class Router:
         self._namespace.nft(rules)
 
     def _start_daemon(self) -> None:
-        if self.nat is not Nat.MAPPED:
+        if self.nat is not RouterKind.MAPPED:
             return
         address = str(self._inside().ipv4.ip)
         settings = self._folder / f"{MAPPING_DAEMON}-{self.home}.conf"

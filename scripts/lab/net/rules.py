@@ -24,7 +24,7 @@ CONTACTED_SECONDS = 120  # RFC 4787 asks routers to keep a UDP mapping for two m
 MOST_CONTACTED = 65536  # as many as a connection table of a small router
 
 
-class Nat(enum.Enum):
+class RouterKind(enum.Enum):
     """How a home is connected to the internet."""
 
     NONE = "none"
@@ -44,7 +44,7 @@ class Nat(enum.Enum):
 
 
 def router_rules(
-    nat: Nat, *, udp_blocked: bool = False, forwards: Mapping[int, str] | None = None
+    nat: RouterKind, *, udp_blocked: bool = False, forwards: Mapping[int, str] | None = None
 ) -> str:
     """A router's whole table. Loading it replaces the one that is there, and what it has learnt.
 
@@ -78,7 +78,7 @@ def _forwarded(port: int, address: str) -> str:
     return f"tcp . {port} : {address}, udp . {port} : {address}"
 
 
-def _sets(nat: Nat, forwards: Mapping[int, str]) -> list[str]:
+def _sets(nat: RouterKind, forwards: Mapping[int, str]) -> list[str]:
     elements = ", ".join(_forwarded(port, address) for port, address in forwards.items())
     lines = [
         "map forwards {",
@@ -86,7 +86,7 @@ def _sets(nat: Nat, forwards: Mapping[int, str]) -> list[str]:
         f"  elements = {{ {elements} }}" if elements else "",
         "}",
     ]
-    if nat is Nat.CONE:
+    if nat is RouterKind.CONE:
         # our port and the far address, and the machine whose port it is: outside it is the same
         lines += [
             f"map {CONTACTED} {{",
@@ -99,7 +99,7 @@ def _sets(nat: Nat, forwards: Mapping[int, str]) -> list[str]:
     return lines
 
 
-def _filters(nat: Nat, udp_blocked: bool) -> list[str]:
+def _filters(nat: RouterKind, udp_blocked: bool) -> list[str]:
     lines = [
         "chain to_the_router {",
         "  type filter hook input priority filter; policy drop",
@@ -112,14 +112,14 @@ def _filters(nat: Nat, udp_blocked: bool) -> list[str]:
         "chain through_the_router {",
         "  type filter hook forward priority filter; policy drop",
         "  meta l4proto udp drop" if udp_blocked else "",
-        *(_remembering() if nat is Nat.CONE else ()),
+        *(_remembering() if nat is RouterKind.CONE else ()),
         "  ct state established,related accept",
         "  ct state invalid drop",
         '  iifname "lan" oifname "wan" accept',
         '  iifname "wan" ct status dnat accept',
         "}",
     ]
-    if nat is Nat.MAPPED:
+    if nat is RouterKind.MAPPED:
         lines += ["chain miniupnpd {", "}"]
     return lines
 
@@ -130,24 +130,24 @@ def _remembering() -> list[str]:
     return [f"  {ours} update @{CONTACTED} {{ {sent} }}"]
 
 
-def _translations(nat: Nat) -> list[str]:
+def _translations(nat: RouterKind) -> list[str]:
     arriving = 'iifname "wan" meta nfproto ipv4 meta l4proto { tcp, udp } fib daddr type local'
-    how = " random,fully-random" if nat is Nat.SYMMETRIC else ""
+    how = " random,fully-random" if nat is RouterKind.SYMMETRIC else ""
     lines = []
-    if nat is Nat.MAPPED:
+    if nat is RouterKind.MAPPED:
         lines += ["chain prerouting_miniupnpd {", "}", "chain postrouting_miniupnpd {", "}"]
     lines += [
         "chain inwards {",
         "  type nat hook prerouting priority dstnat; policy accept",
         f"  {arriving} dnat ip to meta l4proto . th dport map @forwards",
     ]
-    if nat is Nat.CONE:
+    if nat is RouterKind.CONE:
         arrived = "meta l4proto . th dport . ip saddr"
         lines.append(f"  {arriving} dnat ip to {arrived} map @{CONTACTED}")
-    if nat is Nat.MAPPED:
+    if nat is RouterKind.MAPPED:
         lines.append('  iifname "wan" jump prerouting_miniupnpd')
     lines += ["}", "chain outwards {", "  type nat hook postrouting priority srcnat; policy accept"]
-    if nat is Nat.MAPPED:
+    if nat is RouterKind.MAPPED:
         lines.append('  oifname "wan" jump postrouting_miniupnpd')
     lines += [f'  oifname "wan" meta nfproto ipv4 masquerade{how}', "}"]
     return lines
