@@ -37,6 +37,7 @@ FACES = (
     "protocols.tensors",
     "protocols.access",
     "protocols.dht",
+    "protocols.experts",
     "node.net",
     "node.training.join",
     "node.training.credit",
