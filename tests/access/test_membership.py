@@ -26,7 +26,7 @@ from node.core.access.membership import Membership, open_membership
 from node.core.access.notice import notice_of
 from node.core.access.pass_file import load_pass
 from node.core.access.renewal import MembershipEnded
-from node.core.configuration import Configuration, read_configuration
+from node.core.configuration import Configuration
 from node.core.control_client import ask_once
 from node.core.directory import FAMILIES
 from node.core.failure import failure_of
@@ -51,6 +51,7 @@ from tests.access.members import (
     until_renewed,
     write_key,
 )
+from tests.homes import home_in
 from tests.waiting import PATIENCE_SECONDS, until
 
 FAR_FUTURE_MS = 1 << 52
@@ -146,7 +147,7 @@ async def test_members_talk_with_one_another(run: Run) -> None:
 
 
 async def test_a_stranger_is_answered_nothing(run: Run) -> None:
-    stranger_home = read_configuration(environment={"POTLUCK_HOME": str(run.folder / "mallory")})
+    stranger_home = home_in(run.folder / "mallory")
     write_key(stranger_home.key_file, run.world.identity_of("mallory"))
     async with (
         run.nodes("alice") as (alice,),
@@ -206,7 +207,7 @@ async def test_a_pass_that_does_not_count_keeps_a_node_from_starting(run: Run) -
     write_key(other / "identity.key", run.world.identity_of("other"))
     (other / "access.pass").write_bytes(configuration.places.pass_file.read_bytes())
     (other / "access.pass").chmod(0o600)
-    stolen = read_configuration(environment={"POTLUCK_HOME": str(other)})
+    stolen = home_in(other)
     with pytest.raises(UnusableFile, match="not for this node"):
         async with Node(stolen, open_network=network_in(run.world, "other")):
             pass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.core.configuration import Configuration, read_configuration
+from node.core.configuration import Configuration
 from node.core.control_client import ask_once
 from node.core.node import Node, OpenNetwork
 from node.core.running_lock import AlreadyRunning
@@ -21,6 +21,7 @@ from protocols.rpc import open_rpc
 from protocols.rpc.ping import ping
 from protocols.testing.world import SimulatedWorld
 from tests.commands.console import files_of_a_running_node
+from tests.homes import home_in
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ async def world() -> AsyncIterator[SimulatedWorld]:
 
 @pytest.fixture
 def configuration(tmp_path: Path) -> Configuration:
-    return read_configuration(environment={"POTLUCK_HOME": str(tmp_path)})
+    return home_in(tmp_path)
 
 
 def network_in(world: SimulatedWorld, name: str = "node") -> OpenNetwork:
