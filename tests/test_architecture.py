@@ -127,7 +127,7 @@ ALLOWED = {
     "node on everything": ("node.app.main", "import auth, nat, models, protocols.dht"),
     "protocols on the ground": ("protocols.guard", "import auth.tokens"),
     "app on everything below": ("node.app.main", "import node.net.network, node.training"),
-    "a layer on the lowest": ("node.net", "from node.faces import lazily"),
+    "a layer on the lowest": ("node.core.node", "from node.net import open_libp2p_network"),
     "the door on app": ("node.__main__", "from node.app.main import main"),
     "the network on libp2p": ("node.net.libp2p.host", "import libp2p"),
     "nat on the contract": ("nat.relaying", "from protocols.network import Network"),

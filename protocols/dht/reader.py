@@ -132,10 +132,13 @@ class SlotReader:
                 state, target, key, view=view, replicas_wanted=replicas_wanted, radius=radius
             )
             operation.take_own(state.storage.get(key, state.now_ms()))
-            for slot in self._published(key):
-                operation.take(slot)
             operations.append(operation)
         await Walk(state, operations, self.ask, MESSAGE_LIMITS).run()
+        for operation in operations:
+            # Not before: replicas only name their slots to a reader that has some. If the own slot
+            # is all that it has, it would miss publishers that write anew before it has fetched.
+            for slot in self._published(operation.key):
+                operation.take(slot)
         await self._fetch_missing(operations)
         found = {}
         for place, operation in enumerate(operations):

@@ -37,6 +37,7 @@ KINDS: Final = {
     "outage": "outage",
     "training": "training",
     "training-churn": "training",
+    "experts-search": "experts_search",
 }
 
 
