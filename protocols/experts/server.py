@@ -96,10 +96,8 @@ class ExpertServer:
         self, caller: Caller, transfer: ExpertTransfer, opening: TransferOpening
     ) -> None:
         seconds = min(opening.milliseconds / 1000.0, LONGEST_TRANSFER_SECONDS)
-        with self._blaming(caller):
-            with trio.move_on_after(seconds):
-                await self._transfer(caller, transfer, opening)
-                return
+        with self._blaming(caller), trio.move_on_after(seconds):
+            return await self._transfer(caller, transfer, opening)
         raise DeadlineExceeded(f"The caller's time for {opening.uid} is over.")
 
     async def _transfer(
@@ -121,10 +119,10 @@ class ExpertServer:
         """Compute this, and tell the caller now and then that we are still here."""
         with self._runtime.begun(work):
             while not work.done.is_set():
-                with trio.move_on_after(ALIVE_SECONDS):
+                with trio.move_on_after(ALIVE_SECONDS) as patience:
                     await work.done.wait()
-                    break
-                await transfer.say_alive()
+                if patience.cancelled_caught:
+                    await transfer.say_alive()
         return work.answer
 
     @contextmanager
