@@ -13,6 +13,7 @@ second pass must be the same function as the first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
@@ -173,4 +174,4 @@ def _fill(network: ExpertNetwork, generator: torch.Generator) -> None:
     fill_constants(network)
     for parameter in network.parameters():
         if parameter.dim() >= 2:
-            fill_evenly(parameter, parameter.shape[1] ** -0.5, generator)
+            fill_evenly(parameter, 1.0 / math.sqrt(parameter.shape[1]), generator)
