@@ -128,9 +128,19 @@ def _not_finite(source: Tensor, bad: Tensor, name: str, codec: str) -> NotFinite
     )
 
 
-def _require_finite_received(encoded: Tensor) -> None:
+def require_finite(source: Tensor, name: str, codec: str) -> None:
+    """NotFinite unless every value of a flat tensor of ours is finite."""
+    if not is_finite(source):
+        raise _not_finite(source, ~torch.isfinite(source), name, codec)
+
+
+def received_over(buffer: Buffer, dtype: torch.dtype, values: int) -> Tensor:
+    """A flat tensor over a buffer that a peer sent. MalformedMessage unless all values are
+    finite."""
+    encoded = tensor_over(buffer, dtype, values)
     if not is_finite(encoded):
         raise MalformedMessage("A tensor came with values that are not finite.")
+    return encoded
 
 
 class PlainCodec:
@@ -160,14 +170,14 @@ class PlainCodec:
             raise _not_finite(source, ~torch.isfinite(target), name, self.name)
 
     def decode(self, source: Buffer, destination: Tensor) -> None:
-        encoded = self._received(source, destination)
+        encoded = received_over(source, self._dtype, destination.numel())
         if self._dtype is torch.bool:  # a bool that is neither 0 nor 1 breaks later operations
             encoded = encoded.view(torch.uint8) != 0
         for part, values in _side_by_side(destination, encoded):
             part.copy_(values)
 
     def accumulate(self, source: Buffer, destination: Tensor, weight: float) -> None:
-        encoded = self._received(source, destination)
+        encoded = received_over(source, self._dtype, destination.numel())
         if encoded.dtype == destination.dtype:
             for part, values in _side_by_side(destination, encoded):
                 part.add_(values, alpha=weight)
@@ -175,11 +185,6 @@ class PlainCodec:
         scratch = torch.empty(min(SERIAL_VALUES, len(encoded)), dtype=destination.dtype)
         for part, values in _side_by_side(destination, encoded):
             part.add_(scratch[: len(values)].copy_(values), alpha=weight)
-
-    def _received(self, source: Buffer, destination: Tensor) -> Tensor:
-        encoded = tensor_over(source, self._dtype, destination.numel())
-        _require_finite_received(encoded)
-        return encoded
 
 
 class BlockwiseCodec:

@@ -35,6 +35,7 @@ KINDS: Final = {
     "nat-join": "nat_join",
     "relay": "relay",
     "outage": "outage",
+    "experts": "experts",
     "training": "training",
     "training-churn": "training",
     "experts-search": "experts_search",
