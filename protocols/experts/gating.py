@@ -14,8 +14,10 @@ of the search.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -58,15 +60,18 @@ class Choice:
 
     @staticmethod
     def of(chosen: Sequence[Sequence[Uid]], grid: Grid) -> Choice:
+        counts = torch.tensor([len(own) for own in chosen], dtype=torch.int64)
         most = max(map(len, chosen), default=0)
-        nowhere = (0,) * grid.dimensions
-        cells = [[uid.cells for uid in own] + [nowhere] * (most - len(own)) for own in chosen]
-        present = [[True] * len(own) + [False] * (most - len(own)) for own in chosen]
-        shape = (len(chosen), most)
-        return Choice(
-            torch.tensor(cells, dtype=torch.int64).reshape(*shape, grid.dimensions),
-            torch.tensor(present, dtype=torch.bool).reshape(shape),
-        )
+        present = torch.arange(most) < counts[:, None]
+        indices = chain.from_iterable(uid.cells for own in chosen for uid in own)
+        cells = torch.zeros((len(chosen), most, grid.dimensions), dtype=torch.int64)
+        cells[present] = torch.tensor(list(indices), dtype=torch.int64).view(-1, grid.dimensions)
+        return Choice(cells, present)
+
+    def numbers(self, grid: Grid) -> Tensor:
+        """The numbers of the cells, as in `grid.at`: (examples, k)."""
+        steps = [math.prod(grid.sizes[place + 1 :]) for place in range(grid.dimensions)]
+        return (self.cells * torch.tensor(steps)).sum(dim=-1)
 
     def scores(self, scores: Sequence[Tensor]) -> Tensor:
         """Equation 2: (examples, k), differentiable. Without meaning where nobody is present."""

@@ -41,7 +41,7 @@ from torch.autograd.function import once_differentiable
 
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.experts.gating import Choice, GridGate, balance_loss, weights_of
-from protocols.experts.grid import Uid
+from protocols.experts.grid import Grid, Uid
 from protocols.guest import Portal
 
 GRACE_SECONDS = 3.0
@@ -121,13 +121,15 @@ class DMoE(nn.Module):
         # The touch makes autograd come back here also if x needs no gradient, as in the first layer
         # of a model: the experts need theirs.
         touch = torch.empty(0, requires_grad=True)
-        answers, answered = _through_experts(x, touch, _Dispatch.of(chosen), self._calls)
+        dispatch = _Dispatch.of(choice, self.gate.grid)
+        answers, answered = _through_experts(x, touch, dispatch, self._calls)
         if self.balance and torch.is_grad_enabled():
             scores = _with_gradient_of(scores, self.balance * balance_loss(scores, choice))
         weights = weights_of(choice.scores(scores), answered)  # equation 3
-        weights = weights.view(weights.shape + (1,) * (x.dim() - 1))
-        mixed: Tensor = (weights * answers).sum(dim=1).to(x.dtype)
-        return mixed
+        with torch.autocast(x.device.type, enabled=False):
+            # a batch of products of a row and a matrix: many times faster than a sum of products
+            mixed = torch.bmm(weights.to(answers).unsqueeze(1), answers.flatten(2))
+        return mixed.view_as(x).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"grid={self.gate.grid.name}, k={self.k}, quorum={self._calls.quorum}"
@@ -135,44 +137,43 @@ class DMoE(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Dispatch:
-    """Which examples of a batch go to which expert. Each expert of an example has a place, 0 to
-    `most` - 1.
+    """Which examples of a batch go to which expert.
 
     - `uids`: the experts, each once.
     - `rows`: for each expert, the numbers of its examples.
-    - `places`: for each expert, its place at each of these examples.
+    - `slots`: for each expert, where its answers go: example × places + place.
     """
 
     uids: tuple[Uid, ...]
     rows: tuple[Tensor, ...]
-    places: tuple[Tensor, ...]
+    slots: tuple[Tensor, ...]
     examples: int
-    most: int
+    places: int
 
     @staticmethod
-    def of(chosen: Sequence[Sequence[Uid]]) -> _Dispatch:
-        found: dict[Uid, tuple[list[int], list[int]]] = {}
-        for row, own in enumerate(chosen):
-            for place, uid in enumerate(own):
-                rows, places = found.setdefault(uid, ([], []))
-                rows.append(row)
-                places.append(place)
+    def of(choice: Choice, grid: Grid) -> _Dispatch:
+        examples, places = choice.present.shape
+        slots = choice.present.flatten().nonzero().flatten()
+        numbers, order = choice.numbers(grid).flatten()[slots].sort(stable=True)
+        slots = slots[order]
+        experts, counts = numbers.unique_consecutive(return_counts=True)
+        each = slots.split(counts.tolist())
         return _Dispatch(
-            tuple(found),
-            tuple(torch.tensor(rows) for rows, _ in found.values()),
-            tuple(torch.tensor(places) for _, places in found.values()),
-            len(chosen),
-            max(map(len, chosen), default=0),
+            tuple(map(grid.at, experts.tolist())),
+            tuple(own // places for own in each),
+            each,
+            examples,
+            places,
         )
 
     def only(self, numbers: Sequence[int]) -> _Dispatch:
-        """Only these experts; the examples and the places stay the same."""
+        """Only these experts; the examples and the slots stay the same."""
         return _Dispatch(
             tuple(self.uids[number] for number in numbers),
             tuple(self.rows[number] for number in numbers),
-            tuple(self.places[number] for number in numbers),
+            tuple(self.slots[number] for number in numbers),
             self.examples,
-            self.most,
+            self.places,
         )
 
 
@@ -187,14 +188,16 @@ class _ThroughExperts(torch.autograd.Function):
         which places have one, (examples, places)."""
         inputs = _as_sent(x)
         found = calls.forward(dispatch, inputs)
-        answers = inputs.new_zeros((dispatch.examples, dispatch.most, *inputs.shape[1:]))
-        answered = torch.zeros((dispatch.examples, dispatch.most), dtype=torch.bool)
+        answers = inputs.new_zeros((dispatch.examples * dispatch.places, *inputs.shape[1:]))
+        answered = torch.zeros(len(answers), dtype=torch.bool)
         for number, answer in found.items():
-            answers[dispatch.rows[number], dispatch.places[number]] = answer
-            answered[dispatch.rows[number], dispatch.places[number]] = True
+            answers.index_copy_(0, dispatch.slots[number], answer)
+            answered[dispatch.slots[number]] = True
         ctx.save_for_backward(x)
         ctx.dispatch, ctx.calls = dispatch.only(sorted(found)), calls
-        answers, answered = answers.to(x.device), answered.to(x.device)
+        shape = (dispatch.examples, dispatch.places)
+        answers = answers.unflatten(0, shape).to(x.device)
+        answered = answered.view(shape).to(x.device)
         ctx.mark_non_differentiable(answered)
         return answers, answered
 
@@ -260,7 +263,7 @@ class _ExpertCalls:
     def forward(self, dispatch: _Dispatch, inputs: Tensor) -> dict[int, Tensor]:
         """The answers, by the number of their expert: `quorum` for each example, or the error."""
         calls: list[_Call] = [
-            partial(self.experts.forward, uid, inputs[rows])
+            partial(self.experts.forward, uid, inputs.index_select(0, rows))
             for uid, rows in zip(dispatch.uids, dispatch.rows, strict=True)
         ]
         tally = Tally(dispatch.rows, dispatch.examples, self.quorum)
@@ -277,9 +280,15 @@ class _ExpertCalls:
 
     def backward(self, dispatch: _Dispatch, inputs: Tensor, grads: Tensor) -> dict[int, Tensor]:
         """The gradients of the inputs, by the number of their expert: one, or the error."""
+        grads = grads.flatten(0, 1)
         calls: list[_Call] = [
-            partial(self.experts.backward, uid, inputs[rows], grads[rows, places])
-            for uid, rows, places in zip(dispatch.uids, dispatch.rows, dispatch.places, strict=True)
+            partial(
+                self.experts.backward,
+                uid,
+                inputs.index_select(0, rows),
+                grads.index_select(0, slots),
+            )
+            for uid, rows, slots in zip(dispatch.uids, dispatch.rows, dispatch.slots, strict=True)
         ]
         tally = Tally(dispatch.rows, dispatch.examples, self.quorum)
         direction = _Pass(calls, tally, self.grace_seconds, self.timeout_seconds, may_end=False)

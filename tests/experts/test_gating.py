@@ -49,6 +49,11 @@ def test_an_example_may_have_fewer_experts_than_others() -> None:
     assert Choice.of([[], []], GRID).present.shape == (2, 0)
 
 
+def test_the_cells_of_a_choice_have_the_numbers_that_the_grid_gives_them() -> None:
+    grid = Grid("ffn", (2, 3, 4))
+    assert everywhere(grid, 2).numbers(grid).tolist() == [list(range(24))] * 2
+
+
 def test_an_even_spread_costs_nothing() -> None:
     scores = (torch.zeros(6, 3), torch.zeros(6, 5))
     assert balance_loss(scores, everywhere(GRID, 6)).item() == pytest.approx(0.0, abs=1e-6)
