@@ -38,6 +38,7 @@ async def open_portal(ended: PotluckError) -> AsyncIterator[Portal]:
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         portal = Portal(nursery, trio.lowlevel.current_trio_token(), ended)
+        nursery.start_soon(_end_when_cancelled, portal)
         try:
             yield portal
         except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
@@ -47,6 +48,14 @@ async def open_portal(ended: PotluckError) -> AsyncIterator[Portal]:
             nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+async def _end_when_cancelled(portal: Portal) -> None:
+    """A block that waits for the guest's own thread cannot be left before the guest is woken."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        portal.end()
 
 
 class GuestCall(Generic[Value]):
