@@ -62,9 +62,18 @@ async def select_experts(
     `scores[i]` is (batch, size of dimension i). An example has fewer than k only if fewer are live.
     The first host of an expert is the one that keeps it if several announce it.
     """
-    search = await in_thread(BeamSearch, scores, k, grid)
-    while prefixes := await in_thread(search.wanted):
-        await in_thread(search.take, await active(prefixes))
+
+    def begin() -> tuple[BeamSearch, list[Uid]]:
+        search = BeamSearch(scores, k, grid)
+        return search, search.wanted()
+
+    def go_on(found: Mapping[Uid, Below]) -> list[Uid]:
+        search.take(found)
+        return search.wanted()
+
+    search, prefixes = await in_thread(begin)
+    while prefixes:
+        prefixes = await in_thread(go_on, await active(prefixes))
     if not search.is_exact:
         log.debug("a search for experts ended after %d prefixes beyond its beam", MOST_WIDENED)
     return await in_thread(search.best)
@@ -131,8 +140,10 @@ class BeamSearch:
 
     def best(self) -> list[list[Chosen]]:
         """The best experts of each example. Fewer than k if no more are live."""
+        numbers = np.unique(self._best_numbers).tolist()  # many examples choose the same
+        found = {one: self._found(one) for one in numbers if one < self._grid.cells}
         rows = self._best_numbers.tolist()
-        return [[self._found(one) for one in row if one < self._grid.cells] for row in rows]
+        return [[found[one] for one in row if one in found] for row in rows]
 
     def _found(self, number: int) -> Chosen:
         uid = self._grid.at(number)
