@@ -1,0 +1,161 @@
+"""Servers and a trainer of one grid, whole: directory, runtimes with their threads, real autograd.
+
+The time is real, because a training thread is part of what is tested, on the simulated network too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import trio
+from torch import Tensor, nn
+
+from models.experts import build_expert
+from protocols.dht import Dht
+from protocols.errors import PotluckError
+from protocols.experts import (
+    EXPERTS,
+    ExpertBackend,
+    ExpertClient,
+    ExpertDirectory,
+    Grid,
+    GridGate,
+    HostRecords,
+    Rows,
+    SwarmExperts,
+    Uid,
+    open_runtime,
+    serve_experts,
+)
+from protocols.guest import Portal, open_portal
+from protocols.network import Network
+from protocols.rpc import Rpc
+from protocols.testing.world import LinkSettings, SimulatedWorld, WorldSettings
+from tests.dht.members import Member, swarm
+from tests.waiting import PATIENCE_SECONDS
+
+Result = TypeVar("Result")
+
+GRID = Grid("ffn", (3, 4))
+WIDTH = 8
+RATE = 0.1  # of the experts' optimizers
+RUN = "poem"
+LINK = LinkSettings(latency_seconds=0.001)
+
+Serve = Callable[[Rpc, Sequence[ExpertBackend]], Awaitable[None]]
+
+
+class Closed(PotluckError):
+    """The end of a portal."""
+
+
+def backend_of(uid: Uid) -> ExpertBackend:
+    """An expert whose values follow from its uid."""
+    settings = {"name": "feed-forward", "width": WIDTH, "inner": [16]}
+    network = build_expert(settings, seed=uid.cells[0] * 100 + uid.cells[-1])
+    optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
+    return ExpertBackend(uid, network, Rows((WIDTH,)), optimizer)
+
+
+async def honestly(rpc: Rpc, backends: Sequence[ExpertBackend]) -> None:
+    async with open_runtime(backends) as runtime:
+        serve_experts(rpc, runtime)
+        await trio.sleep_forever()
+
+
+@dataclass
+class Server:
+    """A server with its experts. `serve` is how it answers."""
+
+    uids: Sequence[Uid]
+    serve: Serve = honestly
+    backends: list[ExpertBackend] = field(default_factory=list)
+    announced: trio.Event = field(default_factory=trio.Event)
+
+    async def run(self, network: Network, rpc: Rpc, dht: Dht) -> None:
+        self.backends = [backend_of(uid) for uid in self.uids]
+        directory = ExpertDirectory(network, dht, RUN)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.serve, rpc, self.backends)
+            await directory.announce(self.uids)
+            self.announced.set()
+            await directory.keep_announcing(lambda: self.uids, lambda: 0.0, lambda _lost: None)
+
+
+@dataclass
+class Swarm:
+    """What a test sees: the servers, and the trainer's side of them."""
+
+    servers: list[Server]
+    experts: SwarmExperts
+    records: HostRecords
+    portal: Portal
+    world: SimulatedWorld
+    members: list[Member]
+
+    def modules(self) -> dict[Uid, nn.Module]:
+        return {one.uid: one.network for server in self.servers for one in server.backends}
+
+    def crash(self, server: Server, *, silently: bool = False) -> None:
+        self.world.crash(self.members[self.servers.index(server)].network, silently=silently)
+
+
+@asynccontextmanager
+async def open_swarm(servers: list[Server], grid: Grid = GRID) -> AsyncIterator[Swarm]:
+    """These servers and one trainer on the simulated network."""
+    async with SimulatedWorld(seed=1, settings=WorldSettings(link=LINK)) as world:
+        with trio.fail_after(PATIENCE_SECONDS):
+            members = await swarm(world, len(servers) + 1, [EXPERTS])
+            for server, member in zip(servers, members, strict=False):
+                world.start(member.network, _program(server, member))
+                await server.announced.wait()
+        trainer = members[-1]
+        directory = ExpertDirectory(trainer.network, trainer.dht, RUN)
+        records = HostRecords()
+        experts = SwarmExperts(directory, ExpertClient(trainer.rpc), grid, records)
+        async with open_portal(Closed("It has closed.")) as portal:
+            yield Swarm(servers, experts, records, portal, world, members)
+
+
+def _program(server: Server, member: Member) -> Callable[[Network], Awaitable[None]]:
+    async def program(network: Network) -> None:
+        await server.run(network, member.rpc, member.dht)
+
+    return program
+
+
+async def in_training_thread(work: Callable[..., Result], *arguments: object) -> Result:
+    with trio.fail_after(PATIENCE_SECONDS):
+        return await trio.to_thread.run_sync(work, *arguments)
+
+
+def spread(grid: Grid, servers: int) -> list[list[Uid]]:
+    """All cells of a grid, dealt out to so many servers."""
+    return [[grid.at(n) for n in range(one, grid.cells, servers)] for one in range(servers)]
+
+
+def mixture(
+    gate: GridGate, modules: Mapping[Uid, nn.Module], x: Tensor, k: int, absent: Iterable[Uid] = ()
+) -> Tensor:
+    """Equation 3 in one process, as one would write it down: the k best of these experts for each
+    example, less those that are absent."""
+    absent = set(absent)
+    parts = gate(x)
+    outputs = []
+    for row in range(len(x)):
+        scores = {
+            uid: torch.stack(
+                [part[row, cell] for part, cell in zip(parts, uid.cells, strict=True)]
+            ).sum()
+            for uid in modules
+        }
+        best = sorted(modules, key=lambda uid: (-scores[uid].item(), uid))[:k]
+        answering = [uid for uid in best if uid not in absent]
+        weights = torch.softmax(torch.stack([scores[uid] for uid in answering]), dim=0)
+        answers = torch.cat([modules[uid](x[row : row + 1]) for uid in answering])
+        outputs.append(weights @ answers)
+    return torch.stack(outputs)
