@@ -5,6 +5,7 @@ The time is real, because a training thread is part of what is tested, on the si
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from protocols.dht import Dht
 from protocols.errors import PotluckError
 from protocols.experts import (
     EXPERTS,
+    AsyncTrainer,
+    DMoE,
     ExpertBackend,
     ExpertClient,
     ExpertDirectory,
@@ -44,6 +47,7 @@ GRID = Grid("ffn", (3, 4))
 WIDTH = 8
 RATE = 0.1  # of the experts' optimizers
 RUN = "poem"
+IN_FLIGHT, EXAMPLES_OF_A_BATCH = 4, 16
 LINK = LinkSettings(latency_seconds=0.001)
 
 Serve = Callable[[Rpc, Sequence[ExpertBackend]], Awaitable[None]]
@@ -159,3 +163,47 @@ def mixture(
         answers = torch.cat([modules[uid](x[row : row + 1]) for uid in answering])
         outputs.append(weights @ answers)
     return torch.stack(outputs)
+
+
+# ---- training
+
+
+@dataclass
+class Training:
+    """A small model with a layer of experts, trained in a thread with several batches in flight.
+
+    `losses` and `times` have an entry for each batch that was done; `dropped` counts the others.
+    """
+
+    swarm: Swarm
+    layer: DMoE
+    batches: int
+    meanwhile: Mapping[int, Callable[[], object]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    dropped: int = 0
+
+    async def run(self) -> None:
+        await in_training_thread(self._train)
+
+    def _train(self) -> None:
+        torch.manual_seed(8)
+        width = self.layer.gate.projection.in_features
+        model = nn.Sequential(nn.Linear(6, width), self.layer, nn.Linear(width, 3))
+        teacher = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+        with torch.no_grad():
+            questions = [torch.randn(EXAMPLES_OF_A_BATCH, 6) for _ in range(self.batches)]
+            batches = [(one, 3.0 * teacher(one)) for one in questions]
+
+        def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return (model(batch[0]) - batch[1]).square().mean()
+
+        trainer = AsyncTrainer(model, loss_of, in_flight=IN_FLIGHT)
+        for turn, done in enumerate(trainer.run(batches)):
+            optimizer.step()
+            self.losses.append(done.loss)
+            self.times.append(time.monotonic())
+            if turn in self.meanwhile:
+                trio.from_thread.run_sync(self.meanwhile[turn])
+        self.dropped = trainer.dropped

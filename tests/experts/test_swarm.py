@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+from statistics import mean
 
 import pytest
 import torch
 import trio
 from torch import Tensor, nn
 
-from protocols.experts import DMoE, GridGate, Uid
+from protocols.experts import DMoE, Grid, GridGate, Uid
+from protocols.testing.world import WorldSettings
 from tests.experts.swarms import (
     GRID,
+    IN_FLIGHT,
     RATE,
     WIDTH,
     Server,
     Swarm,
+    Training,
     in_training_thread,
     mixture,
     open_swarm,
@@ -23,7 +27,9 @@ from tests.experts.swarms import (
 )
 from tests.waiting import PATIENCE_SECONDS
 
+SQUARE = Grid("ffn", (4, 4))
 EXAMPLES, K = 20, 4
+GRACE_SECONDS = 1.5  # a call that is given up after less says nothing
 EXACT = 1e-5
 
 
@@ -38,6 +44,13 @@ def square(y: Tensor) -> Tensor:
 
 def layer_on(swarm: Swarm, gate: GridGate) -> DMoE:
     return DMoE(gate, swarm.experts, swarm.portal, k=K, timeout_seconds=PATIENCE_SECONDS)
+
+
+def training_layer(swarm: Swarm) -> DMoE:
+    torch.manual_seed(7)
+    return DMoE(
+        GridGate(WIDTH, SQUARE), swarm.experts, swarm.portal, k=K, grace_seconds=GRACE_SECONDS
+    )
 
 
 def compare_with_the_mixture(
@@ -84,5 +97,32 @@ def test_the_layer_is_the_mixture_of_the_experts_that_answer(dead: int) -> None:
                 again = await in_training_thread(layer, x)
                 wanted = mixture(gate, living, x, K)
             torch.testing.assert_close(again, wanted, rtol=EXACT, atol=EXACT)
+
+    trio.run(main)
+
+
+# ---- servers that die
+
+
+def test_when_half_of_the_servers_are_killed_training_goes_on() -> None:
+    """Two of them without a goodbye. No error reaches the trainer's loop."""
+    before, batches = 40, 160
+
+    async def main() -> None:
+        async with open_swarm([Server(uids) for uids in spread(SQUARE, 8)], SQUARE) as swarm:
+
+            def kill_half() -> None:
+                for number, server in enumerate(swarm.servers[:4]):
+                    swarm.crash(server, silently=number < 2)
+
+            training = Training(swarm, training_layer(swarm), batches, {before: kill_half})
+            await training.run()
+        print(training.dropped, [round(x, 3) for x in training.losses[::10]])
+        assert len(training.losses) + training.dropped == batches
+        assert training.dropped <= IN_FLIGHT, "only what was under way is lost"
+        recovery_seconds = training.times[before + 40] - training.times[before]
+        keep_alive_seconds = WorldSettings().silence_seconds
+        assert recovery_seconds < keep_alive_seconds, "nobody waits for the network to notice"
+        assert mean(training.losses[-20:]) < mean(training.losses[before - 20 : before])
 
     trio.run(main)
