@@ -35,6 +35,7 @@ from protocols.experts import (
     serve_experts,
 )
 from protocols.guest import Portal, open_portal
+from protocols.identity import PeerId
 from protocols.network import Network
 from protocols.rpc import Rpc
 from protocols.testing.world import LinkSettings, SimulatedWorld, WorldSettings
@@ -103,6 +104,9 @@ class Swarm:
 
     def modules(self) -> dict[Uid, nn.Module]:
         return {one.uid: one.network for server in self.servers for one in server.backends}
+
+    def peer_of(self, server: Server) -> PeerId:
+        return self.members[self.servers.index(server)].network.peer_id
 
     def crash(self, server: Server, *, silently: bool = False) -> None:
         self.world.crash(self.members[self.servers.index(server)].network, silently=silently)

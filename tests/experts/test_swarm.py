@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from statistics import mean
 
 import pytest
@@ -10,8 +11,19 @@ import torch
 import trio
 from torch import Tensor, nn
 
-from protocols.experts import DMoE, Grid, GridGate, Uid
+from protocols.experts import DMoE, Grid, GridGate, Uid, UnknownExpert
 from protocols.testing.world import WorldSettings
+from tests.experts.liars import (
+    Cutter,
+    Liar,
+    Mute,
+    denying,
+    filled,
+    garbage,
+    not_a_number,
+    shorter_than_it_says,
+    wider,
+)
 from tests.experts.swarms import (
     GRID,
     IN_FLIGHT,
@@ -124,5 +136,54 @@ def test_when_half_of_the_servers_are_killed_training_goes_on() -> None:
         keep_alive_seconds = WorldSettings().silence_seconds
         assert recovery_seconds < keep_alive_seconds, "nobody waits for the network to notice"
         assert mean(training.losses[-20:]) < mean(training.losses[before - 20 : before])
+
+    trio.run(main)
+
+
+# ---- servers that lie
+
+
+def liars() -> dict[str, Liar | Cutter | Mute]:
+    return {
+        "garbage": Liar(garbage),
+        "not a number": Liar(not_a_number),
+        "huge": Liar(filled(1e30)),
+        "another shape": Liar(wider),
+        "short": Liar(shorter_than_it_says),
+        "denies": Liar(denying(UnknownExpert)),
+        "cuts off": Cutter(),
+        "mute": Mute(),
+    }
+
+
+def test_servers_that_lie_are_refused_named_and_avoided(caplog: pytest.LogCaptureFixture) -> None:
+    """The loss does not notice them."""
+    caplog.set_level(logging.INFO, "potluck")
+    batches = 100
+    kinds = liars()
+
+    async def main() -> None:
+        cells = spread(SQUARE, 16)
+        servers = [
+            *(Server([*two, *more]) for two, more in zip(cells[0:4], cells[4:8], strict=True)),
+            *(Server(one, liar) for one, liar in zip(cells[8:], kinds.values(), strict=True)),
+        ]
+        async with open_swarm(servers, SQUARE) as swarm:
+            training = Training(swarm, training_layer(swarm), batches)
+            await training.run()
+            named = {
+                kind: swarm.peer_of(server) in caplog.text
+                for kind, server in zip(kinds, servers[4:], strict=True)
+            }
+        print(training.dropped, [round(x, 3) for x in training.losses[::10]])
+        print(
+            {kind: liar.calls for kind, liar in kinds.items()},
+            named,
+            training.times[-1] - training.times[0],
+        )
+        assert len(training.losses) == batches
+        assert all(named.values()), named
+        assert max(training.losses) < 2 * training.losses[0]
+        assert mean(training.losses[-20:]) < training.losses[0] / 4
 
     trio.run(main)
