@@ -1,13 +1,13 @@
-"""Servers and a trainer of one grid, whole: directory, runtimes with their threads, real autograd.
+"""Servers and a trainer of one grid, whole: directory, runtimes, and the trainer's own records.
 
-The time is real, because a training thread is part of what is tested, on the simulated network too.
+Where a training thread is part of what is tested, the time is real, also on the simulated network.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,7 +16,8 @@ import trio
 from torch import Tensor, nn
 
 from models.experts import build_expert
-from protocols.dht import Dht
+from node.net import Libp2pSettings, open_libp2p_network
+from protocols.dht import Dht, DhtSettings, open_dht
 from protocols.errors import PotluckError
 from protocols.experts import (
     EXPERTS,
@@ -35,10 +36,10 @@ from protocols.experts import (
     serve_experts,
 )
 from protocols.guest import Portal, open_portal
-from protocols.identity import PeerId
+from protocols.identity import Identity, PeerId
 from protocols.network import Network
-from protocols.rpc import Rpc
-from protocols.testing.world import LinkSettings, SimulatedWorld, WorldSettings
+from protocols.rpc import Rpc, open_rpc
+from protocols.testing.world import LinkSettings, SimulatedNetwork, SimulatedWorld, WorldSettings
 from tests.dht.members import Member, swarm
 from tests.waiting import PATIENCE_SECONDS
 
@@ -49,6 +50,7 @@ WIDTH = 8
 RATE = 0.1  # of the experts' optimizers
 RUN = "poem"
 IN_FLIGHT, EXAMPLES_OF_A_BATCH = 4, 16
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 LINK = LinkSettings(latency_seconds=0.001)
 
 Serve = Callable[[Rpc, Sequence[ExpertBackend]], Awaitable[None]]
@@ -78,6 +80,7 @@ class Server:
 
     uids: Sequence[Uid]
     serve: Serve = honestly
+    load: float = 0.0
     backends: list[ExpertBackend] = field(default_factory=list)
     announced: trio.Event = field(default_factory=trio.Event)
 
@@ -86,54 +89,109 @@ class Server:
         directory = ExpertDirectory(network, dht, RUN)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.serve, rpc, self.backends)
-            await directory.announce(self.uids)
+            await directory.announce(self.uids, self.load)
             self.announced.set()
-            await directory.keep_announcing(lambda: self.uids, lambda: 0.0, lambda _lost: None)
+            await directory.keep_announcing(lambda: self.uids, lambda: self.load, lambda _: None)
 
 
 @dataclass
 class Swarm:
-    """What a test sees: the servers, and the trainer's side of them."""
+    """The servers, and the trainer's side of them."""
 
-    servers: list[Server]
+    servers: Sequence[Server]
     experts: SwarmExperts
     records: HostRecords
-    portal: Portal
-    world: SimulatedWorld
-    members: list[Member]
 
     def modules(self) -> dict[Uid, nn.Module]:
         return {one.uid: one.network for server in self.servers for one in server.backends}
 
+
+def _swarm(servers: Sequence[Server], grid: Grid, network: Network, rpc: Rpc, dht: Dht) -> Swarm:
+    """These servers, for a trainer on this node."""
+    records = HostRecords()
+    directory = ExpertDirectory(network, dht, RUN)
+    return Swarm(servers, SwarmExperts(directory, ExpertClient(rpc), grid, records), records)
+
+
+def open_training_portal() -> AbstractAsyncContextManager[Portal]:
+    return open_portal(Closed("It has closed."))
+
+
+# ---- on the simulated network
+
+
+class Simulated:
+    """A swarm of simulated nodes, in real time or in virtual time."""
+
+    def __init__(self, world: SimulatedWorld, members: list[Member], swarm: Swarm) -> None:
+        self.swarm = swarm
+        self._world, self._members = world, members
+
+    @staticmethod
+    async def start(
+        world: SimulatedWorld, servers: Sequence[Server], grid: Grid = GRID
+    ) -> Simulated:
+        members = await swarm(world, len(servers) + 1, [EXPERTS])
+        for server, member in zip(servers, members, strict=False):
+            world.start(member.network, Simulated._program(server, member))
+            await server.announced.wait()
+        trainer = members[-1]
+        whole = _swarm(servers, grid, trainer.network, trainer.rpc, trainer.dht)
+        return Simulated(world, members, whole)
+
+    @staticmethod
+    def _program(server: Server, member: Member) -> Callable[[Network], Awaitable[None]]:
+        async def program(network: Network) -> None:
+            await server.run(network, member.rpc, member.dht)
+
+        return program
+
     def peer_of(self, server: Server) -> PeerId:
-        return self.members[self.servers.index(server)].network.peer_id
+        return self._node_of(server).peer_id
 
     def crash(self, server: Server, *, silently: bool = False) -> None:
-        self.world.crash(self.members[self.servers.index(server)].network, silently=silently)
+        self._world.crash(self._node_of(server), silently=silently)
+
+    def _node_of(self, server: Server) -> SimulatedNetwork:
+        return self._members[self.swarm.servers.index(server)].network
 
 
 @asynccontextmanager
-async def open_swarm(servers: list[Server], grid: Grid = GRID) -> AsyncIterator[Swarm]:
-    """These servers and one trainer on the simulated network."""
+async def in_real_time(servers: Sequence[Server], grid: Grid) -> AsyncIterator[Simulated]:
     async with SimulatedWorld(seed=1, settings=WorldSettings(link=LINK)) as world:
         with trio.fail_after(PATIENCE_SECONDS):
-            members = await swarm(world, len(servers) + 1, [EXPERTS])
-            for server, member in zip(servers, members, strict=False):
-                world.start(member.network, _program(server, member))
-                await server.announced.wait()
-        trainer = members[-1]
-        directory = ExpertDirectory(trainer.network, trainer.dht, RUN)
-        records = HostRecords()
-        experts = SwarmExperts(directory, ExpertClient(trainer.rpc), grid, records)
-        async with open_portal(Closed("It has closed.")) as portal:
-            yield Swarm(servers, experts, records, portal, world, members)
+            simulated = await Simulated.start(world, servers, grid)
+        yield simulated
 
 
-def _program(server: Server, member: Member) -> Callable[[Network], Awaitable[None]]:
-    async def program(network: Network) -> None:
-        await server.run(network, member.rpc, member.dht)
+# ---- on the real network
 
-    return program
+
+@asynccontextmanager
+async def on_loopback(servers: Sequence[Server], grid: Grid) -> AsyncIterator[Swarm]:
+    async with AsyncExitStack() as stack:
+        bootstrap: tuple[str, ...] = ()
+        nodes = []
+        for _ in range(len(servers) + 1):
+            network = await stack.enter_async_context(
+                open_libp2p_network(Identity.generate(), Libp2pSettings((LOOPBACK,)))
+            )
+            rpc = await stack.enter_async_context(open_rpc(network))
+            dht = await stack.enter_async_context(
+                open_dht(network, rpc, families=[EXPERTS], settings=DhtSettings(bootstrap))
+            )
+            bootstrap = bootstrap or network.addresses()[:1]
+            await dht.joined()
+            nodes.append((network, rpc, dht))
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        for server, node in zip(servers, nodes, strict=False):
+            nursery.start_soon(server.run, *node)
+            await server.announced.wait()
+        yield _swarm(servers, grid, *nodes[-1])
+        nursery.cancel_scope.cancel()
+
+
+# ---- what a test compares with
 
 
 async def in_training_thread(work: Callable[..., Result], *arguments: object) -> Result:
@@ -179,7 +237,6 @@ class Training:
     `losses` and `times` have an entry for each batch that was done; `dropped` counts the others.
     """
 
-    swarm: Swarm
     layer: DMoE
     batches: int
     meanwhile: Mapping[int, Callable[[], object]] = field(default_factory=dict)
