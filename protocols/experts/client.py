@@ -25,7 +25,7 @@ import trio
 from torch import Tensor
 
 from protocols.blocking import in_thread
-from protocols.errors import DeadlineExceeded, MalformedMessage, RemoteMisbehaviour
+from protocols.errors import DeadlineExceeded
 from protocols.experts.grid import Uid
 from protocols.experts.messages import (
     BACKWARD,
@@ -36,6 +36,7 @@ from protocols.experts.messages import (
     LARGEST_UNARY_TENSORS,
     TRANSFER,
     BackwardRequest,
+    BrokenTensor,
     EncodedTensor,
     ExpertInfo,
     ForwardRequest,
@@ -49,7 +50,7 @@ from protocols.experts.messages import (
 )
 from protocols.identity import PeerId
 from protocols.rpc import LONGEST_MILLISECONDS, Empty, Rpc
-from protocols.tensors import CodecName, NotFinite
+from protocols.tensors import CodecName, NotFinite, TensorHeader
 
 LARGEST_AT_ONCE = 1 << 20  # bytes of a tensor: up to a millisecond in the event loop
 
@@ -110,17 +111,13 @@ class ExpertClient:
             await _off_the_loop(size, _encoded, tensor, codec, name)
             for name, tensor in zip(names, tensors, strict=False)
         ]
-        if sum(len(one.data) for one in encoded) <= LARGEST_UNARY_TENSORS:
-            answer = await self._ask(peer, uid, encoded, timeout)
-        else:
-            answer = await self._transfer(peer, uid, encoded, timeout)
         try:
-            if answer.header != encoded[0].header:
-                raise MalformedMessage(
-                    f"The answer of {uid} is {answer.header}, not {encoded[0].header}."
-                )
-            return await _off_the_loop(size, decode_tensor, answer, f"The answer of {uid}")
-        except RemoteMisbehaviour as error:
+            if sum(len(one.data) for one in encoded) <= LARGEST_UNARY_TENSORS:
+                answer = await self._ask(peer, uid, encoded, timeout)
+            else:
+                answer = await self._transfer(peer, uid, encoded, timeout)
+            return await _decoded(answer, encoded[0].header, f"The answer of {uid}")
+        except BrokenTensor as error:
             self._rpc.blame(peer, EXPERTS_PROTOCOL, error)
             raise
 
@@ -173,6 +170,12 @@ def _check(uid: Uid, tensors: Sequence[Tensor]) -> None:
         )
     if any(one.shape != inputs.shape or one.dtype != inputs.dtype for one in tensors):
         raise WrongTensor(f"The gradients for {uid} are not of the inputs' shape and dtype.")
+
+
+async def _decoded(answer: EncodedTensor, expected: TensorHeader, name: str) -> Tensor:
+    if answer.header != expected:
+        raise BrokenTensor(f"{name}: {answer.header} came, and {expected} was due.")
+    return await _off_the_loop(expected.decoded_bytes, decode_tensor, answer, name)
 
 
 async def _off_the_loop(

@@ -15,13 +15,14 @@ executed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 from torch import Tensor
 
-from protocols.errors import MalformedMessage, PotluckError
+from protocols.errors import MalformedMessage, PotluckError, RemoteMisbehaviour
 from protocols.rpc import (
     LARGEST_UNARY_BYTES,
     BulkMethod,
@@ -67,6 +68,15 @@ class WrongTensor(PotluckError):
 
     exit_code = 2
     surely_not_executed = True
+
+
+class BrokenTensor(MalformedMessage):
+    """A peer sent a tensor that no honest peer sends: values that are not finite, bytes or a size
+    that are not those of its header, or an answer that is not like the inputs.
+
+    Raised where the tensor came in, and that side avoids the peer. To the peer it is told as any
+    malformed message.
+    """
 
 
 ERRORS: Final[Mapping[str, type[PotluckError]]] = {
@@ -179,13 +189,10 @@ def encode_tensor(tensor: Tensor, codec: CodecName, name: str) -> EncodedTensor:
 
 
 def decode_tensor(encoded: EncodedTensor, name: str) -> Tensor:
-    """MalformedMessage, with this name, if the bytes are not what the header says, or if a value is
-    not finite."""
-    try:
+    """BrokenTensor, with this name, if the bytes are not what the header says, or if a value is not
+    finite."""
+    with _broken(name):
         return decode(encoded.header, encoded.data, limit_bytes=LARGEST_TENSOR_BYTES)
-    except MalformedMessage as error:
-        reason = error.what
-    raise MalformedMessage(f"{name}: {reason}")
 
 
 def tensor_bytes(header: TensorHeader) -> int:
@@ -194,18 +201,27 @@ def tensor_bytes(header: TensorHeader) -> int:
 
 
 def check_fits(header: TensorHeader, rows: Rows, largest_batch: int, name: str) -> None:
-    """WrongTensor unless a tensor with this header is one to `largest_batch` such rows. Any other
-    wrong header is misbehaviour."""
+    """WrongTensor unless a tensor with this header is one to `largest_batch` such rows.
+    BrokenTensor if no honest peer sends such a header."""
     if header.shape[1:] != rows.shape or header.dtype != rows.dtype:
         raise WrongTensor(
             f"{name} have the shape {header.shape} and are {header.dtype}; needed are {rows}."
         )
-    check_header(header, LARGEST_TENSOR_BYTES)
+    with _broken(name):
+        check_header(header, LARGEST_TENSOR_BYTES)
     if not 1 <= header.shape[0] <= largest_batch:
         raise WrongTensor(
             f"{name} have {header.shape[0]:,} rows; this expert takes 1 to {largest_batch:,}.",
             advice="Send a large batch in parts.",
         )
+
+
+@contextmanager
+def _broken(name: str) -> Iterator[None]:
+    try:
+        yield
+    except RemoteMisbehaviour as error:
+        raise BrokenTensor(f"{name}: {error.what}") from None
 
 
 async def send_tensor(transfer: Transfer[Any, Any, Any], data: memoryview) -> None:
@@ -220,11 +236,14 @@ async def receive_tensor(
     """Receive as many bytes as the header needs. The header must have been checked."""
     data = bytearray(tensor_bytes(header))
     received = 0
-    with memoryview(data) as view:
-        while received < len(data):
-            with view[received:] as rest:
-                size = await transfer.receive_chunk_into(rest)
-            if size is None:
-                raise MalformedMessage(f"{name} ended after {received:,} of {len(data):,} bytes.")
-            received += size
+    while received < len(data):
+        size = await transfer.next_chunk_bytes()
+        if size is None or size > len(data) - received:
+            raise BrokenTensor(
+                f"{name}: after {received:,} of {len(data):,} bytes came "
+                + ("the end." if size is None else f"a chunk of {size:,}.")
+            )
+        with memoryview(data) as view, view[received:] as rest:
+            await transfer.receive_chunk_into(rest)
+        received += size
     return EncodedTensor(header, memoryview(data))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import trio
 
-from protocols.errors import DeadlineExceeded, RemoteMisbehaviour
+from protocols.errors import DeadlineExceeded
 from protocols.experts.messages import (
     BACKWARD,
     EXPERTS_PROTOCOL,
@@ -25,6 +25,7 @@ from protocols.experts.messages import (
     TRANSFER,
     Answer,
     BackwardRequest,
+    BrokenTensor,
     EncodedTensor,
     ExpertInfo,
     ForwardRequest,
@@ -129,7 +130,7 @@ class ExpertServer:
     def _blaming(self, caller: Caller) -> Iterator[None]:
         try:
             yield
-        except RemoteMisbehaviour as error:
+        except BrokenTensor as error:
             self._rpc.blame(caller.peer, EXPERTS_PROTOCOL, error)
             raise
 

@@ -75,7 +75,7 @@ async def test_several_values_are_withdrawn_together(world: SimulatedWorld) -> N
 
 
 @simulated
-async def test_a_publisher_that_reads_misses_no_other_that_writes_at_that_moment(
+async def test_a_reader_that_has_some_slots_misses_no_publisher_that_writes_at_that_moment(
     world: SimulatedWorld,
 ) -> None:
     members = await swarm(world, 5)
