@@ -3,8 +3,8 @@
 Finding: `grid` names the experts, `directory` announces and finds them, `beam` chooses the best for
 each example, `allocation` gives a newcomer its cells. Serving: `messages` has the protocol,
 `runtime` computes, `server` answers for it, `client` asks. Training: `gating` scores the experts,
-`layer` is the mixture as a layer of a model, and `async_trainer` trains such a model with many
-batches in flight.
+`layer` is the mixture as a layer of a model, `swarm` gives it the experts that were found, and
+`async_trainer` trains such a model with many batches in flight.
 """
 
 from protocols.experts.allocation import free_cells
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         open_runtime,
     )
     from protocols.experts.server import serve_experts
+    from protocols.experts.swarm import HostRecords, ImplausibleAnswer, SwarmExperts
 
 __all__ = [
     "ANNOUNCE_SECONDS",
@@ -62,8 +63,11 @@ __all__ = [
     "Grid",
     "GridGate",
     "Host",
+    "HostRecords",
+    "ImplausibleAnswer",
     "Rows",
     "Runtime",
+    "SwarmExperts",
     "TooFewExperts",
     "Uid",
     "UnknownExpert",
@@ -90,5 +94,6 @@ __getattr__ = lazily(
         "messages": ("EXPERTS_PROTOCOL", "ExpertInfo", "Rows", "UnknownExpert", "WrongTensor"),
         "runtime": ("ExpertBackend", "ExpertStatistics", "Runtime", "Work", "open_runtime"),
         "server": ("serve_experts",),
+        "swarm": ("HostRecords", "ImplausibleAnswer", "SwarmExperts"),
     },
 )

@@ -9,7 +9,8 @@ Inputs must not be changed while a call is under way. `timeout` covers everythin
 included.
 
 The codec loses what it loses on the way there and on the way back. NotFinite is raised here, before
-anything is sent, for values that are not finite or too large for it.
+anything is sent, for values that are not finite or too large for it; then it says
+`surely_not_executed`.
 
 A `backward` makes a step of the expert. It is sent once; it may be sent again only if the error
 says `surely_not_executed`, as Busy, UnknownExpert and WrongTensor do.
@@ -49,7 +50,7 @@ from protocols.experts.messages import (
 )
 from protocols.identity import PeerId
 from protocols.rpc import LONGEST_MILLISECONDS, Empty, Rpc
-from protocols.tensors import CodecName, TensorHeader
+from protocols.tensors import CodecName, NotFinite, TensorHeader
 
 LARGEST_AT_ONCE = 1 << 20  # bytes of a tensor: up to a millisecond in the event loop
 
@@ -107,7 +108,7 @@ class ExpertClient:
         size = tensors[0].nbytes
         names = (f"The inputs for {uid}", f"The gradients for {uid}")
         encoded = [
-            await _off_the_loop(size, encode_tensor, tensor, codec, name)
+            await _off_the_loop(size, _encoded, tensor, codec, name)
             for name, tensor in zip(names, tensors, strict=False)
         ]
         try:
@@ -147,6 +148,15 @@ class ExpertClient:
             f"{peer} did not answer for {uid} within {timeout:g} seconds.",
             why="It is busy or stopped, or the link is too slow for tensors of this size.",
         )
+
+
+def _encoded(tensor: Tensor, codec: CodecName, name: str) -> EncodedTensor:
+    """A NotFinite of ours says that nothing was sent; one of the server does not."""
+    try:
+        return encode_tensor(tensor, codec, name)
+    except NotFinite as error:
+        error.surely_not_executed = True
+        raise
 
 
 def _check(uid: Uid, tensors: Sequence[Tensor]) -> None:

@@ -64,6 +64,10 @@ come to share a uid later than at their start if the swarm was split."""
 CACHED_SECONDS: Final = 5.0
 """How long a trainer uses what it has read. It hears of a new server this much later."""
 
+STALE_SECONDS: Final = CACHED_SECONDS + ANNOUNCE_SECONDS
+"""How long a trainer uses it while another task reads it anew. When nodes of the directory have just
+died, that takes seconds, and all batches in flight would wait for it."""
+
 LEAVING_SECONDS = 2.0  # to withdraw everything; what is left then expires
 CACHED_PAIRS = 1 << 19  # of an index and a host, in all prefixes: some 50 MB
 KEYS_AT_ONCE = 1024  # read at once: a lookup each
@@ -333,15 +337,17 @@ class ExpertDirectory:
         """The active next indices of each prefix, and the servers there.
 
         The prefixes that were not read in the last seconds are read together. Tasks that want the
-        same ones at the same time share a reading.
+        same ones at the same time share a reading; while one of them reads anew what it has read
+        before, the others use the old reading.
         """
         prefixes = list(dict.fromkeys(prefixes))
         found: dict[Uid, Below] = {}
         while True:
-            fresh = trio.current_time() - CACHED_SECONDS
+            now = trio.current_time()
             for prefix in prefixes:
                 reading = self._cache.get(prefix)
-                if reading is not None and reading.read_at >= fresh:
+                longest = STALE_SECONDS if prefix in self._reading else CACHED_SECONDS
+                if reading is not None and reading.read_at >= now - longest:
                     found.setdefault(prefix, reading.below)
             missing = [prefix for prefix in prefixes if prefix not in found]
             if not missing:

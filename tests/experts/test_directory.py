@@ -40,7 +40,7 @@ from protocols.experts.directory import (
 from protocols.identity import PeerId
 from protocols.network import Network
 from protocols.testing.world import SimulatedWorld, run_simulation
-from tests.dht.members import SETTINGS, Member, member, simulated, swarm
+from tests.dht.members import LATENCY_SECONDS, SETTINGS, Member, member, simulated, swarm
 
 GRID = Grid("ffn", (8, 8))
 FAMILIES: tuple[Family, ...] = (EXPERTS,)
@@ -319,6 +319,23 @@ async def test_tasks_that_read_the_same_at_once_share_a_reading(world: Simulated
         for prefixes in ([ROOT, ROW], [ROW, THREE.parent], [ROOT, THREE.parent]):
             nursery.start_soon(trainer.active, prefixes)
     assert members[5].dht.statistics().gets - gets == 3
+
+
+@simulated
+async def test_while_one_task_reads_anew_the_others_use_what_was_read(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 6, FAMILIES)
+    await directory(members[1]).announce([ONE])
+    trainer = directory(members[5])
+    old = await trainer.active([ROW])
+    await directory(members[2]).announce([TWO])
+    await trio.sleep(CACHED_SECONDS + LATENCY_SECONDS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trainer.active, [ROW])
+        await trio.sleep(LATENCY_SECONDS)  # it is under way, and needs a round trip
+        assert await trainer.active([ROW]) == old
+    assert list((await trainer.active([ROW]))[ROW]) == [1, 7]
 
 
 @simulated
