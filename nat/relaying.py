@@ -50,6 +50,7 @@ TALK_SECONDS: Final = 10.0  # for one message, from a peer that has a link
 COPY_BYTES: Final = 128 * 1024  # two packets of the channel; nothing is held while nothing comes
 IDLE_SECONDS: Final = 180.0  # a link pings several times in this time, whatever made it
 ANSWER_SECONDS: Final = 8.0  # for the target of a circuit; the asker still waits then
+TELL_AGAIN_SECONDS: Final = 60.0  # between two log lines on refusals for the same reason
 MOST_ASKING: Final = 256  # streams that ask at the same time; each costs a task and little memory
 MOST_ASKING_PER_PEER: Final = 32  # of those; one that says nothing holds a place for TALK_SECONDS
 
@@ -208,6 +209,7 @@ class Relay:
         self._asking: Counter[PeerId] = Counter()
         self._reserved = self._connected = self._carried = 0
         self.refusals: Counter[Refusal] = Counter()
+        self._told_at: dict[Refusal, float] = {}
 
     def counts(self) -> RelayCounts:
         self._places.expire(trio.current_time())
@@ -236,7 +238,7 @@ class Relay:
     async def _answer(self, stream: Stream) -> None:
         peer = stream.remote_peer
         if self._asking.total() >= MOST_ASKING or self._asking[peer] >= MOST_ASKING_PER_PEER:
-            self.refusals[Refusal.BUSY] += 1
+            self._refuse(peer, Refusal.BUSY, "a question")
             stream.reset()
             return
         self._asking[peer] += 1
@@ -350,10 +352,16 @@ class Relay:
         return None
 
     def _refuse(self, peer: PeerId, refusal: Refusal, what: str) -> None:
+        """Count it. The log has one line a minute for each reason, however often peers ask."""
         self.refusals[refusal] += 1
+        now = trio.current_time()
+        if now - self._told_at.get(refusal, float("-inf")) < TELL_AGAIN_SECONDS:
+            return
+        self._told_at[refusal] = now
         link = self._network.link(peer)
         where = "" if link is None else f" at {link.remote_address}"
-        log.info("refused %s%s %s: %s", peer, where, what, refusal.value)
+        so_far = self.refusals[refusal]
+        log.info("refused %s%s %s: %s (%d so far)", peer, where, what, refusal.value, so_far)
 
     def _add_limit(self, message: Any) -> None:
         limits = self._limits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ from nat.relaying import (
     MOST_ASKING_PER_PEER,
     STOP,
     TALK_SECONDS,
+    TELL_AGAIN_SECONDS,
     Pace,
     Refusal,
     RelayCounts,
@@ -177,6 +179,27 @@ def test_a_limit_below_zero_is_refused() -> None:
     for field in dataclasses.fields(RelayLimits):
         with pytest.raises(ValueError, match=field.name):
             RelayLimits(**{field.name: -1})
+
+
+# ---- what the owner reads
+
+
+@simulated
+async def test_refusals_are_all_counted_and_logged_once_a_minute_for_each_reason(
+    world: SimulatedWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "potluck.relay")
+    async with hub_in(world, RelayLimits(reservations=1)) as hub:
+        lucky, late = await hub.guests(2)
+        await lucky.reserve()
+        for _ in range(50):
+            assert await late.status_of_reserving() == Status.RESERVATION_REFUSED
+            assert await late.status_of_connecting(late.peer) == Status.PERMISSION_DENIED
+        assert hub.relay.refusals == {Refusal.RESERVATIONS: 50, Refusal.ITSELF: 50}
+        assert len(caplog.messages) == 2
+        await trio.sleep(TELL_AGAIN_SECONDS)
+        await late.status_of_reserving()
+        assert caplog.messages[2].endswith("reservations (51 so far)")
 
 
 # ---- reservations
