@@ -1,6 +1,6 @@
 """The relay that a public node offers: libp2p's circuit relay v2, with an honest budget.
 
-    relay = Relay(network, RelayLimits(circuits=64), admits=guard.knows)
+    relay = Relay(network, RelayLimits(circuits=64), admits=is_member)
     await nursery.start(relay.run)
 
 A node that nobody can dial *reserves* a place here. From then on others reach it by a *circuit*:
@@ -26,7 +26,7 @@ import enum
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -188,14 +188,17 @@ class RelayCounts:
 
 
 class Relay:
-    """The service. `admits` says who may use it; `month_left` how many bytes of a budget remain."""
+    """The service. `admits` finds out whether a peer may use it, and may take some seconds for it.
+
+    `month_left` says how many bytes of a budget remain, `spend` is told of each that is carried.
+    """
 
     def __init__(
         self,
         network: Network,
         limits: RelayLimits,
         *,
-        admits: Callable[[PeerId], bool] = lambda _: True,
+        admits: Callable[[PeerId], Awaitable[bool]] | None = None,
         month_left: Callable[[], int] | None = None,
         spend: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -263,11 +266,12 @@ class Relay:
             await circuit.run()
 
     async def _reserve(self, stream: Stream) -> None:
-        peer, now = stream.remote_peer, trio.current_time()
-        refusal = self._why_not(peer)
+        peer = stream.remote_peer
+        refusal = await self._why_not(peer)
         link = self._network.link(peer)
         if refusal is None and link is not None:
-            refusal = self._places.reserve(peer, site_of(link.remote_address), now)
+            site, now = site_of(link.remote_address), trio.current_time()
+            refusal = self._places.reserve(peer, site, now)
         if refusal is not None:
             self._refuse(peer, refusal, "a reservation")
             await _say(stream, refusal.status)
@@ -284,7 +288,8 @@ class Relay:
     async def _connect(self, stream: Stream, target_bytes: bytes) -> _Circuit | None:
         source = stream.remote_peer
         target = PeerId(base58.b58encode(target_bytes[:64]).decode())
-        refusal = self._why_not(source) or self._places.join(source, target, trio.current_time())
+        refusal = await self._why_not(source)
+        refusal = refusal or self._places.join(source, target, trio.current_time())
         if refusal is not None:
             self._refuse(source, refusal, f"a circuit to {target}")
             await _say(stream, refusal.status)
@@ -341,11 +346,11 @@ class Relay:
         far.reset()
         return False
 
-    def _why_not(self, peer: PeerId) -> Refusal | None:
+    async def _why_not(self, peer: PeerId) -> Refusal | None:
         link = self._network.link(peer)
         if link is None or link.reach is not Reach.DIRECT:
             return Refusal.RELAYED_LINK
-        if not self._admits(peer):
+        if self._admits is not None and not await self._admits(peer):
             return Refusal.NOT_ADMITTED
         if self._month_left is not None and self._month_left() <= 0:
             return Refusal.MONTH

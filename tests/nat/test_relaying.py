@@ -306,7 +306,12 @@ async def test_a_peer_that_is_not_admitted_gets_neither_place_nor_circuit(
     world: SimulatedWorld,
 ) -> None:
     admitted: set[PeerId] = set()
-    async with hub_in(world, admits=lambda peer: peer in admitted) as hub:
+
+    async def admits(peer: PeerId) -> bool:
+        await trio.sleep(1)  # it has to be asked
+        return peer in admitted
+
+    async with hub_in(world, admits=admits) as hub:
         member, stranger = await hub.guests(2)
         admitted.add(member.peer)
         await member.reserve()
