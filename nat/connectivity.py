@@ -280,6 +280,7 @@ class Connectivity:
             await self._let_judge(helpers)
             if mode_of(self.facts()).is_dialable:
                 self.nat = Nat.NONE
+                self.reservations.need(is_needed=False)
             else:
                 self.nat = kind_of_mapping(sightings)
                 self._knows_filter = False
@@ -395,6 +396,7 @@ class Connectivity:
 
     async def _take_places(self, nursery: trio.Nursery) -> None:
         """Begin to keep places at relays, if not begun, and wait for the first answers."""
+        self.reservations.need(is_needed=True)
         if not self._keeps_places:
             self._keeps_places = True
             nursery.start_soon(self.reservations.run)

@@ -38,7 +38,7 @@ from nat.kinds import Nat, can_punch
 from nat.messages import HolePunch, PunchType
 from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour, Unreachable
 from protocols.identity import PeerId
-from protocols.network import LinkEvent, Reach, Stream, TraversableNetwork
+from protocols.network import Reach, Stream, TraversableNetwork
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the stubs of trio that libp2p brings know it only there
@@ -126,26 +126,25 @@ class Puncher:
             task_status.started()
             try:
                 async with trio.open_nursery() as nursery:
+                    for link in self._network.links():
+                        self._drive_if_relayed(link.peer, nursery)
                     async for event in events:
                         if event.reach is Reach.NONE:
                             self._let_go(event.peer)
-                        elif self._has_to_drive(event):
-                            scope = self._driving[event.peer] = trio.CancelScope()
-                            nursery.start_soon(self._drive, event.peer, scope)
+                        elif event.reach is Reach.RELAYED:
+                            self._drive_if_relayed(event.peer, nursery)
             finally:
                 self._network.stop_serving(DCUTR)
 
     # ---- the side that was reached through the relay: it drives
 
-    def _has_to_drive(self, event: LinkEvent) -> bool:
-        link = self._network.link(event.peer)
-        return (
-            event.reach is Reach.RELAYED
-            and link is not None
-            and link.inbound
-            and event.peer not in self._driving
-            and len(self._driving) < MOST_DRIVEN
-        )
+    def _drive_if_relayed(self, peer: PeerId, nursery: trio.Nursery) -> None:
+        link = self._network.link(peer)
+        if link is None or link.reach is not Reach.RELAYED or not link.inbound:
+            return
+        if peer not in self._driving and len(self._driving) < MOST_DRIVEN:
+            scope = self._driving[peer] = trio.CancelScope()
+            nursery.start_soon(self._drive, peer, scope)
 
     def _let_go(self, peer: PeerId) -> None:
         """The link is gone. A new one begins anew, without the delays of this one."""

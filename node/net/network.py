@@ -301,7 +301,9 @@ class Libp2pNetwork(TraversableNetwork):
         addresses = in_order(self._book.to_try(peer))
         if peer in self._asked_as_relays:
             addresses = [one for one in addresses if one.kind is not AddressKind.CIRCUIT]
-        outcome = await self._dialler.race(addresses, library_id(peer))
+        later = self._book.to_try_later(peer, addresses, trio.current_time())
+        addresses = [one for one in addresses if one not in later]
+        outcome = await self._dialler.race(addresses, library_id(peer), later)
         if isinstance(outcome, list):
             raise unreachable(peer, outcome)
         address, upgraded = outcome
@@ -319,6 +321,9 @@ class Libp2pNetwork(TraversableNetwork):
             self._nursery.start_soon(settle, self._links, connection, self._settings)
 
     def _connection_down(self, connection: PeerConnection) -> None:
+        if connection.reach is Reach.RELAYED and connection.muxed_conn.was_cut_off:
+            log.debug("%r was cut off", connection)
+            self._book.cut_off(connection.peer, connection.remote_address, trio.current_time())
         if not self._links.connections_to(connection.peer):
             self._book.release(connection.peer)
             self._introductions.forget(connection)

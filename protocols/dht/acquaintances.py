@@ -5,9 +5,9 @@ ourselves that it can be dialled: because we dialled it or, if it opened the lin
 the addresses in its introduction. A peer that introduces itself without addresses is in client mode
 and never goes in.
 
-A link that the other side opened says nothing about whether that side can be dialled. And the
-findings hold for this link only: after its next restart the peer may listen elsewhere, or not at
-all.
+A link that the other side opened says nothing about whether that side can be dialled, and neither
+does one that was punched through both sides' routers. And the findings hold for this link only:
+after its next restart the peer may listen elsewhere, or not at all.
 """
 
 from __future__ import annotations
@@ -216,6 +216,8 @@ class Acquaintances:
                 known.contact = None
             return
         link = self._state.network.link(peer)
+        if link is not None and link.punched:
+            return  # nobody else comes in through this hole
         if link is not None and not link.inbound and link.reach is Reach.DIRECT:
             self._proven(peer, known, link.remote_address)
         else:
@@ -233,7 +235,8 @@ class Acquaintances:
     ) -> None:
         """Dial a peer that opened the link itself, to find out whether it can be dialled."""
         now = trio.current_time()
-        if now - known.checked_at < after_seconds:
+        link = self._state.network.link(peer)
+        if now - known.checked_at < after_seconds or (link is not None and link.punched):
             return
         if self._state.checks.add(self._try_addresses, peer, known):
             known.checked_at = now

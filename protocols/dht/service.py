@@ -296,6 +296,8 @@ class Dht:
         async for event in events:
             if event.reach is Reach.NONE:
                 self._acquaintances.link_lost(event.peer)
+            elif event.reach is Reach.DIRECT:
+                self._bootstrap.linked(event.peer)
 
 
 def _checked(written: Written) -> Written:

@@ -22,6 +22,7 @@ from auth.roles import Role
 from nat import messages
 from nat.messages import Status
 from nat.relaying import HOP
+from nat.reservations import RelayRefused, reserve
 from node.core.access.membership import Membership, open_membership
 from node.core.access.notice import notice_of
 from node.core.access.pass_file import load_pass
@@ -38,7 +39,7 @@ from protocols.errors import Unreachable
 from protocols.network import Network
 from protocols.not_allowed import NotAllowed
 from protocols.rpc import open_rpc
-from protocols.rpc.ping import ping
+from protocols.rpc.ping import ping, serve_ping
 from protocols.testing.world import SimulatedWorld
 from tests.access.https_servers import ScriptedServer, response
 from tests.access.impostor import ROOT, RUN, STRANGER, Impostor, running_impostor
@@ -187,6 +188,24 @@ async def test_the_endpoints_of_the_pass_are_joined_at(run: Run) -> None:
             with trio.fail_after(PATIENCE_SECONDS):
                 await bob.dht.joined()
             assert [link.peer for link in bob.network.links()] == [alice.network.peer_id]
+
+
+async def test_a_relay_calls_a_peer_that_asks_for_a_place_before_anything_else(run: Run) -> None:
+    """After its restart a relay knows nobody, and volunteers ask for their places at once."""
+    home = await run.member("relay")
+    serving = dataclasses.replace(home, values={**home.values, "relay.serve": True})
+    async with running_node(run.world, "relay", serving) as relay:
+        member, membership = await run.outlaw("member")
+        stranger = run.world.add_node("stranger")
+        for one in (member, stranger):
+            one.learn_addresses(relay.network.peer_id, relay.network.addresses())
+        async with open_rpc(member, membership.guard(member)) as rpc:
+            serve_ping(rpc)
+            await reserve(member, relay.network.peer_id)
+        with pytest.raises(RelayRefused, match="only members"):
+            await reserve(stranger, relay.network.peer_id)
+        assert relay.status().relay is not None
+        assert relay.status().relay.reservations == 1
 
 
 @pytest.mark.slow

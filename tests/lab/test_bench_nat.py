@@ -6,6 +6,7 @@ import pytest
 
 from lab.bench.nat import KINDS, measure_nat, planned_seconds, predicted
 from lab.bench.nat_join import measure_nat_join
+from lab.bench.nat_relays import TROUBLES, measure_nat_relays
 from lab.net import missing_for_lab
 
 pytestmark = [
@@ -36,6 +37,17 @@ async def test_every_pair_of_routers_meets_as_predicted() -> None:
 async def test_volunteers_join_from_behind_routers_and_train() -> None:
     result = await measure_nat_join([], talk)
     assert result["modes"] == {"cone": "punched", "symmetric": "relayed"}
+    assert result["met"], result
+
+
+async def test_relays_that_die_or_lie_are_replaced() -> None:
+    result = await measure_nat_relays(["killed", "lies"], talk, is_short=True)
+    assert result["met"], result
+
+
+@pytest.mark.soak
+async def test_relays_die_and_a_run_goes_on_without_its_backbones() -> None:
+    result = await measure_nat_relays(TROUBLES, talk)
     assert result["met"], result
 
 

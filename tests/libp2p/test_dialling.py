@@ -15,6 +15,7 @@ from node.net.libp2p.dial_failure import DialFailure, DialReason
 from node.net.libp2p.dialler import (
     CONNECT_HEAD_START_SECONDS,
     HANDSHAKE_HEAD_START_SECONDS,
+    LATER_SECONDS,
     Race,
     connect_tcp,
 )
@@ -42,10 +43,12 @@ def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 class Course:
     """Attempts that connect and end at given times after their start, and what was discarded.
 
-    A plan is (seconds until TCP stands, seconds until the end, whether it succeeds).
+    A plan is (seconds until TCP stands, seconds until the end, whether it succeeds). The last
+    `later` addresses are to be tried later.
     """
 
-    def __init__(self, *plans: tuple[float, float, bool]) -> None:
+    def __init__(self, *plans: tuple[float, float, bool], later: int = 0) -> None:
+        self._first = len(plans) - later
         self.addresses = [parse(f"/ip4/192.0.2.7/tcp/{n + 1}") for n in range(len(plans))]
         self._plans = dict(zip(self.addresses, plans, strict=True))
         self.began: dict[int, float] = {}
@@ -73,7 +76,8 @@ class Course:
 
     async def run(self) -> int | list[str]:
         self.start = trio.current_time()
-        outcome = await Race(self.attempt, self.discard).run(self.addresses)
+        first, later = self.addresses[: self._first], self.addresses[self._first :]
+        outcome = await Race(self.attempt, self.discard).run(first, later)
         if isinstance(outcome, list):
             return [failure.detail for failure in outcome]
         address, place = outcome
@@ -109,6 +113,19 @@ async def test_a_handshake_that_hangs_does_not_hold_up_the_others_for_ever() -> 
     assert await course.run() == 1
     assert course.began == {0: 0, 1: pytest.approx(0.1 + HANDSHAKE_HEAD_START_SECONDS)}
     assert course.cancelled == [0]
+
+
+@in_virtual_time
+async def test_what_is_to_be_tried_later_begins_when_the_others_have_failed_or_take_long() -> None:
+    course = Course((0, 0.2, False), (0, 0.3, False), (0, 0.1, True), later=1)
+    assert await course.run() == 2
+    assert course.began == {0: 0, 1: 0.2, 2: 0.5}
+    course = Course((0, NEVER, False), (0, 0.1, True), later=1)
+    assert await course.run() == 1
+    assert course.began == {0: 0, 1: HANDSHAKE_HEAD_START_SECONDS + LATER_SECONDS}
+    course = Course((0, 0.1, True), later=1)
+    assert await course.run() == 0
+    assert course.began == {0: 0}
 
 
 @in_virtual_time

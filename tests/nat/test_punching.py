@@ -270,6 +270,22 @@ async def test_many_attempts_that_fail_do_not_keep_another_peer_from_meeting(
         assert right.puncher.attempts[PunchOutcome.PUNCHED] == 1
 
 
+@simulated
+async def test_a_relayed_link_that_was_there_before_becomes_direct_as_well(
+    world: SimulatedWorld,
+) -> None:
+    async with street(world) as here:
+        left, right = await here.home("left"), await here.home("right", punches=False)
+        await left.calls(right)
+        await trio.sleep(60)
+        assert left.reach_of(right) is Reach.RELAYED
+        async with trio.open_nursery() as nursery:
+            await nursery.start(right.puncher.run)
+            await trio.sleep(2)
+            assert left.reach_of(right) is right.reach_of(left) is Reach.DIRECT
+            nursery.cancel_scope.cancel()
+
+
 # ---- links that are lost
 
 

@@ -95,6 +95,12 @@ def _parts(canonical: str) -> list[tuple[str, str]]:
     ]
 
 
+def relay_of(address: str) -> str:
+    """The peer id of the relay in the address of a circuit; empty if there is none."""
+    head, found, _ = address.partition("/p2p-circuit")
+    return head.rpartition("/p2p/")[2] if found else ""
+
+
 def of_socket(host: str, port: int) -> str:
     """The multiaddr of a TCP end point, from the values of the socket calls."""
     ip = ipaddress.ip_address(host.partition("%")[0])

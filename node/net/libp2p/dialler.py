@@ -50,6 +50,8 @@ CONNECT_HEAD_START_SECONDS = 0.15
 # After the TCP connection the machine is known to be up. So the handshake (three more round trips)
 # gets longer before the next address is tried as well.
 HANDSHAKE_HEAD_START_SECONDS = 1.0
+# For all others together, before an address that did not keep what it promised.
+LATER_SECONDS = 3.0
 
 T = TypeVar("T")
 
@@ -91,14 +93,24 @@ class Race(Generic[T]):
         self._failures: list[tuple[int, DialFailure]] = []
         self._winner: list[tuple[Address, T]] = []
 
-    async def run(self, addresses: Sequence[Address]) -> tuple[Address, T] | list[DialFailure]:
-        """The winner with its address, or every address's failure in the order of `addresses`."""
+    async def run(
+        self, addresses: Sequence[Address], later: Sequence[Address] = ()
+    ) -> tuple[Address, T] | list[DialFailure]:
+        """The winner with its address, or every address's failure, in their order.
+
+        `later` are tried when the others have failed, or LATER_SECONDS after the last of them.
+        """
+        states: list[DialAttempt] = []
         try:
             async with trio.open_nursery() as nursery:
-                for place, address in enumerate(addresses):
-                    state = DialAttempt()
-                    nursery.start_soon(self._run_one, place, address, state, nursery)
-                    await self._give_head_start(state)
+                for place, address in enumerate((*addresses, *later)):
+                    if place == len(addresses):
+                        with trio.move_on_after(LATER_SECONDS):
+                            for state in states:
+                                await state.ended.wait()
+                    states.append(DialAttempt())
+                    nursery.start_soon(self._run_one, place, address, states[-1], nursery)
+                    await self._give_head_start(states[-1])
         except BaseException:
             with trio.CancelScope(shield=True):
                 for _, connection in self._winner:
@@ -193,14 +205,17 @@ class Dialler:
         self._open_circuit = open_circuit
 
     async def race(
-        self, addresses: Sequence[Address], expected: ID
+        self, addresses: Sequence[Address], expected: ID, later: Sequence[Address] = ()
     ) -> tuple[Address, Upgraded] | list[DialFailure]:
-        """The first connection to this peer with its address, or the failure of each address."""
+        """The first connection to this peer with its address, or the failure of each address.
+
+        `later` are tried after the others.
+        """
 
         async def attempt(address: Address, on_connected: Callable[[], None]) -> Upgraded:
             return await self.connect(address, expected, on_connected)
 
-        return await Race(attempt, _discard).run(addresses)
+        return await Race(attempt, _discard).run(addresses, later)
 
     async def connect(
         self, address: Address, expected: ID, on_connected: Callable[[], None]

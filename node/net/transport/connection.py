@@ -89,6 +89,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self._reason = ""
         self._has_ended = False
         self._peer_is_leaving = False
+        self._we_are_leaving = False
         self._round_trips = RoundTrips()
         self._received = LinkRateMeter()
         self._pings = Pings()
@@ -115,6 +116,11 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
     @property
     def is_closed(self) -> bool:
         return self._has_ended
+
+    @property
+    def was_cut_off(self) -> bool:
+        """Whether it has ended although neither side closed it."""
+        return self._has_ended and not (self._peer_is_leaving or self._we_are_leaving)
 
     @property
     def round_trip_seconds(self) -> float | None:
@@ -193,6 +199,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
 
         Cancelling this skips the flush; the connection still ends.
         """
+        self._we_are_leaving = self._we_are_leaving or not self._has_ended
         if self._has_ended or not self.event_started.is_set():
             self._end_everything("the connection was closed here")
             if self._tasks_scope is None:

@@ -33,6 +33,7 @@ KINDS: Final = {
     "nat": "nat",
     "nat-round": "nat",
     "nat-join": "nat_join",
+    "nat-relays": "nat_relays",
     "relay": "relay",
     "outage": "outage",
     "experts": "experts",

@@ -241,7 +241,7 @@ async def _backbones(
                 '[relay]\nserve = true\nlimits = "circuit-rate=none"\n'
             )
             backbone = await running.enter_async_context(
-                _peer(host, host.name, home, PORT, addresses)
+                open_nat_peer(host, host.name, home, PORT, addresses)
             )
             if processes is not None:
                 processes.append(backbone)
@@ -250,9 +250,10 @@ async def _backbones(
 
 
 @asynccontextmanager
-async def _peer(
+async def open_nat_peer(
     machine: Machine, name: str, home: Path, port: int, bootstrap: Sequence[str]
 ) -> AsyncIterator[BenchProcess]:
+    """A whole node on this machine that takes orders (nat_peer.py), until the block ends."""
     words = [sys.executable, "-m", "lab.bench.nat_peer", str(home), str(port), *bootstrap]
     async with open_process_of(name, machine.command(words)) as process:
         yield process
@@ -268,8 +269,8 @@ async def _try(
     left, right = pair
     try:
         async with (
-            _peer(left, left.name, home / "left", _port(cell.left), addresses) as here,
-            _peer(right, right.name, home / "right", _port(cell.right), addresses) as there,
+            open_nat_peer(left, left.name, home / "left", _port(cell.left), addresses) as here,
+            open_nat_peer(right, right.name, home / "right", _port(cell.right), addresses) as there,
         ):
             ours, theirs = await here.ask("mode"), await there.ask("mode")
             trial.modes = (ours["mode"], theirs["mode"])
@@ -418,7 +419,7 @@ async def _party(party: str, talk: Talk) -> dict[str, Any]:
             addresses = await running.enter_async_context(_backbones(lab, Path(folder), backbones))
             members = []
             for home in homes:
-                peer = _peer(home, home.name, Path(folder, home.name), 0, addresses)
+                peer = open_nat_peer(home, home.name, Path(folder, home.name), 0, addresses)
                 members.append(await running.enter_async_context(peer))
             rounds = await _rounds(names, members, rate, talk)
             sent, carried = await _carried(members, backbones)
