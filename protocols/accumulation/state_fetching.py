@@ -305,7 +305,7 @@ class Following:
         layout, end = self._wanted.layouts.of(transfer.accepted.links[0].kind), 0
         for part, said in zip(cut.parts, transfer.accepted.parts, strict=True):
             digest = PartHash()
-            for chunk in part.chunks(layout, cut.chunk_bytes):
+            for chunk in cut.chunks_of(part, layout):
                 place = memory[end : end + chunk.encoded_bytes]
                 await self._receive_chunk(transfer, place)
                 self._account.came(peer, len(place))

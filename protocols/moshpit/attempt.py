@@ -5,9 +5,10 @@ All tasks of an attempt (butterfly.py has them, towards reducers and towards sen
 the handlers that serve others tell them, unless a frame is just being sent, which member we gave up
 on.
 
-In this file: `ExchangeAttempt`; `LinkMeter`, which measures links; `StreamPace`, which lets streams
-over one uplink end together; `Lateness`, which finds members that are late with values;
-`watch_openings`, which finds those that do not open their transfers.
+In this file: `ExchangeAttempt`; `LinkMeter`, which measures links; `StreamPace` and `ArrivalPace`,
+which let streams over one uplink and over one downlink end together; `Lateness`, which finds
+members that are late with values; `watch_openings`, which finds those that do not open their
+transfers.
 
 Promise: `over` is set once and stays. When `handlers_gone` has returned after that, nothing touches
 `source` or `result` any more.
@@ -46,7 +47,8 @@ from protocols.moshpit.ballots import (
     digest_of_parts,
 )
 from protocols.moshpit.blame import AWAITED, NO_AVERAGES, NO_VALUES, NOT_CLOSED, OVERDUE
-from protocols.moshpit.exchange import SMALL_PART, ExchangePlan, LinkUse, Participant
+from protocols.moshpit.exchange import ExchangePlan, LinkUse, Participant
+from protocols.moshpit.layout import SMALL_PART
 from protocols.moshpit.part_messages import (
     ALIVE_SECONDS,
     STALL_SECONDS,
@@ -75,6 +77,7 @@ class ExchangeAttempt:
         steps = [self.steps_to(reducer.index) for reducer in values_to]
         self.pace = StreamPace(len(plan.members), steps)
         self.reduction = Reduction(plan, source, result)
+        self.arrivals = ArrivalPace(self)
         self.statements: dict[int, Statement] = {}
         self.suspicion: Suspicion | None = None
         self.awaited: tuple[Suspicion, ...] = ()
@@ -571,6 +574,48 @@ class PacedStream:
                 return
 
 
+class ArrivalPace:
+    """Lets the values of our part arrive evenly: a sender that is ahead of the slowest waits.
+
+        await attempt.arrivals.turn(sender, number)
+        ... receive this chunk of this sender ...
+
+    An average needs the values of all senders, so our uplink only has work while the slowest sender
+    goes on. A full downlink does not give each connection the same: of five over one line, one had
+    four times as much as another (docs/nat.md). Bytes that are not received fill their stream's
+    window, and then their sender waits and leaves the downlink to the others.
+
+    Nobody waits for a sender from which nothing arrives.
+    """
+
+    def __init__(self, attempt: ExchangeAttempt) -> None:
+        self._attempt = attempt
+        self._ahead = 2 + int(LEAD * len(attempt.reduction.chunks))
+        self._stuck = (-1, -1)
+
+    async def turn(self, sender: int, number: int) -> None:
+        """Return when this chunk of this sender may be received."""
+        reduction = self._attempt.reduction
+        while number >= reduction.finished + self._ahead:
+            progress = self._progress_of_slowest()
+            if progress == self._stuck:
+                return
+            began = trio.current_time()
+            with trio.move_on_after(ALIVE_SECONDS):
+                await reduction.averaged(number - self._ahead)
+            if progress == self._progress_of_slowest():
+                self._stuck = progress
+                return
+            self._attempt.values_of[sender].held += trio.current_time() - began
+
+    def _progress_of_slowest(self) -> tuple[int, int]:
+        """The chunks that have arrived from all senders, and how much from those that sent no
+        more."""
+        finished = self._attempt.reduction.finished
+        flows = self._attempt.values_of.values()
+        return finished, sum(one.arrived_bytes for one in flows if one.done <= finished)
+
+
 # ---- members that are late with values
 #
 # A member that answers everything but sends no values looks alive to all other deadlines of an
@@ -635,6 +680,8 @@ class Flow:
         self.ended: float | None = None
         self.excused = 0.0
         """For how long bytes have been arriving."""
+        self.held = 0.0
+        """For how long we have made the sender wait for others (`ArrivalPace`)."""
         self._transfer = transfer
         self._arrived = 0
         self._looked = self.began
@@ -642,6 +689,11 @@ class Flow:
     @property
     def is_over(self) -> bool:
         return self.done >= self.chunks
+
+    @property
+    def arrived_bytes(self) -> int:
+        """The bytes that have arrived, if they can be observed; else 0."""
+        return 0 if self._transfer is None else self._transfer.bytes_arrived
 
     @property
     def part(self) -> float:
@@ -670,10 +722,11 @@ class Flow:
             self.excused += min(passed, came / bytes_per_second)
 
     def whole_seconds(self) -> float:
-        """An estimate, rather too long, of how long the whole flow takes."""
+        """An estimate, rather too long, of how long the whole flow takes if it need not wait for
+        others."""
         if self.is_over:
-            return (self.moved if self.ended is None else self.ended) - self.began
-        return (trio.current_time() - self.began) * self.chunks / (self.done + 1)
+            return (self.moved if self.ended is None else self.ended) - self.began - self.held
+        return (trio.current_time() - self.began - self.held) * self.chunks / (self.done + 1)
 
     def due(self, expected: float, grace: float, *, excuses: bool) -> float:
         """The moment from which the next chunk is late."""

@@ -505,6 +505,7 @@ class PartService:
         chunks = reduction.chunks if sender.weight > 0.0 else []
         buffer = memoryview(bytearray(max((one.encoded_bytes for one in chunks), default=0)))
         for number, chunk in enumerate(chunks):
+            await attempt.arrivals.turn(sender.index, number)
             check_size(await transfer.next_chunk_bytes(), chunk, number)
             encoded = buffer[: chunk.encoded_bytes]
             with receiving:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from lab.bench.own_network import NetworkCommandFailed, NoOwnNetwork, choose_congestion_control
+from lab.bench.own_network import NetworkCommandFailed, NoOwnNetwork
 from lab.net.removal import NAMESPACES
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -66,7 +66,6 @@ class Namespace:
             _write("ipv6/conf/default/accept_dad", 0)
             _write("ipv6/conf/default/dad_transmits", 0)
             _write("ipv6/conf/default/disable_ipv6", int(not ipv6))
-            choose_congestion_control()
 
         self.inside(settle)
         self.ip("link set lo up")
