@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
-from lab.bench.nat import KINDS, measure_nat, planned_seconds, predicted
+from lab.bench.nat import MATRIX, measure_nat, planned_seconds, predicted
 from lab.bench.nat_join import measure_nat_join
 from lab.net import missing_for_lab
+from lab.net.router import MAPPING_DAEMON
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing_for_lab()), reason=missing_for_lab() or "the lab is there"),
 ]
+needs_a_mapping_router = pytest.mark.skipif(
+    shutil.which(MAPPING_DAEMON) is None, reason=f"needs {MAPPING_DAEMON}"
+)
 
 
 def talk(_line: str) -> None:
@@ -26,9 +32,19 @@ async def test_homes_behind_strict_routers_meet_at_a_relay_and_then_directly() -
     assert result["met"], result
 
 
+@needs_a_mapping_router
+async def test_a_router_maps_a_port_for_a_node_until_the_node_has_left() -> None:
+    result = await measure_nat(["mapped"], 1, talk)
+    (cell,) = result["cells"]
+    assert cell["why"] == []
+    assert (cell["mode"], cell["modes_as_predicted"]) == ("direct", 1)
+    assert result["met"], result
+
+
 @pytest.mark.soak
+@needs_a_mapping_router
 async def test_every_pair_of_routers_meets_as_predicted() -> None:
-    result = await measure_nat(tuple(KINDS), 3, talk)
+    result = await measure_nat(MATRIX, 3, talk)
     assert [cell["why"] for cell in result["cells"] if cell["why"]] == []
     assert result["met"], result
 

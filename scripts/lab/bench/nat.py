@@ -6,8 +6,11 @@ mode, from the first link to a direct one, and the rate of a transfer; and `potl
 from one home to the other. Everything is done `--times` times, with routers that have forgotten
 what they knew.
 
-What is predicted: a home with a public address, or with a forwarded port, is dialled. Other homes
-are met through a relay and then by a hole, if `nat.kinds.can_punch` says so.
+A `mapped` home has a router that runs miniupnpd. Its node asks for a port itself, and the router
+must have forgotten it when the node has left.
+
+What is predicted: a home with a public address, or with a port that is mapped or forwarded, is
+dialled. Other homes are met through a relay and then by a hole, if `nat.kinds.can_punch` says so.
 """
 
 from __future__ import annotations
@@ -50,15 +53,18 @@ PING_SECONDS: Final = 40.0
 
 KINDS: Final = {
     "none": RouterKind.NONE,
-    "mapped": RouterKind.FORWARDED,
+    "mapped": RouterKind.MAPPED,
+    "forwarded": RouterKind.FORWARDED,
     "cone": RouterKind.CONE,
     "port-restricted": RouterKind.PORT_RESTRICTED,
     "symmetric": RouterKind.SYMMETRIC,
     "double": RouterKind.DOUBLE,
 }
+MATRIX: Final = tuple(name for name in KINDS if name != "forwarded")
 _AS_SEEN: Final = {
     "none": kinds.Nat.NONE,
     "mapped": kinds.Nat.NONE,
+    "forwarded": kinds.Nat.NONE,
     "cone": kinds.Nat.CONE,
     "port-restricted": kinds.Nat.PORT_RESTRICTED,
     "symmetric": kinds.Nat.SYMMETRIC,
@@ -70,6 +76,11 @@ _MODES: Final = {
     kinds.Nat.PORT_RESTRICTED: "punched",
     kinds.Nat.SYMMETRIC: "relayed",
 }
+
+
+def predicted_mode(kind: str) -> str:
+    """The mode that a home behind such a router should state."""
+    return "mapped" if KINDS[kind] is RouterKind.MAPPED else _MODES[_AS_SEEN[kind]]
 
 
 def predicted(left: str, right: str) -> str:
@@ -115,7 +126,7 @@ class Cell:
             "predicted": self.predicted,
             "as_predicted": sum(_is_as(trial.way, self.predicted) for trial in self.trials),
             "modes_as_predicted": sum(
-                trial.modes == (_MODES[_AS_SEEN[self.left]], _MODES[_AS_SEEN[self.right]])
+                trial.modes == (predicted_mode(self.left), predicted_mode(self.right))
                 for trial in self.trials
             ),
             "seconds_to_mode": [round(trial.seconds_to_mode, 2) for trial in works],
@@ -147,9 +158,9 @@ def add_parser(kinds_of_bench: Subparsers) -> None:
         "--kinds",
         nargs="+",
         choices=tuple(KINDS),
-        default=tuple(KINDS),
+        default=MATRIX,
         metavar="KIND",
-        help="only these kinds of routers",
+        help="only these kinds of routers (all but forwarded); mapped needs miniupnpd",
     )
     parser.add_argument(
         "--times", type=positive_count, default=3, metavar="N", help="tries of each pair (3)"
@@ -180,7 +191,10 @@ async def measure_nat(names: Sequence[str], times: int, talk: Talk) -> dict[str,
         "seconds_to_direct_p95": _p95([one for one in to_direct if one is not None]),
         "punched": len([one for one in to_direct if one is not None]),
         "punchable": len(punched),
-        "met": all(cell["works"] == cell["times"] == cell["as_predicted"] for cell in results)
+        "met": all(
+            cell["works"] == cell["times"] == cell["as_predicted"] == cell["modes_as_predicted"]
+            for cell in results
+        )
         and len(in_time) >= 0.95 * len(punched)
         and (_p95(to_mode) or 0.0) <= MOST_TO_MODE_SECONDS,
         "machine": machine_facts(),
@@ -284,6 +298,8 @@ async def _try(
             poured = await here.ask("pour", peer=theirs["peer"], chunks=TRANSFER_CHUNKS)
             trial.mb_per_s, trial.way = poured["MB_per_s"], poured["way"]
             await _ping(left, theirs["addresses"], home / "ping")
+        for machine in pair:
+            _check_released(machine)
     except BenchFailed as error:
         trial.why = str(error)
     return trial
@@ -291,6 +307,12 @@ async def _try(
 
 def _port(kind: str) -> int:
     return PORT if KINDS[kind] is RouterKind.FORWARDED else 0
+
+
+def _check_released(machine: Machine) -> None:
+    """BenchFailed if the router still maps a port for a node that has left."""
+    if machine.nat is RouterKind.MAPPED and (places := machine.router.mapped()):
+        raise BenchFailed(f"The router of {machine.name} still maps {', '.join(places)}.")
 
 
 async def _ping(machine: Machine, addresses: Sequence[str], home: Path) -> None:
