@@ -41,10 +41,28 @@ async def test_a_router_maps_a_port_for_a_node_until_the_node_has_left() -> None
     assert result["met"], result
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ipv6",),  # no IPv4 at all
+        ("dual-symmetric",),  # over IPv4 alone it would be relayed
+        ("dual-open", "port-restricted"),
+        ("dual", "port-restricted"),
+    ],
+    ids=" and ".join,
+)
+async def test_homes_with_ipv6_meet_over_it_and_those_with_ipv4_over_that(
+    names: tuple[str, ...],
+) -> None:
+    result = await measure_nat(names, 1, talk)
+    assert [cell["why"] for cell in result["cells"] if cell["why"]] == []
+    assert result["met"], result
+
+
 @pytest.mark.soak
 @needs_a_mapping_router
 async def test_every_pair_of_routers_meets_as_predicted() -> None:
-    result = await measure_nat(MATRIX, 3, talk)
+    result = await measure_nat(tuple(MATRIX), 3, talk)
     assert [cell["why"] for cell in result["cells"] if cell["why"]] == []
     assert result["met"], result
 
@@ -59,6 +77,9 @@ def test_what_is_predicted_of_pairs_and_rounds() -> None:
     assert predicted("symmetric", "none") == "direct"
     assert predicted("cone", "symmetric") == "punched"
     assert predicted("double", "symmetric") == "relayed"
+    assert predicted("dual-symmetric", "dual-open") == "direct"
+    assert predicted("port-restricted", "dual-open") == "relayed"  # over IPv4
+    assert predicted("port-restricted", "ipv6") == "relayed"
     # a single reducer sends its sum to five others, and its own values to nobody
     alone = ["none", "cone", "cone", "symmetric", "double", "dial-out"]
     assert planned_seconds(alone, 20e6) == pytest.approx(5.0)
