@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from nat import messages
-from nat.addresses import ip_of, is_global, port_of, without_peer
+from nat.addresses import host_of, ip_of, is_global, port_of, without_peer
 from nat.kinds import Nat, can_punch
 from nat.messages import HolePunch, PunchType
 from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour, Unreachable
@@ -99,6 +99,16 @@ def worth_dialling(claimed: tuple[str, ...], own: tuple[str, ...]) -> tuple[str,
 
     plain = (without_peer(one) for one in claimed)
     return tuple(dict.fromkeys(one for one in plain if is_usable(one)))[:MOST_DIALLED]
+
+
+def worth_punching(claimed: tuple[str, ...], own: Outside, their_nat: Nat) -> tuple[str, ...]:
+    """Of a peer's outside addresses, those where a hole can be punched. Pure.
+
+    The kinds of routers are about IPv4; IPv6 is not translated.
+    """
+    can_meet = can_punch(own.nat, their_nat)
+    worth = worth_dialling(claimed, own.addresses)
+    return tuple(one for one in worth if can_meet or ":" in host_of(one))
 
 
 class Puncher:
@@ -204,8 +214,8 @@ class Puncher:
         await messages.send(stream, _connect_message(own))
         said = await _read(stream, PunchType.CONNECT)
         round_trip = min(trio.current_time() - asked_at, LONGEST_ROUND_TRIP_SECONDS)
-        addresses = worth_dialling(messages.unpacked(said.addrs), own.addresses)
-        if not addresses or not can_punch(own.nat, _nat_of(said)):
+        addresses = worth_punching(messages.unpacked(said.addrs), own, _nat_of(said))
+        if not addresses:
             return (), 0.0
         # the other side may have asked a helper before it answered; a ping only takes the way
         round_trip = min(round_trip, await self._network.ping(stream.remote_peer))
@@ -226,8 +236,8 @@ class Puncher:
                 said = await _read(stream, PunchType.CONNECT)
                 own = await self._outside()
                 await messages.send(stream, _connect_message(own))
-                addresses = worth_dialling(messages.unpacked(said.addrs), own.addresses)
-                if not addresses or not can_punch(own.nat, _nat_of(said)):
+                addresses = worth_punching(messages.unpacked(said.addrs), own, _nat_of(said))
+                if not addresses:
                     return
                 await _read(stream, PunchType.SYNC)
             await self._connect(peer, addresses, PUNCH_SECONDS, initiates=True)

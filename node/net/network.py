@@ -408,13 +408,26 @@ class Libp2pNetwork(TraversableNetwork):
         while True:
             with suppress(DialFailure):
                 stream = await traversal.connect_from(address, port)
-                try:
-                    await self._punched(stream, punch)
-                except Exception as error:  # noqa: BLE001 - a handshake fails in many ways
-                    log.debug(
-                        "the hole to %s at %s carried nothing: %r", punch.peer, address, error
-                    )
+                ended = trio.Event()
+                self._nursery.start_soon(self._shake_hands, stream, punch, ended)
+                await ended.wait()
             await trio.sleep(traversal.KNOCK_AGAIN_SECONDS)
+
+    async def _shake_hands(
+        self, stream: trio.SocketStream, punch: Punch, ended: trio.Event
+    ) -> None:
+        """Make a link of a connection through a hole.
+
+        It is finished even if another address of the peer leads to a link first, because the peer
+        may use this connection before our side of the handshake ends.
+        """
+        try:
+            with trio.fail_after(self._settings.handshake_seconds):
+                await self._punched(stream, punch)
+        except Exception as error:  # noqa: BLE001 - a handshake fails in many ways
+            log.debug("the hole to %s carried nothing: %r", punch.peer, error)
+        finally:
+            ended.set()
 
     async def _punched(self, stream: trio.SocketStream, punch: Punch) -> PeerConnection:
         """Make a link of a connection through a hole, with the role that was agreed."""

@@ -84,7 +84,7 @@ with NetworkLab(round_trip_seconds=0.06) as lab:
 
 What they do not let in they drop without an answer, and a home cannot reach itself by its public
 address. A home may have IPv4, IPv6 or both. For IPv6, each router is a firewall that lets nothing
-unsolicited in.
+unsolicited in, or everything if it is open (`ipv6_open`).
 
 The delay is a program that carries the frames between the homes, because the kernel's netem is not
 everywhere. At 60 ms it has carried 475 MB/s from eight homes with 0.4 of a core. Lines with a rate

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -209,22 +211,24 @@ async def test_a_refused_connection_is_told_with_its_address_and_what_to_do() ->
     assert DialReason.REFUSED.advice in refusal.advice
 
 
-async def test_silence_is_told_apart_from_refusal() -> None:
-    """A listener whose queue is full answers nothing: to us it is a firewall."""
-    with socket.socket() as full:
+@contextmanager
+def silence() -> Iterator[int]:
+    """The port of a listener whose queue is full. It answers nothing: to us it is a firewall."""
+    with socket.socket() as full, ExitStack() as others:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        others = []
         for _ in range(4):
-            other = socket.socket()
+            other = others.enter_context(socket.socket())
             other.setblocking(False)
             other.connect_ex(full.getsockname())
-            others.append(other)
+        yield full.getsockname()[1]
+
+
+async def test_silence_is_told_apart_from_refusal() -> None:
+    with silence() as port:
         settings = Libp2pSettings(listen_addresses=(), dial_seconds=0.3)
-        address = f"/ip4/127.0.0.1/tcp/{full.getsockname()[1]}"
+        address = f"/ip4/127.0.0.1/tcp/{port}"
         refusal = await refusal_of(settings, SOMEBODY, address)
-        for other in others:
-            other.close()
     assert f"{address}: timed out after 0.3 s" in refusal.why
     assert DialReason.TIMED_OUT.advice in refusal.advice
 
@@ -277,6 +281,31 @@ async def test_a_name_that_stands_for_an_address_leads_there() -> None:
         near._book = type(near._book)(peers=4, addresses_per_peer=4)
         near.learn_addresses(far.peer_id, [f"/dns4/localhost/tcp/{port}"])
         await near.connect(far.peer_id)
+
+
+class Names(trio.abc.HostnameResolver):
+    """Every name stands for this machine, with both versions of IP, IPv4 first."""
+
+    async def getaddrinfo(self, _host: object, port: object, *_: object) -> Any:
+        await trio.lowlevel.checkpoint()
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)),
+            (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", port, 0, 0)),
+        ]
+
+    async def getnameinfo(self, *_: object) -> Any:
+        raise NotImplementedError
+
+
+async def test_both_versions_of_ip_are_tried_for_a_name_if_one_is_silent() -> None:
+    trio.socket.set_custom_hostname_resolver(Names())
+    with silence() as port, socket.socket(socket.AF_INET6) as listener:
+        listener.bind(("::1", port))
+        listener.listen()
+        with trio.fail_after(PATIENCE_SECONDS):
+            stream = await connect_tcp(parse(f"/dns/node.example/tcp/{port}"))
+        async with stream:
+            assert stream.socket.getpeername()[0] == "::1"
 
 
 @pytest.mark.slow

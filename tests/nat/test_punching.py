@@ -29,6 +29,7 @@ from nat.punching import (
     Puncher,
     PunchOutcome,
     worth_dialling,
+    worth_punching,
 )
 from nat.relay_limits import RelayLimits
 from nat.relaying import STOP
@@ -85,6 +86,13 @@ def test_public_addresses_are_dialled_from_anywhere_in_their_order(
     assert worth_dialling(claimed, PUBLIC)[: len(public)] or not public
     if len(public) <= MOST_DIALLED:
         assert set(public) <= set(worth_dialling(claimed, PUBLIC))
+
+
+@pytest.mark.parametrize("ours", Nat)
+@pytest.mark.parametrize("theirs", Nat)
+def test_the_kinds_of_routers_only_count_for_ipv4(ours: Nat, theirs: Nat) -> None:
+    expected = PUBLIC if can_punch(ours, theirs) else PUBLIC[1:]
+    assert worth_punching(PUBLIC, Outside(ours, PUBLIC), theirs) == expected
 
 
 # ---- two peers with a link through a relay

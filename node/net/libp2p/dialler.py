@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
-from node.net.libp2p.addresses import Address, AddressKind, likelihood, parse
+from node.net.libp2p.addresses import Address, AddressKind, likelihood, of_socket, parse
 from node.net.libp2p.dial_failure import DialFailure, DialReason, of_os_error
 from node.net.libp2p.host import library_id
 from node.net.libp2p.upgrading import Upgraded, handshake_failure, prove, upgrade, upgrade_circuit
@@ -52,6 +52,7 @@ CONNECT_HEAD_START_SECONDS = 0.15
 HANDSHAKE_HEAD_START_SECONDS = 1.0
 # For all others together, before an address that did not keep what it promised.
 LATER_SECONDS = 3.0
+MOST_OF_A_NAME = 8  # addresses: its owner is a stranger, and a server has two
 
 T = TypeVar("T")
 
@@ -172,18 +173,20 @@ async def _connect_ip(host: str, port: int, version: int) -> trio.SocketStream:
 
 
 async def _connect_name(address: Address) -> trio.SocketStream:
-    """Look the name up and try its addresses one after the other."""
+    """Look the name up, and race its addresses of both versions of IP."""
     family = {0: socket.AF_UNSPEC, 4: socket.AF_INET, 6: socket.AF_INET6}[address.family]
     found = await trio.socket.getaddrinfo(
         address.host, address.port, family=family, type=socket.SOCK_STREAM
     )
-    last_error: OSError | None = None
-    for _, _, _, _, (host, port, *_) in found:
-        try:
-            return await _connect_ip(str(host), int(port), 6 if ":" in str(host) else 4)
-        except OSError as error:
-            last_error = error
-    raise last_error or socket.gaierror(socket.EAI_NONAME, "the name stands for no address")
+    places = in_order([parse(of_socket(str(to[0]), int(to[1]))) for *_, to in found])
+
+    async def attempt(place: Address, _on_connected: Callable[[], None]) -> trio.SocketStream:
+        return await connect_tcp(place)
+
+    outcome = await Race(attempt, trio.aclose_forcefully).run(places[:MOST_OF_A_NAME])
+    if isinstance(outcome, list):
+        raise DialFailure(address.text, outcome[-1].reason, outcome[-1].detail)
+    return outcome[1]
 
 
 class Dialler:

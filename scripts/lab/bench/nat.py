@@ -6,8 +6,11 @@ mode, from the first link to a direct one, and the rate of a transfer; and `potl
 from one home to the other. Everything is done `--times` times, with routers that have forgotten
 what they knew.
 
-What is predicted: a home with a public address, or with a forwarded port, is dialled. Other homes
-are met through a relay and then by a hole, if `nat.kinds.can_punch` says so.
+A `mapped` home has a router that runs miniupnpd. Its node asks for a port itself, and the router
+must have forgotten it when the node has left.
+
+What is predicted: a home with a public address, or with a port that is mapped or forwarded, is
+dialled. Other homes are met through a relay and then by a hole, if `nat.kinds.can_punch` says so.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.pouring import CHUNK_BYTES
 from lab.bench.processes import WHERE_WE_ARE, BenchFailed, BenchProcess, open_process_of
-from lab.net import Machine, NetworkLab, RouterKind
+from lab.net import AddressFamilies, Machine, NetworkLab, RouterKind
 from nat import kinds
 from protocols.moshpit.plan import best_reducers, fractions_for, predicted_seconds
 
@@ -48,21 +51,48 @@ BACKBONES: Final = 2
 AT_ONCE: Final = 3  # cells; more, and starting nodes wait for the processor
 PING_SECONDS: Final = 40.0
 
-KINDS: Final = {
-    "none": RouterKind.NONE,
-    "mapped": RouterKind.FORWARDED,
-    "cone": RouterKind.CONE,
-    "port-restricted": RouterKind.PORT_RESTRICTED,
-    "symmetric": RouterKind.SYMMETRIC,
-    "double": RouterKind.DOUBLE,
+
+@dataclass(frozen=True)
+class HomeKind:
+    """How a home is connected: its router, and which versions of IP it has.
+
+    `seen` is the router as the node behind it should find it: for IPv4, if there is any.
+    """
+
+    router: RouterKind
+    seen: kinds.Nat
+    families: AddressFamilies = AddressFamilies.IPV4
+    ipv6_open: bool = False
+
+    @property
+    def ipv6_seen(self) -> kinds.Nat:
+        return kinds.Nat.NONE if self.ipv6_open else kinds.Nat.PORT_RESTRICTED
+
+
+_STRICT: Final = RouterKind.PORT_RESTRICTED, kinds.Nat.PORT_RESTRICTED
+_SYMMETRIC: Final = RouterKind.SYMMETRIC, kinds.Nat.SYMMETRIC
+MATRIX: Final = {
+    "none": HomeKind(RouterKind.NONE, kinds.Nat.NONE),
+    "mapped": HomeKind(RouterKind.MAPPED, kinds.Nat.NONE),
+    "cone": HomeKind(RouterKind.CONE, kinds.Nat.CONE),
+    "port-restricted": HomeKind(*_STRICT),
+    "symmetric": HomeKind(*_SYMMETRIC),
+    "double": HomeKind(RouterKind.DOUBLE, kinds.Nat.PORT_RESTRICTED),
 }
-_AS_SEEN: Final = {
-    "none": kinds.Nat.NONE,
-    "mapped": kinds.Nat.NONE,
-    "cone": kinds.Nat.CONE,
-    "port-restricted": kinds.Nat.PORT_RESTRICTED,
-    "symmetric": kinds.Nat.SYMMETRIC,
-    "double": kinds.Nat.PORT_RESTRICTED,
+# Their routers translate no IPv6. They let nothing unsolicited in, or everything if they are open.
+WITH_IPV6: Final = {
+    "ipv6": HomeKind(*_STRICT, AddressFamilies.IPV6),
+    "ipv6-open": HomeKind(
+        RouterKind.PORT_RESTRICTED, kinds.Nat.NONE, AddressFamilies.IPV6, ipv6_open=True
+    ),
+    "dual": HomeKind(*_STRICT, AddressFamilies.BOTH),
+    "dual-symmetric": HomeKind(*_SYMMETRIC, AddressFamilies.BOTH),
+    "dual-open": HomeKind(*_SYMMETRIC, AddressFamilies.BOTH, ipv6_open=True),
+}
+KINDS: Final = {
+    **MATRIX,
+    "forwarded": HomeKind(RouterKind.FORWARDED, kinds.Nat.NONE),
+    **WITH_IPV6,
 }
 _MODES: Final = {
     kinds.Nat.NONE: "direct",
@@ -72,12 +102,23 @@ _MODES: Final = {
 }
 
 
+def predicted_mode(kind: str) -> str:
+    """The mode that a home of this kind should state."""
+    home = KINDS[kind]
+    return "mapped" if home.router is RouterKind.MAPPED else _MODES[home.seen]
+
+
 def predicted(left: str, right: str) -> str:
     """How the link from left to right should end: direct, punched or relayed."""
-    one, other = _AS_SEEN[left], _AS_SEEN[right]
-    if other is kinds.Nat.NONE:
+    one, other = KINDS[left], KINDS[right]
+    pairs = []
+    if one.families.ipv4 and other.families.ipv4:
+        pairs.append((one.seen, other.seen))
+    if one.families.ipv6 and other.families.ipv6:
+        pairs.append((one.ipv6_seen, other.ipv6_seen))
+    if any(there is kinds.Nat.NONE for _, there in pairs):
         return "direct"
-    return "punched" if kinds.can_punch(one, other) else "relayed"
+    return "punched" if any(kinds.can_punch(*pair) for pair in pairs) else "relayed"
 
 
 @dataclass
@@ -115,7 +156,7 @@ class Cell:
             "predicted": self.predicted,
             "as_predicted": sum(_is_as(trial.way, self.predicted) for trial in self.trials),
             "modes_as_predicted": sum(
-                trial.modes == (_MODES[_AS_SEEN[self.left]], _MODES[_AS_SEEN[self.right]])
+                trial.modes == (predicted_mode(self.left), predicted_mode(self.right))
                 for trial in self.trials
             ),
             "seconds_to_mode": [round(trial.seconds_to_mode, 2) for trial in works],
@@ -138,7 +179,8 @@ def add_parser(kinds_of_bench: Subparsers) -> None:
         "nat",
         help="how homes behind routers of every kind meet",
         description="Build a lab of network namespaces (as root), with homes behind routers of "
-        f"these kinds: {', '.join(KINDS)}. For each pair: does `potluck ping` work, does a "
+        f"these kinds: {', '.join(KINDS)}. The last ones have IPv6, behind a firewall; the dual "
+        "ones have IPv4 as well. For each pair: does `potluck ping` work, does a "
         "transfer of 20 MB, which way does it go, and is that the way that was predicted? A round "
         "trip on the lab's internet takes 60 ms. Exit code 1 if a bar is missed.",
         example="scripts/bench nat\nscripts/bench nat --kinds cone symmetric --times 1 --json",
@@ -147,9 +189,9 @@ def add_parser(kinds_of_bench: Subparsers) -> None:
         "--kinds",
         nargs="+",
         choices=tuple(KINDS),
-        default=tuple(KINDS),
+        default=tuple(MATRIX),
         metavar="KIND",
-        help="only these kinds of routers",
+        help=f"only these kinds of homes ({', '.join(MATRIX)}); mapped needs miniupnpd",
     )
     parser.add_argument(
         "--times", type=positive_count, default=3, metavar="N", help="tries of each pair (3)"
@@ -180,7 +222,10 @@ async def measure_nat(names: Sequence[str], times: int, talk: Talk) -> dict[str,
         "seconds_to_direct_p95": _p95([one for one in to_direct if one is not None]),
         "punched": len([one for one in to_direct if one is not None]),
         "punchable": len(punched),
-        "met": all(cell["works"] == cell["times"] == cell["as_predicted"] for cell in results)
+        "met": all(
+            cell["works"] == cell["times"] == cell["as_predicted"] == cell["modes_as_predicted"]
+            for cell in results
+        )
         and len(in_time) >= 0.95 * len(punched)
         and (_p95(to_mode) or 0.0) <= MOST_TO_MODE_SECONDS,
         "machine": machine_facts(),
@@ -222,8 +267,14 @@ async def _row(left: str, names: Sequence[str], times: int, talk: Talk) -> list[
 
 
 def _home(lab: NetworkLab, name: str, kind: str) -> Machine:
-    ports = (PORT,) if KINDS[kind] is RouterKind.FORWARDED else ()
-    return lab.home(name, KINDS[kind], forwarded_ports=ports)
+    home = KINDS[kind]
+    return lab.home(
+        name,
+        home.router,
+        families=home.families,
+        ipv6_open=home.ipv6_open,
+        forwarded_ports=(PORT,) if home.router is RouterKind.FORWARDED else (),
+    )
 
 
 @asynccontextmanager
@@ -234,7 +285,7 @@ async def _backbones(
     addresses: list[str] = []
     async with AsyncExitStack() as running:
         for number in range(BACKBONES):
-            host = lab.host(f"relay{number}")
+            host = lab.host(f"relay{number}", families=AddressFamilies.BOTH)
             home = folder / host.name
             home.mkdir()
             (home / "potluck.toml").write_text(
@@ -245,7 +296,9 @@ async def _backbones(
             )
             if processes is not None:
                 processes.append(backbone)
-            addresses.append(f"/ip4/{host.address}/tcp/{PORT}/p2p/{backbone.introduction['peer']}")
+            peer = backbone.introduction["peer"]
+            addresses.append(f"/ip4/{host.address}/tcp/{PORT}/p2p/{peer}")
+            addresses.append(f"/ip6/{host.ipv6_address}/tcp/{PORT}/p2p/{peer}")
         yield addresses
 
 
@@ -285,18 +338,28 @@ async def _try(
             poured = await here.ask("pour", peer=theirs["peer"], chunks=TRANSFER_CHUNKS)
             trial.mb_per_s, trial.way = poured["MB_per_s"], poured["way"]
             await _ping(left, theirs["addresses"], home / "ping")
+        for machine in pair:
+            _check_released(machine)
     except BenchFailed as error:
         trial.why = str(error)
     return trial
 
 
 def _port(kind: str) -> int:
-    return PORT if KINDS[kind] is RouterKind.FORWARDED else 0
+    return PORT if KINDS[kind].router is RouterKind.FORWARDED else 0
+
+
+def _check_released(machine: Machine) -> None:
+    """BenchFailed if the router still maps a port for a node that has left."""
+    if machine.nat is RouterKind.MAPPED and (places := machine.router.mapped()):
+        raise BenchFailed(f"The router of {machine.name} still maps {', '.join(places)}.")
 
 
 async def _ping(machine: Machine, addresses: Sequence[str], home: Path) -> None:
     """`potluck ping` from this machine: one of the addresses has to answer."""
-    ordered = sorted(addresses, key=lambda one: "/192.168." in one or "/127." in one)
+    version = "/ip4/" if machine.families.ipv4 else "/ip6/"
+    usable = [one for one in addresses if one.startswith(version)]
+    ordered = sorted(usable, key=lambda one: "/192.168." in one or "/127." in one)
     words = [sys.executable, "-m", "node", "--home", str(home), "ping", "--count", "1", "--json"]
     done = None
     with trio.move_on_after(PING_SECONDS):
@@ -391,9 +454,11 @@ def run_rounds(arguments: argparse.Namespace) -> int:
 def planned_seconds(names: Sequence[str], rate: float) -> float:
     """What the plan says of a round of these members, with links of so many bytes a second."""
     able = [name != "dial-out" for name in names]
-    routers = [_AS_SEEN.get(name, kinds.Nat.PORT_RESTRICTED) for name in names]
+    homes = [KINDS.get(name, KINDS["port-restricted"]) for name in names]
     speeds, all_of_them = [rate] * len(names), [True] * len(names)
-    shares = fractions_for(speeds, speeds, all_of_them, best_reducers(routers, able))
+    shares = fractions_for(
+        speeds, speeds, all_of_them, best_reducers([home.seen for home in homes], able)
+    )
     return predicted_seconds(shares, speeds, speeds, all_of_them, 2.0 * VALUES)
 
 
@@ -408,7 +473,7 @@ async def _party(party: str, talk: Talk) -> dict[str, Any]:
         homes = [
             lab.home(
                 f"m{number}",
-                KINDS.get(name, RouterKind.PORT_RESTRICTED),
+                KINDS.get(name, KINDS["port-restricted"]).router,
                 upload_bits_per_second=HOME_MBPS * 1e6,
                 download_bits_per_second=HOME_MBPS * 1e6,
             )

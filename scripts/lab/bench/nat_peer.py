@@ -180,7 +180,10 @@ class NatPeer:
 
 async def main(home: str, port: str, *bootstrap: str) -> None:
     began = time.monotonic()
-    flags = {"network.listen": (f"/ip4/0.0.0.0/tcp/{port}",), "dht.bootstrap": bootstrap}
+    flags = {
+        "network.listen": (f"/ip4/0.0.0.0/tcp/{port}", f"/ip6/::/tcp/{port}"),
+        "dht.bootstrap": bootstrap,
+    }
     configuration = read_configuration(flags, environment={}, home=home)
     async with Node(configuration) as node, trio.open_nursery() as nursery:
         await obey(NatPeer(node, began, nursery), {"peer": node.network.peer_id})
