@@ -287,6 +287,8 @@ class Dht:
         async for event in events:
             if event.reach is Reach.NONE:
                 self._acquaintances.link_lost(event.peer)
+            elif event.was is Reach.NONE:
+                self._upkeep.linked(event.peer)
 
 
 def _checked(written: Written) -> Written:
