@@ -170,10 +170,16 @@ class Acquaintances:
         ]
 
     def link_lost(self, peer: PeerId) -> None:
-        """Forget what was known of this link."""
+        """Forget what was known of this link, and find out whether the peer is still there.
+
+        The calls that the link broke have counted as failures of the peer, so it may be among the
+        lost ones already.
+        """
         known = self._known.pop(peer, None)
         contact = known.contact if known is not None else None
-        if contact is not None and contact.node_id in self._state.table:
+        if contact is None:
+            return
+        if contact.node_id in self._state.table or contact in self._state.lost:
             self._check_contact(contact)
 
     def _acquaintance(self, peer: PeerId) -> _Acquaintance:

@@ -296,8 +296,11 @@ class Dht:
         async for event in events:
             if event.reach is Reach.NONE:
                 self._acquaintances.link_lost(event.peer)
-            elif event.reach is Reach.DIRECT:
+                continue
+            if event.reach is Reach.DIRECT:
                 self._bootstrap.linked(event.peer)
+            if event.was is Reach.NONE:
+                self._upkeep.linked(event.peer)
 
 
 def _checked(written: Written) -> Written:

@@ -69,7 +69,7 @@ async def test_every_pair_of_routers_meets_as_predicted() -> None:
 
 
 async def test_volunteers_join_from_behind_routers_and_train() -> None:
-    result = await measure_nat_join([], talk)
+    result = await measure_nat_join([], [], talk)
     assert result["modes"] == {"cone": "punched", "symmetric": "relayed"}
     assert result["met"], result
 

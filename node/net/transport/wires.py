@@ -18,7 +18,7 @@ import os
 import socket
 import struct
 import sys
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 from libp2p.abc import IRawConnection
@@ -40,8 +40,22 @@ except ImportError:  # on Windows
 _UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
 _WINDOW_LIMIT = getattr(socket, "TCP_WINDOW_CLAMP", None)  # Linux
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
-_RESENT_AT = 208  # tcpi_bytes_retrans in linux/tcp.h's tcp_info, since Linux 4.19; else nothing
+# In linux/tcp.h's tcp_info: tcpi_unacked, tcpi_last_ack_recv (in milliseconds), tcpi_rtt (in
+# microseconds) and tcpi_bytes_retrans (since Linux 4.19; before, there is nothing at this place).
+_UNACKNOWLEDGED_AT, _ACKNOWLEDGED_AT, _ROUND_TRIP_AT, _RESENT_AT = 24, 56, 68, 208
 _HAS_VECTORS = hasattr(os, "readv")  # not on Windows, where a socket is no file descriptor
+
+
+class Delivery(NamedTuple):
+    """What is known below of the bytes that were sent."""
+
+    resent_bytes: int = 0
+    """How many were sent again because they were lost."""
+    unacknowledged_seconds: float | None = None
+    """If some wait for an acknowledgement: how long ago the last one of this connection came. None
+    if none wait, or if that is not known."""
+    round_trip_seconds: float = 0.0
+    """As the kernel sees it now, with all queues on the way; 0 if that is not known."""
 
 
 class Wire(Protocol):
@@ -64,8 +78,8 @@ class Wire(Protocol):
     def segment_bytes(self) -> int:
         """The payload of one segment."""
 
-    def resent_bytes(self) -> int:
-        """How many bytes were resent so far because they were lost below."""
+    def delivery(self) -> Delivery:
+        """What became of the bytes that were sent."""
 
 
 class SocketWire:
@@ -152,15 +166,20 @@ class SocketWire:
             return ETHERNET_SEGMENT_BYTES
         return max(found, 1)
 
-    def resent_bytes(self) -> int:
+    def delivery(self) -> Delivery:
         if _TCP_INFO is None:
-            return 0
+            return Delivery()
         try:
             facts = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RESENT_AT + 8)
         except OSError:
-            return 0
-        resent: int = int.from_bytes(facts[_RESENT_AT : _RESENT_AT + 8], sys.byteorder)
-        return resent
+            return Delivery()
+
+        def number(at: int, size: int) -> int:
+            return int.from_bytes(facts[at : at + size], sys.byteorder)
+
+        waits = number(_UNACKNOWLEDGED_AT, 4) > 0
+        seconds = number(_ACKNOWLEDGED_AT, 4) / 1000 if waits else None
+        return Delivery(number(_RESENT_AT, 8), seconds, number(_ROUND_TRIP_AT, 4) / 1e6)
 
     def _descriptor(self) -> int:
         """Read before each use: after a close the number may belong to another file."""
@@ -214,8 +233,8 @@ class RawConnectionWire:
     def segment_bytes(self) -> int:
         return ETHERNET_SEGMENT_BYTES
 
-    def resent_bytes(self) -> int:
-        return 0
+    def delivery(self) -> Delivery:
+        return Delivery()
 
 
 def socket_of(connection: IRawConnection) -> trio.SocketStream | None:
