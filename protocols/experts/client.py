@@ -45,7 +45,7 @@ from protocols.experts.messages import (
     WrongTensor,
     decode_tensor,
     encode_tensor,
-    receive_tensor,
+    receive_tensors,
     send_tensor,
 )
 from protocols.identity import PeerId
@@ -141,8 +141,8 @@ class ExpertClient:
                 for one in encoded:
                     await send_tensor(transfer, one.data)
                 await transfer.send_closing(Empty())
-                answer = await receive_tensor(transfer, headers[0], f"The answer of {uid}")
-                await transfer.receive_closing()
+                expected = {f"The answer of {uid}": headers[0]}
+                (answer,) = await receive_tensors(transfer, expected)
             return answer
         raise DeadlineExceeded(
             f"{peer} did not answer for {uid} within {timeout:g} seconds.",

@@ -23,6 +23,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from protocols.errors import MalformedMessage, PotluckError, RemoteMisbehaviour
+from protocols.experts.grid import WrongUid
 from protocols.rpc import (
     LARGEST_UNARY_BYTES,
     BulkMethod,
@@ -82,6 +83,7 @@ class BrokenTensor(MalformedMessage):
 ERRORS: Final[Mapping[str, type[PotluckError]]] = {
     "unknown-expert": UnknownExpert,
     "wrong-tensor": WrongTensor,
+    "wrong-uid": WrongUid,
     "not-finite": NotFinite,
 }
 
@@ -230,10 +232,21 @@ async def send_tensor(transfer: Transfer[Any, Any, Any], data: memoryview) -> No
         await transfer.send_chunk(data[start : start + TRANSFER.chunk_limit_bytes])
 
 
-async def receive_tensor(
+async def receive_tensors(
+    transfer: Transfer[Any, Any, Any], headers: Mapping[str, TensorHeader]
+) -> list[EncodedTensor]:
+    """Receive the bytes of these tensors, by their names, and then the closing message. The headers
+    must have been checked: the memory is taken at once."""
+    tensors = [await _receive_tensor(transfer, header, name) for name, header in headers.items()]
+    if await transfer.next_chunk_bytes() is not None:
+        raise BrokenTensor(f"{', '.join(headers)}: more bytes came than the headers need.")
+    await transfer.receive_closing()
+    return tensors
+
+
+async def _receive_tensor(
     transfer: Transfer[Any, Any, Any], header: TensorHeader, name: str
 ) -> EncodedTensor:
-    """Receive as many bytes as the header needs. The header must have been checked."""
     data = bytearray(tensor_bytes(header))
     received = 0
     while received < len(data):

@@ -34,7 +34,7 @@ from protocols.experts.messages import (
     TransferOpening,
     WrongTensor,
     check_fits,
-    receive_tensor,
+    receive_tensors,
     send_tensor,
     tensor_bytes,
 )
@@ -44,7 +44,7 @@ from protocols.rpc import Empty, Rpc, Transfer
 from protocols.tensors import TensorHeader
 
 LONGEST_TRANSFER_SECONDS = 300.0  # 64 MiB at 2 Mbit/s; it holds room of the runtime meanwhile
-ALIVE_SECONDS = 2.0  # between two looks at whether to say so
+ALIVE_SECONDS = 1.0  # how soon a caller that has gone away is noticed while its work waits
 
 ExpertTransfer = Transfer[Empty, Empty, Empty]
 
@@ -108,22 +108,20 @@ class ExpertServer:
         headers = _headers(opening.inputs, opening.gradients)
         with self._runtime.room(caller.peer, _request_bytes(backend, headers)):
             await transfer.accept(Empty())
-            tensors = [
-                await receive_tensor(transfer, header, name) for name, header in headers.items()
-            ]
-            await transfer.receive_closing()
+            tensors = await receive_tensors(transfer, headers)
             answer = await self._work(transfer, Work(backend, *tensors))
             await send_tensor(transfer, answer.data)
             await transfer.finish(Empty())
 
     async def _work(self, transfer: ExpertTransfer, work: Work) -> EncodedTensor:
-        """Compute this, and tell the caller now and then that we are still here."""
+        """Compute this. Tell the caller meanwhile that we are still here; if it is not, this raises
+        Unreachable, and the work is taken back."""
         with self._runtime.begun(work):
             while not work.done.is_set():
                 with trio.move_on_after(ALIVE_SECONDS) as patience:
                     await work.done.wait()
                 if patience.cancelled_caught:
-                    await transfer.say_alive()
+                    await transfer.say_alive(ALIVE_SECONDS / 2)
         return work.answer
 
     @contextmanager

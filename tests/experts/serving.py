@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import torch
+import trio
 from torch import Tensor, nn
 
 from models.experts import build_expert
@@ -22,13 +23,13 @@ from protocols.experts import (
 from protocols.identity import PeerId
 from protocols.network import Network
 from protocols.rpc import Rpc, open_rpc
-from tests.contract.neighbourhood import Neighbourhood
+from tests.contract.neighbourhood import LoopbackNeighbourhood, Neighbourhood
 
 GRID = Grid("ffn", (16,))
 UID = GRID.at(0)
 WIDTH = 1024
 ROWS = Rows((WIDTH,))
-LARGE = 1200  # rows: 4.7 MiB, more than a call may bring
+LARGE = 1365  # rows: 5.3 MiB, more than a call may bring, and 3 x as many in a byte a value
 
 
 class Halving(nn.Module):
@@ -78,3 +79,11 @@ async def served(place: Neighbourhood, backends: Iterable[ExpertBackend]) -> Asy
     ):
         serve_experts(answering, runtime)
         yield Served(far.peer_id, ExpertClient(asking), runtime, asking, answering, near, far)
+
+
+@asynccontextmanager
+async def loopback() -> AsyncIterator[Neighbourhood]:
+    """The real network alone, for what needs the runtime's thread."""
+    async with trio.open_nursery() as nursery:
+        yield LoopbackNeighbourhood(nursery)
+        nursery.cancel_scope.cancel()
