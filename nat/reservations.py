@@ -343,7 +343,8 @@ class Reservations:
     def _failed(self, relay: PeerId, why: str, delay_seconds: float = 0.0) -> None:
         log.debug("no place at %s: %s", relay, why)
         is_away = self._network.link(relay) is None
-        self._choice.failed(relay, why, trio.current_time(), delay_seconds, is_away=is_away)
+        said = why.replace(relay, "it")  # its id stands before it
+        self._choice.failed(relay, said, trio.current_time(), delay_seconds, is_away=is_away)
 
 
 class RelayRefused(PotluckError):

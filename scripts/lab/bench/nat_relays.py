@@ -66,11 +66,12 @@ MOST_PLACE_SECONDS: Final = 15.0  # from a trouble, or its end, to places elsewh
 LOOK_SECONDS: Final = 0.25
 WAIT_SECONDS: Final = 60.0  # for something that has a bar of MOST_PLACE_SECONDS
 STATUS_SECONDS: Final = 5.0
-CHUNKS: Final = 8  # of a transfer; a backbone carries one of them in a second
-INTO_TRANSFER_SECONDS: Final = 5.0  # it begins three seconds after the link
+RELAYS: Final = ("one", "two", "three")
+CHUNKS: Final = 4  # of a transfer; a backbone carries one of them in a second
+INTO_TRANSFER_SECONDS: Final = 4.5  # it begins three seconds after the link
 VALUES: Final = 8_000_000  # of a round: eight seconds each way through such a relay
 INTO_ROUND_SECONDS: Final = 6.0
-LIAR_CHUNKS: Final = 4
+LIAR_CHUNKS: Final = 3
 ROUND_TRIES: Final = 6
 CARRY_SECONDS: Final = 60.0
 RELAY_BYTES_PER_SECOND: Final = 1e6
@@ -174,6 +175,13 @@ def _worst(*seconds: float | None) -> float | None:
 # ---- relays and homes
 
 
+@dataclass
+class _Home(Watched):
+    """A home's node, which takes orders."""
+
+    process: BenchProcess = field(kw_only=True)
+
+
 class _Street:
     """Relays on the internet of a lab, and homes behind symmetric routers, until the end."""
 
@@ -188,9 +196,6 @@ class _Street:
 
     def address(self, relay: str) -> str:
         return f"/ip4/{self._hosts[relay].address}/tcp/{PORT}/p2p/{self.peers[relay]}"
-
-    def addresses(self) -> list[str]:
-        return [self.address(relay) for relay in self._hosts]
 
     def name_of(self, peer: str) -> str:
         return next((name for name, one in self.peers.items() if one == peer), "")
@@ -225,23 +230,17 @@ class _Street:
         with self._hosts[name].blackout():
             yield
 
-    @asynccontextmanager
-    async def home(
-        self, name: str, relays: Sequence[str]
-    ) -> AsyncIterator[tuple[BenchProcess, Watched]]:
-        """A node that joins at these relays, once it has said how it is reached."""
-        machine = self._lab.home(name, RouterKind.SYMMETRIC)
-        folder = self._folder / name
-        watched = Watched(name, folder)
-        bootstrap = [self.address(relay) for relay in relays]
-        async with (
-            open_nat_peer(machine, name, folder, 0, bootstrap) as process,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(watched.run)
-            await process.ask("mode")
-            yield process, watched
-            nursery.cancel_scope.cancel()
+    async def start_homes(self, relays: Sequence[str], *names: str) -> list[_Home]:
+        """Nodes that join at these relays, once they have said how they are reached."""
+        homes: dict[str, _Home] = {}
+
+        async def start(name: str) -> None:
+            homes[name] = await self._nursery.start(self._run_home, name, relays)
+
+        async with trio.open_nursery() as starting:
+            for name in names:
+                starting.start_soon(start, name)
+        return [homes[name] for name in names]
 
     async def _started(self, name: str, words: Sequence[str]) -> None:
         if name not in self._hosts:
@@ -249,6 +248,22 @@ class _Street:
         process = await self._nursery.start(self._run, name, words)
         self._relays[name] = process
         self.peers[name] = process.introduction["peer_id"]
+
+    async def _run_home(
+        self,
+        name: str,
+        relays: Sequence[str],
+        task_status: TaskStatus[_Home] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        machine, folder = self._lab.home(name, RouterKind.SYMMETRIC), self._folder / name
+        bootstrap = [self.address(relay) for relay in relays]
+        async with open_nat_peer(machine, name, folder, 0, bootstrap) as process:
+            home = _Home(name, folder, process=process)
+            self._nursery.start_soon(home.run)
+            await process.ask("mode")
+            await home.until(lambda _: True, 0.0)
+            task_status.started(home)
+            await trio.sleep_forever()
 
     async def _run(
         self,
@@ -276,12 +291,12 @@ async def _open_street() -> AsyncIterator[_Street]:
             nursery.cancel_scope.cancel()
 
 
-async def _meet(street: _Street, here: BenchProcess, there: BenchProcess, via: str = "") -> str:
+async def _meet(street: _Street, near: _Home, far: _Home, via: str = "") -> str:
     """Link two homes through a relay; the other's peer id. `via`: first by this one."""
-    told = await there.ask("mode")
+    told = await far.process.ask("mode")
     last = street.peers.get(via, "")
     addresses = sorted(told["addresses"], key=lambda one: bool(last) and last in one)
-    met = await here.ask("meet", peer=told["peer"], addresses=addresses, direct_within=0.5)
+    met = await near.process.ask("meet", peer=told["peer"], addresses=addresses, direct_within=0.5)
     if met["way"] != "relayed":
         raise BenchFailed(f"Two homes behind symmetric routers are linked as {met['way']}.")
     peer: str = told["peer"]
@@ -299,18 +314,17 @@ def _relay_between(street: _Street, home: Watched, peer: str, at: float) -> str:
 
 async def _relay_of_a_transfer_goes(
     street: _Street,
-    here: tuple[BenchProcess, Watched],
-    there: tuple[BenchProcess, Watched],
+    near: _Home,
+    far: _Home,
     trouble: Callable[[str], AbstractContextManager[None]],
 ) -> dict[str, Any]:
     """A transfer through a relay, which has a trouble in the middle of it."""
-    (sender, near), (receiver, far) = here, there
-    peer = await _meet(street, sender, receiver)
+    peer = await _meet(street, near, far)
     tries: list[dict[str, Any]] = []
     carried = trio.Event()
 
     async def carry() -> None:
-        told = await sender.ask("carry", peer=peer, chunks=CHUNKS, seconds=CARRY_SECONDS)
+        told = await near.process.ask("carry", peer=peer, chunks=CHUNKS, seconds=CARRY_SECONDS)
         tries.extend(told["tries"])
         carried.set()
 
@@ -339,38 +353,34 @@ async def _relay_of_a_transfer_goes(
 
 async def _killed(talk: Talk, *, is_short: bool) -> dict[str, Any]:
     async with _open_street() as street:
-        relays = ("one", "two", "three")
-        await street.start_relays(*relays)
-        async with street.home("near", relays) as here, street.home("far", relays) as there:
-            figures = await _relay_of_a_transfer_goes(street, here, there, street.killed)
-            talk(f"killed: {figures}")
-            if not is_short:
-                await street.start_relays(figures["first_relay"])
-                figures["round"] = await _relay_of_a_round_goes(street, here, there)
-                talk(f"killed in a round: {figures['round']}")
-            at = street.kill(*relays)
-            homes = (here[1], there[1])
-            says = [await one.until(_says, at) for one in homes]
-            figures["says_seconds"] = _worst(*says)
-            figures["says"] = here[1].seen[-1].trouble
-            talk(f"all killed: {figures['says']}")
-            await street.start_relays(*relays)
-            at = time.monotonic()
-            back = [await one.until(_is_placed(frozenset()), at) for one in homes]
-            figures["returned_seconds"] = _worst(*back)
-            talk(f"started again: places after {figures['returned_seconds']} s")
-    figures["met"] = (
-        figures["met"] and _in_time(*says, *back) and figures.get("round", {"met": True})["met"]
-    )
+        await street.start_relays(*RELAYS)
+        near, far = await street.start_homes(RELAYS, "near", "far")
+        figures = await _relay_of_a_transfer_goes(street, near, far, street.killed)
+        talk(f"killed: {figures}")
+        is_met = figures["met"]
+        if not is_short:
+            await street.start_relays(figures["first_relay"])
+            figures["round"] = await _relay_of_a_round_goes(street, near, far)
+            talk(f"killed in a round: {figures['round']}")
+            is_met = is_met and figures["round"]["met"]
+        at = street.kill(*RELAYS)
+        says = [await one.until(_says, at) for one in (near, far)]
+        figures["says_seconds"] = _worst(*says)
+        figures["says"] = near.seen[-1].trouble
+        talk(f"all killed: {figures['says']}")
+        await street.start_relays(*RELAYS)
+        at = time.monotonic()
+        back = [await one.until(_is_placed(frozenset()), at) for one in (near, far)]
+        figures["returned_seconds"] = _worst(*back)
+        talk(f"started again: places after {figures['returned_seconds']} s")
+    figures["met"] = is_met and _in_time(*says, *back)
     return figures
 
 
-async def _relay_of_a_round_goes(
-    street: _Street, here: tuple[BenchProcess, Watched], there: tuple[BenchProcess, Watched]
-) -> dict[str, Any]:
+async def _relay_of_a_round_goes(street: _Street, near: _Home, far: _Home) -> dict[str, Any]:
     """Two homes average through a relay, which is killed while they exchange values."""
-    members = [here[0], there[0]]
-    peer = await _meet(street, here[0], there[0])
+    members = [near.process, far.process]
+    peer = await _meet(street, near, far)
     for number, member in enumerate(members):
         rate = RELAY_BYTES_PER_SECOND
         await member.ask(
@@ -388,7 +398,7 @@ async def _relay_of_a_round_goes(
     async def kill_soon() -> None:
         nonlocal killed_at, first
         await trio.sleep(INTO_ROUND_SECONDS)
-        first = _relay_between(street, here[1], peer, time.monotonic())
+        first = _relay_between(street, near, peer, time.monotonic())
         killed_at = street.kill(first)
 
     outcomes: list[str] = []
@@ -402,7 +412,7 @@ async def _relay_of_a_round_goes(
             if killed_at and all(one.get("members") == len(members) for one in told):
                 break
     done = "" not in digests and len(digests) == 1
-    last = _relay_between(street, here[1], peer, time.monotonic())
+    last = _relay_between(street, near, peer, time.monotonic())
     return {
         "outcomes": outcomes,
         "committed_seconds": round(time.monotonic() - killed_at, 2) if done else None,
@@ -428,10 +438,9 @@ async def _averaged(members: Sequence[BenchProcess]) -> list[dict[str, Any]]:
 
 async def _silent(talk: Talk) -> dict[str, Any]:
     async with _open_street() as street:
-        relays = ("one", "two", "three")
-        await street.start_relays(*relays)
-        async with street.home("near", relays) as here, street.home("far", relays) as there:
-            figures = await _relay_of_a_transfer_goes(street, here, there, street.cut_off)
+        await street.start_relays(*RELAYS)
+        near, far = await street.start_homes(RELAYS, "near", "far")
+        figures = await _relay_of_a_transfer_goes(street, near, far, street.cut_off)
     talk(f"silent: {figures}")
     return figures
 
@@ -440,16 +449,13 @@ async def _full(talk: Talk) -> dict[str, Any]:
     async with _open_street() as street:
         await street.start_relays("full", limits="reservations=1")
         await street.start_relays("free")
-        async with (
-            street.home("lucky", ["full"]),
-            street.home("late", ["full"]) as (_, late),
-            street.home("other", ["full", "free"]) as (_, other),
-        ):
-            says = await late.until(_says, late.seen[0].at)
-            says_what = late.seen[-1].trouble
-            is_placed = _is_placed(frozenset(), at_least=1)
-            elsewhere = await other.until(is_placed, other.seen[0].at)
-            is_free = other.seen[-1].relays == {street.peers["free"]}
+        await street.start_homes(["full"], "lucky")
+        (late,) = await street.start_homes(["full"], "late")
+        (other,) = await street.start_homes(["full", "free"], "other")
+        says = await late.until(_says, late.seen[0].at)
+        says_what = late.seen[-1].trouble
+        elsewhere = await other.until(_is_placed(frozenset(), at_least=1), other.seen[0].at)
+        is_free = other.seen[-1].relays == {street.peers["free"]}
     figures = {
         "says_seconds": _worst(says),
         "says": says_what,
@@ -464,25 +470,19 @@ async def _lies(talk: Talk) -> dict[str, Any]:
     async with _open_street() as street:
         await street.start_liar("liar")
         await street.start_relays("honest")
-        relays = ("liar", "honest")
-        async with street.home("near", relays) as here, street.home("far", relays) as there:
-            (sender, near), (receiver, far) = here, there
-            for one in (near, far):
-                await one.until(_is_placed(frozenset()), one.seen[0].at)
-            peer = await _meet(street, sender, receiver, via="liar")
-            await trio.sleep(2 * LOOK_SECONDS)
-            began = time.monotonic()
-            before = [one.at(began).memory_bytes for one in (near, far)]
-            first = _relay_between(street, near, peer, began)
-            carried = await sender.ask(
-                "carry", peer=peer, chunks=LIAR_CHUNKS, seconds=CARRY_SECONDS
-            )
-            last = _relay_between(street, near, peer, time.monotonic())
-            growth = [
-                max(moment.memory_bytes for moment in one.seen) - was
-                for one, was in zip((near, far), before, strict=True)
-            ]
-    tries = carried["tries"]
+        near, far = homes = await street.start_homes(["liar", "honest"], "near", "far")
+        for one in homes:
+            await one.until(_is_placed(frozenset()), one.seen[0].at)
+        peer = await _meet(street, near, far, via="liar")
+        await near.until(lambda moment: peer in moment.ways, 0.0)
+        began = time.monotonic()
+        before = [one.at(began).memory_bytes for one in homes]
+        first = _relay_between(street, near, peer, began)
+        told = await near.process.ask("carry", peer=peer, chunks=LIAR_CHUNKS, seconds=CARRY_SECONDS)
+        last = _relay_between(street, near, peer, time.monotonic())
+        most = [max(moment.memory_bytes for moment in one.seen) for one in homes]
+    growth = max(after - was for after, was in zip(most, before, strict=True))
+    tries = told["tries"]
     arrived = not tries[-1]["why"]
     figures = {
         "first_relay": first,
@@ -490,8 +490,8 @@ async def _lies(talk: Talk) -> dict[str, Any]:
         "transfer_tries": len(tries),
         "transfer_why": tries[0]["why"],
         "transfer_arrived_seconds": round(tries[-1]["ended"] - began, 2) if arrived else None,
-        "memory_growth_bytes": max(growth),
-        "met": arrived and first == "liar" and max(growth) <= MOST_GROWTH_BYTES,
+        "memory_growth_bytes": growth,
+        "met": arrived and first == "liar" and growth <= MOST_GROWTH_BYTES,
     }
     talk(f"lies: {figures}")
     return figures
