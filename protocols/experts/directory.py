@@ -65,8 +65,8 @@ CACHED_SECONDS: Final = 5.0
 """How long a trainer uses what it has read. It hears of a new server this much later."""
 
 STALE_SECONDS: Final = CACHED_SECONDS + ANNOUNCE_SECONDS
-"""How long a trainer uses it while another task reads it anew. When nodes of the directory have just
-died, that takes seconds, and all batches in flight would wait for it."""
+"""How long a trainer uses it while another task reads it anew. That takes seconds if nodes of the
+directory have just died, and all batches in flight would wait for it."""
 
 LEAVING_SECONDS = 2.0  # to withdraw everything; what is left then expires
 CACHED_PAIRS = 1 << 19  # of an index and a host, in all prefixes: some 50 MB
