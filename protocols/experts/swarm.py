@@ -66,7 +66,7 @@ LARGEST_GROWTH: Final = 1e4
 at most 316 (the norms of torch add 1e-5 to the variance), and by what the weights add."""
 
 REMEMBERED_HOSTS = 4096
-REMEMBERED_EXPERTS = 1 << 17  # of 64 batches in flight with 256 examples, 4 experts each: twice
+REMEMBERED_EXPERTS = 1 << 17  # 64 batches in flight, of 256 examples with 4 experts, name half
 MEASURED_CALLS = 15  # of each server, in the median of its latency
 
 
@@ -303,7 +303,7 @@ class SwarmExperts:
         self._records.answered(callee.peer, callee.uid, call.began, trio.current_time())
 
     def _note_failure(self, call: _OpenCall, error: PotluckError) -> None:
-        callee = call.callee
+        callee, host = call.callee, Callee(call.callee.peer)
         match error:
             case NotFinite() if error.surely_not_executed:
                 return  # our own tensor could not be sent
@@ -313,40 +313,41 @@ class SwarmExperts:
             case NotFinite() | WrongTensor() | HandlerFailed() | ImplausibleAnswer():
                 pass  # other experts of this server may be well
             case Busy():
-                callee = Callee(callee.peer)
+                callee = host  # what it announces is still true
             case _:
-                callee = Callee(callee.peer)
-                self._directory.forget(callee.peer)
+                self._note_host_failure(host, call, error)
+                return
         self._note(callee, call, error)
 
     def _note_given_up(self, call: _OpenCall) -> None:
         """The layer waits no longer, or the node ends."""
         if trio.current_time() - call.began < LATE_SECONDS:
             return
-        host = Callee(call.callee.peer)
-        silent = next(
-            (
-                callee
-                for callee in (host, call.callee)
-                if self._records.is_silent(callee, call.began)
-            ),
-            None,
-        )
-        if silent is None:
+        error = Unreachable(f"{call.callee} did not answer in time.")
+        host = silent = Callee(call.callee.peer)
+        if self._records.is_silent(host, call.began):
+            self._note_host_failure(host, call, error)
+        elif self._records.is_silent(call.callee, call.began):
+            silent = call.callee
+            self._note(silent, call, error)
+        else:
             return
-        self._note(silent, call, Unreachable(f"{silent} did not answer in time."))
-        if silent == host:
-            self._directory.forget(host.peer)
         for other in self._calls.get(host.peer, ()):
             if other.began < call.began and silent in (host, other.callee):
                 other.scope.cancel()
 
-    def _note(self, callee: Callee, call: _OpenCall, error: PotluckError) -> None:
+    def _note_host_failure(self, host: Callee, call: _OpenCall, error: PotluckError) -> None:
+        if self._note(host, call, error):
+            self._directory.forget(host.peer)
+
+    def _note(self, callee: Callee, call: _OpenCall, error: PotluckError) -> bool:
+        """Whether this failure is a new one."""
         count = self._records.failed(callee, call.began, trio.current_time())
         if count:
-            is_new = count == 1 and isinstance(error, ImplausibleAnswer)  # rpc names the others
-            level = logging.WARNING if is_new else logging.INFO
+            is_first = count == 1 and isinstance(error, ImplausibleAnswer)  # rpc names the others
+            level = logging.WARNING if is_first else logging.INFO
             log.log(level, "%s is left alone for a while (failure %d): %s", callee, count, error)
+        return bool(count)
 
 
 async def _check_growth(answer: Tensor, given: Tensor, least: float, callee: Callee) -> None:

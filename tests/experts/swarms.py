@@ -258,7 +258,7 @@ class Training:
             batches = [(one, 3.0 * teacher(one)) for one in questions]
 
         def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-            return (model(batch[0]) - batch[1]).square().mean()
+            return nn.functional.mse_loss(model(batch[0]), batch[1])
 
         trainer = AsyncTrainer(model, loss_of, in_flight=IN_FLIGHT)
         for turn, done in enumerate(trainer.run(batches)):

@@ -13,7 +13,7 @@ import torch
 import trio
 from torch import Tensor, nn
 
-from protocols.errors import Unreachable
+from protocols.errors import Busy, Unreachable
 from protocols.experts import (
     ANNOUNCE_SECONDS,
     DMoE,
@@ -25,7 +25,7 @@ from protocols.experts import (
     Uid,
     UnknownExpert,
 )
-from protocols.experts.swarm import LATE_SECONDS, Callee, check_growth, without
+from protocols.experts.swarm import FIRST_REST_SECONDS, LATE_SECONDS, Callee, check_growth, without
 from protocols.guest import Portal
 from protocols.identity import Identity
 from protocols.tensors import NotFinite
@@ -85,7 +85,7 @@ def compare_with_the_mixture(
     parameters = [own for module in here.values() for own in module.parameters()]
     wanted = mixture(layer.gate, here, x, K, absent)
     wanted_gradients = torch.autograd.grad(square(wanted), gradients_of, retain_graph=True)
-    square(wanted).backward(inputs=parameters)
+    torch.autograd.backward(square(wanted), inputs=parameters)
     torch.optim.SGD(parameters, lr=RATE).step()
 
     got = layer(x)
@@ -183,7 +183,7 @@ def test_servers_that_lie_are_refused_named_and_avoided(caplog: pytest.LogCaptur
     """The loss does not notice them, although half of the experts are theirs."""
     caplog.set_level(logging.INFO, "potluck")
     batches = 100
-    liars = {
+    liars: dict[str, Liar | Cutter | Mute] = {
         "garbage": Liar(garbage),
         "not a number": Liar(not_a_number),
         "huge": Liar(filled(1e30)),
@@ -284,6 +284,19 @@ async def test_a_dead_server_is_left_out_of_the_next_search(world: SimulatedWorl
     with pytest.raises(Unreachable, match="left alone"):
         await swarm.experts.forward(ONE, rows(), timeout=10.0)
     assert trio.current_time() == began, "it is not dialled again"
+    await trio.sleep(FIRST_REST_SECONDS)
+    assert await found(swarm) == [GRID.at(1)], "it has to announce itself first"
+
+
+@simulated
+async def test_a_busy_server_is_left_out_for_a_second(world: SimulatedWorld) -> None:
+    swarm = (await Simulated.start(world, [Server([ONE], Liar(denying(Busy)))])).swarm
+    assert await found(swarm) == [ONE]
+    with pytest.raises(Busy):
+        await swarm.experts.forward(ONE, rows(), timeout=10.0)
+    assert await found(swarm) == []
+    await trio.sleep(FIRST_REST_SECONDS)
+    assert await found(swarm) == [ONE]
 
 
 @simulated
@@ -300,6 +313,8 @@ async def test_a_mute_server_is_tried_again_by_one_call_at_a_time(world: Simulat
     assert await found(swarm) == [ONE], "so short a wait says nothing"
     await give_up_after(LATE_SECONDS)
     assert await found(swarm) == []
+    await trio.sleep(FIRST_REST_SECONDS)
+    assert await found(swarm) == [], "it has to announce itself first"
     await trio.sleep(2 * ANNOUNCE_SECONDS)
     assert await found(swarm) == [ONE]
     async with trio.open_nursery() as nursery:
