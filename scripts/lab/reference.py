@@ -48,8 +48,8 @@ traffic and processor time:
 ./scripts/simulate run --peers 4 --steps 3 --mean-life 120
 ```
 
-To compare the transport, the directory, the averaging and the training with hivemind's, on the
-same machine in the same minutes, see `scripts/bench-against-hivemind --help`.
+To compare the transport, the directory, the averaging, the training and the experts with
+hivemind's, on the same machine in the same minutes, see `scripts/bench-against-hivemind --help`.
 
 To compare two versions of potluck, make a checkout of each and run the same bench in both, in turn,
 at least five times. The processes share the machine with all other programs, so compare medians of

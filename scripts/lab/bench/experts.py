@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -107,14 +107,14 @@ async def _measure_throughput(effort: ExpertsEffort, say: Talk) -> dict[str, Any
         for trainer in trainers:
             await trainer.ask("learn", **where, experts=effort.experts, width=effort.width)
         say(f"{effort.trainers} trainers at once")
-        before = await server.ask("spent")
+        before, own_before = await server.ask("spent"), await _cpu_seconds(trainers)
         began = time.monotonic()
         async with trio.open_nursery() as nursery:
             for number, trainer in enumerate(trainers):
                 train = partial(trainer.ask, "train", batches=effort.batches, seed=number, **size)
                 nursery.start_soon(train)
         seconds = time.monotonic() - began
-        after = await server.ask("spent")
+        after, own = await server.ask("spent"), await _cpu_seconds(trainers)
         say("the same without a network")
         batches = effort.trainers * effort.batches
         alone = await server.ask("train_alone", batches=batches, **size)
@@ -126,10 +126,15 @@ async def _measure_throughput(effort: ExpertsEffort, say: Talk) -> dict[str, Any
         "samples_per_s_alone": round(samples / alone["seconds"], 1),
         "rows_per_batch": round(spent["rows"] / spent["batches"], 1),
         "server_cpu_s": round(spent["cpu_seconds"], 3),
+        "trainers_cpu_s": round(own - own_before, 3),
         "network_cpu_share": None
         if device is None
         else round(1.0 - (device - device_before) / spent["cpu_seconds"], 3),
     }
+
+
+async def _cpu_seconds(processes: Sequence[BenchProcess]) -> float:
+    return sum([float((await one.ask("spent"))["cpu_seconds"]) for one in processes])
 
 
 @asynccontextmanager
@@ -155,6 +160,7 @@ WHAT = {
     "rows_per_batch": "how many rows the server computed at once, on average",
     "server_cpu_s": "CPU seconds of the server for the samples",
     "network_cpu_share": "the part of them outside of the thread that computes",
+    "trainers_cpu_s": "CPU seconds of all trainers for the samples",
 }
 
 
