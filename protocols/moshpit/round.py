@@ -525,11 +525,11 @@ class Outbox:
 
 TOLERANCE = 0.01  # of the predicted time: rounding to whole blocks costs less, a bad plan more
 
-CHUNK_SECONDS = 0.1
+CHUNK_SECONDS = 0.05
 """The time of a chunk in the longest part's streams, as predicted. Averages begin after the first
 chunk of values and end after the last, and streams wait for each other's chunks (`StreamPace`), so
 long ones make a round long on slow links. On fast links larger ones save processor time."""
-SMALLEST_TIMED_BYTES = 64 << 10  # one packet of the channel: smaller chunks only cost more
+SMALLEST_TIMED_BYTES = 32 << 10  # smaller chunks mostly cost processor time
 
 
 class RoundPlan:

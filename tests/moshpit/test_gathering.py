@@ -29,7 +29,7 @@ from protocols.moshpit.gathering_effects import (
     SendInvite,
     StartedWithoutUs,
 )
-from protocols.moshpit.known_peers import MOST_KNOWN, Absence
+from protocols.moshpit.known_peers import DIALLING_SECONDS, MOST_KNOWN, Absence
 from tests.moshpit.gathering_model import Model, explore, model
 from tests.moshpit.one_gathering import (
     SECONDS,
@@ -63,6 +63,21 @@ def test_a_peer_that_can_only_dial_out_never_leads_and_is_never_asked() -> None:
     other = gathering(B)
     other.saw_slot(Candidate(A, reduces=False), 1, 0.0)
     assert other.effects() == [SendInvite(A, False)]
+
+
+def test_the_list_waits_while_a_peer_that_can_only_dial_out_is_dialling() -> None:
+    """At home it dials through a relay; and perhaps another one first, which sends it on."""
+    for comes in (True, False):
+        one = gathering(A, expected=3)
+        one.saw_slot(Candidate(C, reduces=False), 1, 0.0)
+        sees(one, B)
+        one.cannot_be_invited(C, 0.1)
+        assert joins(one, B) == []
+        assert passes(one, DIALLING_SECONDS - 0.01) == []
+        if comes:
+            assert joins(one, C) == [led(B, C)]
+        else:
+            assert passes(one, DIALLING_SECONDS) == [led(B)]
 
 
 def test_the_list_is_closed_when_all_expected_have_joined() -> None:

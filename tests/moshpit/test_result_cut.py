@@ -74,7 +74,7 @@ def test_decoded_values_have_the_digest_that_the_group_has_decided_on(codec: Cod
     ("rates", "chunk_bytes"),
     [
         pytest.param((4e7, 4e7, 4e7), {128 << 10}, id="fast links"),
-        pytest.param((1e5, 1e5, 1e5), {64 << 10}, id="slow links"),
+        pytest.param((1e5, 1e5, 1e5), {32 << 10}, id="slow links"),
         pytest.param((2.8e7, 4e7, 4e7), {128 << 10, 4 << 10}, id="a small part"),
     ],
 )

@@ -38,6 +38,8 @@ except ImportError:  # on Windows
     _UNREAD = None
 
 _UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
+_PACING_RATE = 47 if sys.platform.startswith("linux") else None  # asm-generic/socket.h
+_FASTEST_PACING = 2**31 - 1  # bytes per second: no limit, but not the value for "not paced"
 _WINDOW_LIMIT = getattr(socket, "TCP_WINDOW_CLAMP", None)  # Linux
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
 # In linux/tcp.h's tcp_info: tcpi_unacked, tcpi_last_ack_recv (in milliseconds), tcpi_rtt (in
@@ -94,6 +96,7 @@ class SocketWire:
         self._stream = stream
         self._socket = stream.socket
         self._least = 1
+        self._is_paced = False
 
     async def receive_into(self, buffer: memoryview, least: int) -> int:
         try:
@@ -144,9 +147,18 @@ class SocketWire:
         return unread
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
+        """On a link with such a limit, TCP also spreads its segments over the round trip.
+
+        Else a piece of bulk leaves as one burst after each pause, and a home's router drops what
+        its queue does not hold. (Linux then paces at up to twice the rate of the connection.)
+        """
         if _UNSENT_LIMIT is not None:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.IPPROTO_TCP, _UNSENT_LIMIT, limit_bytes or 0)
+        if _PACING_RATE is not None and limit_bytes is not None and not self._is_paced:
+            self._is_paced = True
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, _PACING_RATE, _FASTEST_PACING)
 
     def limit_unread(self, limit_bytes: int) -> None:
         """Limit both the buffer and the window.
