@@ -283,8 +283,8 @@ def _log_dialability(state: DhtState) -> None:
     dialability = state.dialability
     if dialability.is_dialable:
         log.info("this node can be dialled after all: %s", dialability)
-    else:
-        log.warning(
+    else:  # as most homes; `potluck status` and `doctor` tell their owners what that means
+        log.info(
             "this node cannot be dialled: %s. It reads and writes, and keeps nothing for others "
             "until a peer reaches one of its addresses",
             dialability,
