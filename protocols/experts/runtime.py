@@ -37,13 +37,13 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 import outcome
 import torch
 import trio
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -59,6 +59,9 @@ from protocols.experts.messages import (
 )
 from protocols.identity import PeerId
 from protocols.tensors import NotFinite
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
 
 log = logging.getLogger("potluck.experts")
 
@@ -107,6 +110,8 @@ class ExpertBackend:
         self.max_norm = max_norm
         self.largest_batch = largest_batch
         self.statistics = ExpertStatistics()
+        self.seconds_per_row = {False: 0.0, True: 0.0}
+        """Of a forward and of a backward pass, lately; 0.0 before the first."""
         self._parameters = [one for one in network.parameters() if one.requires_grad]
         self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
 
@@ -146,12 +151,15 @@ class ExpertBackend:
     def _step(self) -> None:
         if self.optimizer is None:
             return
-        norm = clip_grad_norm_(self._parameters, self.max_norm)
+        gradients = [one.grad for one in self._parameters if one.grad is not None]
+        norm = get_total_norm(gradients)
         if not math.isfinite(norm):
             raise NotFinite(
                 f"The gradient of {self.uid} is not finite; it has made no step.",
                 why="The gradients that were sent are too large, or the expert has diverged.",
             )
+        if norm > self.max_norm:
+            clip_grads_with_norm_(self._parameters, self.max_norm, norm)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
@@ -163,6 +171,18 @@ class Line(NamedTuple):
 
     backend: ExpertBackend
     is_backward: bool
+
+    @property
+    def seconds_per_row(self) -> float:
+        return self.backend.seconds_per_row[self.is_backward]
+
+    def note_time(self, seconds: float, rows: int) -> None:
+        """A batch of so many rows took so long."""
+        self.backend.statistics.batches += 1
+        self.backend.statistics.seconds += seconds
+        times, new = self.backend.seconds_per_row, seconds / rows
+        old = times[self.is_backward] or new
+        times[self.is_backward] = old + NEW_TIMES_COUNT * (new - old)
 
 
 Outcome = outcome.Value[EncodedTensor] | outcome.Error
@@ -243,22 +263,27 @@ class WorkQueue:
         return batch
 
 
-Answer = outcome.Value[Tensor] | outcome.Error
 Pair = tuple[Tensor, Tensor | None]  # inputs and gradients of one work
 
 
 def compute(batch: Sequence[Work]) -> list[Outcome]:
-    """Compute a batch of one line: the outcome of each work."""
+    """Compute a batch of one line: the outcome of each work. Never raises."""
+    line = batch[0].line
     outcomes: dict[Work, Outcome] = {}
     pairs: dict[Work, Pair] = {}
     for work in batch:
-        try:
-            pairs[work] = _decoded(work)
-        except PotluckError as error:
-            outcomes[work] = outcome.Error(error)
-    answers = _pass(batch[0].line, list(pairs.values()))
+        decoded = _attempt(line, _decoded, work)
+        if isinstance(decoded, outcome.Error):
+            outcomes[work] = decoded
+        else:
+            pairs[work] = decoded.value
+    answers = _pass(line, list(pairs.values()))
     for work, answer in zip(pairs, answers, strict=True):
-        outcomes[work] = _encoded(work, answer)
+        if isinstance(answer, outcome.Error):
+            outcomes[work] = answer
+        else:
+            codec, name = work.inputs.header.codec, f"The answer of {line.backend.uid}"
+            outcomes[work] = _attempt(line, encode_tensor, answer.value, codec, name)
     return [outcomes[work] for work in batch]
 
 
@@ -270,36 +295,19 @@ def _decoded(work: Work) -> Pair:
     return inputs, decode_tensor(work.gradients, f"The gradients for {uid}")
 
 
-def _encoded(work: Work, answer: Answer) -> Outcome:
-    if isinstance(answer, outcome.Error):
-        return answer
-    codec, name = work.inputs.header.codec, f"The answer of {work.line.backend.uid}"
-    try:
-        return outcome.Value(encode_tensor(answer.value, codec, name))
-    except PotluckError as error:
-        return outcome.Error(error)
-
-
-def _pass(line: Line, pairs: Sequence[Pair]) -> list[Answer]:
+def _pass(line: Line, pairs: Sequence[Pair]) -> list[outcome.Value[Tensor] | outcome.Error]:
     """One pass over all these rows. If a step is refused because its gradient is not finite, the
     requests are computed one by one, so that only the one with that gradient fails."""
     if not pairs:
         return []
-    try:
-        whole = _whole(line, pairs)
-    except NotFinite as error:
-        if len(pairs) > 1:
-            return [answer for pair in pairs for answer in _pass(line, [pair])]
-        return [outcome.Error(error)]
-    except Exception:
-        log.exception("the expert %s failed", line.backend.uid)
-        failed = HandlerFailed(
-            f"The expert {line.backend.uid} failed on this request.",
-            why="It is a bug on that node, or its memory is full; its log has the details.",
-        )
-        return [outcome.Error(again(failed)) for _ in pairs]
-    parts = torch.split(whole, [len(inputs) for inputs, _ in pairs])
-    return [outcome.Value(part) for part in parts]
+    whole = _attempt(line, _whole, line, pairs)
+    if isinstance(whole, outcome.Value):
+        parts = torch.split(whole.value, [len(inputs) for inputs, _ in pairs])
+        return [outcome.Value(part) for part in parts]
+    if isinstance(whole.error, NotFinite) and len(pairs) > 1:
+        return [answer for pair in pairs for answer in _pass(line, [pair])]
+    assert isinstance(whole.error, PotluckError)
+    return [outcome.Error(again(whole.error)) for _ in pairs]
 
 
 def _whole(line: Line, pairs: Sequence[Pair]) -> Tensor:
@@ -307,6 +315,24 @@ def _whole(line: Line, pairs: Sequence[Pair]) -> Tensor:
     if not line.is_backward:
         return line.backend.forward(inputs)
     return line.backend.backward(inputs, _joined([g for _, g in pairs if g is not None]))
+
+
+def _attempt(
+    line: Line, function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments
+) -> outcome.Value[Result] | outcome.Error:
+    """What the function returns, or an error of ours; any other one is logged."""
+    try:
+        return outcome.Value(function(*arguments))
+    except PotluckError as error:
+        return outcome.Error(error)
+    except Exception:
+        log.exception("the expert %s failed", line.backend.uid)
+        return outcome.Error(
+            HandlerFailed(
+                f"The expert {line.backend.uid} failed on this request.",
+                why="It is a bug on that node, or its memory is full; its log has the details.",
+            )
+        )
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -317,9 +343,9 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 async def open_runtime(backends: Iterable[ExpertBackend] = ()) -> AsyncIterator[Runtime]:
     """A runtime for the length of the block."""
     runtime = Runtime(trio.lowlevel.current_trio_token(), has_thread=not is_done_at_once())
-    for backend in backends:
-        runtime.add(backend)
     try:
+        for backend in backends:
+            runtime.add(backend)
         yield runtime
     finally:
         with trio.CancelScope(shield=True):
@@ -334,10 +360,9 @@ class Runtime:
         self._backends: dict[str, ExpertBackend] = {}
         self._requests: Counter[PeerId] = Counter()
         self._bytes: Counter[PeerId] = Counter()
-        self._changed = threading.Condition()  # guards the four below
+        self._changed = threading.Condition()  # guards the three below
         self._queue = WorkQueue()
         self._under_way: list[Work] = []
-        self._seconds_per_row: dict[Line, float] = {}
         self._ended = False
         self._thread: threading.Thread | None = None
         if has_thread:
@@ -430,10 +455,10 @@ class Runtime:
     def load(self) -> float:
         """About how many seconds of work wait here, by the times of the last batches."""
         with self._changed:
-            rows = Counter[Line]()
-            for work in (*self._queue, *self._under_way):
-                rows[work.line] += work.rows
-            return sum(self._seconds_per_row.get(line, 0.0) * rows[line] for line in rows)
+            waiting = [*self._queue, *self._under_way]
+        return sum(
+            work.rows * work.line.backend.seconds_per_row[work.line.is_backward] for work in waiting
+        )
 
     # -- the end
 
@@ -466,14 +491,9 @@ class Runtime:
         began = clock()
         outcomes = compute(batch)
         seconds = clock() - began
-        line, rows = batch[0].line, sum(work.rows for work in batch)
-        statistics = line.backend.statistics
-        statistics.batches += 1
-        statistics.seconds += seconds
+        batch[0].line.note_time(seconds, sum(work.rows for work in batch))
         with self._changed:
             self._under_way = []
-            old = self._seconds_per_row.get(line, seconds / rows)
-            self._seconds_per_row[line] = old + NEW_TIMES_COUNT * (seconds / rows - old)
         with suppress(trio.RunFinishedError):  # then nobody waits any more
             self._token.run_sync_soon(self._give, batch, outcomes)
 

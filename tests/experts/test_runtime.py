@@ -233,14 +233,29 @@ class Wrong(nn.Module):
         return rows[:, :-1]
 
 
-def test_a_network_that_does_not_give_back_its_rows_fails_on_the_server(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_network_that_does_not_give_back_its_rows_fails() -> None:
     backend = ExpertBackend(GRID.at(0), Wrong(), ROWS)
     (failed,) = compute([forward_work(backend, torch.randn(2, WIDTH))])
-    with pytest.raises(HandlerFailed, match=r"ffn\.0 failed"):
+    with pytest.raises(ProtocolMisuse, match="an expert gives back rows as it got them"):
         failed.unwrap()
-    assert "an expert gives back rows as it got them" in caplog.text
+
+
+class Broken(nn.Module):
+    def forward(self, _rows: Tensor) -> Tensor:
+        raise RuntimeError("out of memory, with secrets")
+
+
+def test_an_error_of_a_network_is_logged_and_told_without_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend = ExpertBackend(GRID.at(0), Broken(), ROWS)
+    outcomes = compute([forward_work(backend, torch.randn(2, WIDTH)) for _ in range(2)])
+    for failed in outcomes:
+        with pytest.raises(HandlerFailed, match=r"ffn\.0 failed") as error:
+            failed.unwrap()
+        assert "secrets" not in str(error.value)
+    assert len(caplog.records) == 1
+    assert "with secrets" in caplog.text
 
 
 # ---- the thread
@@ -363,7 +378,7 @@ async def test_the_end_answers_what_is_computed_and_refuses_what_waits() -> None
 
 
 async def test_an_error_of_one_expert_leaves_the_others_alone() -> None:
-    broken, backend = ExpertBackend(GRID.at(1), Wrong(), ROWS), expert()
+    broken, backend = ExpertBackend(GRID.at(1), Broken(), ROWS), expert()
     async with open_runtime([broken, backend]) as runtime:
         for _ in range(2):
             with pytest.raises(HandlerFailed):
