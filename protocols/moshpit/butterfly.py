@@ -532,15 +532,15 @@ class PartService:
         sending = attempt.meter.sending_to(sender.peer)
         transfer.share_count(reduction.count)
         chunks = len(reduction.chunks)
-        with attempt.pace.averages(attempt.steps_to(sender.index), chunks) as stream:
-            for number in range(chunks):
-                await self._averaged(number)
-                await stream.turn(number, transfer)
-                encoded = reduction.encoded(number)
-                with sending:
-                    await transfer.send_chunk(encoded)
-                sending.bytes += len(encoded)
-                reduction.taken(number)
+        stream = attempt.pace.averages(attempt.steps_to(sender.index), chunks)
+        for number in range(chunks):
+            await self._averaged(number)
+            await stream.turn(number, transfer)
+            encoded = reduction.encoded(number)
+            with sending:
+                await transfer.send_chunk(encoded)
+            sending.bytes += len(encoded)
+            reduction.taken(number)
         signature = attempt.own_statement().signature
         await until_whole(attempt, transfer)
         busy_ms = round(1000 * attempt.meter.receiving_from(sender.peer).seconds)

@@ -1,7 +1,10 @@
-"""On a slow link the writer keeps little in the kernel, where small messages wait behind it."""
+"""On a slow link the writer keeps little in the kernel, where small messages wait behind it; and
+the kernel spreads it over the round trip."""
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Sequence
 from typing import cast
 
@@ -14,6 +17,7 @@ from node.net.transport.noise import SEND_BATCH_BYTES, NoiseSession
 from node.net.transport.outgoing import StreamQueue
 from node.net.transport.settings import YamuxSettings
 from node.net.transport.traffic import Traffic
+from node.net.transport.wires import SocketWire
 from node.net.transport.writer import (
     SLOW_BATCH_SECONDS,
     SMALLEST_BATCH_BYTES,
@@ -78,3 +82,28 @@ def test_on_a_slow_link_nothing_waits_long_in_the_kernel_after_a_pause(
     # one batch that was just given to the kernel, and as much that it held already
     most = 2 * max(2 * SLOW_BATCH_SECONDS, SMALLEST_BATCH_BYTES / rate) + SLOW_BATCH_SECONDS / 4
     assert trio.run(longest_wait, rate, SEND_BATCH_BYTES, 40, clock=clock) <= most
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
+async def test_bulk_on_a_slow_link_leaves_without_bursts() -> None:
+    max_pacing_rate = 47  # asm-generic/socket.h
+    ends = [trio.SocketStream(one) for one in await connected_sockets()]
+    slow, fast = ends
+
+    def is_paced(stream: trio.SocketStream) -> bool:
+        return stream.socket.getsockopt(socket.SOL_SOCKET, max_pacing_rate) not in (-1, 2**32 - 1)
+
+    SocketWire(slow).limit_unsent(SMALLEST_BATCH_BYTES)
+    SocketWire(fast).limit_unsent(None)
+    assert (is_paced(slow), is_paced(fast)) == (True, False)
+    for stream in ends:
+        await stream.aclose()
+
+
+async def connected_sockets() -> tuple[trio.socket.SocketType, trio.socket.SocketType]:
+    with trio.socket.socket() as listener:
+        await listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        connecting = trio.socket.socket()
+        await connecting.connect(listener.getsockname())
+        return connecting, (await listener.accept())[0]
