@@ -456,9 +456,7 @@ class Runtime:
         """About how many seconds of work wait here, by the times of the last batches."""
         with self._changed:
             waiting = [*self._queue, *self._under_way]
-        return sum(
-            work.rows * work.line.backend.seconds_per_row[work.line.is_backward] for work in waiting
-        )
+        return math.fsum(work.rows * work.line.seconds_per_row for work in waiting)
 
     # -- the end
 
