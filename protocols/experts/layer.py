@@ -156,8 +156,8 @@ class _Dispatch:
         slots = choice.present.flatten().nonzero().flatten()
         numbers, order = choice.numbers(grid).flatten()[slots].sort(stable=True)
         slots = slots[order]
-        experts, counts = numbers.unique_consecutive(return_counts=True)
-        each = slots.split(counts.tolist())
+        experts, counts = torch.unique_consecutive(numbers, return_counts=True)
+        each = torch.split(slots, counts.tolist())
         return _Dispatch(
             tuple(map(grid.at, experts.tolist())),
             tuple(own // places for own in each),
@@ -196,7 +196,7 @@ class _ThroughExperts(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.dispatch, ctx.calls = dispatch.only(sorted(found)), calls
         shape = (dispatch.examples, dispatch.places)
-        answers = answers.unflatten(0, shape).to(x.device)
+        answers = answers.view(*shape, *inputs.shape[1:]).to(x.device)
         answered = answered.view(shape).to(x.device)
         ctx.mark_non_differentiable(answered)
         return answers, answered
