@@ -3,13 +3,15 @@
     trainer = AsyncTrainer(model, loss_of)          # loss_of(model, batch) is the mean loss
     for done in trainer.run(batches):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()                            # with the gradients of one batch
+        optimizer.step()                            # with the gradients of this batch
+        optimizer.zero_grad()
         print(done.loss)
 
-It is the usual loop of PyTorch, in the thread that calls it, the owner. Each turn of the loop has
-the gradients of one batch in the model's `.grad`, in the order in which the batches are ready.
-Meanwhile the other batches are under way in threads, most of which wait for experts (layer.py).
-Any optimizer will do, and what it is called with is the loop's own business.
+It is the usual loop of PyTorch, in the thread that calls it, the owner. In each turn of the loop
+the gradients of one batch have been added to the model's `.grad`, as by `backward()`, in the order
+in which the batches are ready. Meanwhile the other batches are under way in threads, most of which
+wait for experts (layer.py). The optimizer is the owner's business, and so is how often it steps:
+one step for several turns makes one large batch of theirs, and the gradients fewer steps old.
 
 Promises: a batch computes with the parameters of one moment, that of its beginning, whatever the
 owner does to them meanwhile; with `in_flight=1` these are the newest. Batches are drawn from the
@@ -57,8 +59,8 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class Done(Generic[Batch]):
-    """A batch whose gradients are in the model. `staleness` is the number of turns of the loop
-    since the moment whose parameters it was computed with."""
+    """A batch whose gradients have been added. `staleness` is the number of turns of the loop since
+    the moment whose parameters it was computed with."""
 
     batch: Batch
     loss: float
@@ -110,7 +112,7 @@ class AsyncTrainer(Generic[Batch]):
                     case _Gradients(loss, gradients):
                         last_success = time.monotonic()
                         for parameter, gradient in zip(parameters, gradients, strict=True):
-                            parameter.grad = gradient
+                            _add(parameter, gradient)
                         yield Done(task.batch, loss, turn - task.turn)
                         turn += 1
                         values = _copies(parameters)
@@ -124,6 +126,13 @@ class AsyncTrainer(Generic[Batch]):
 
 def _copies(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in parameters]
+
+
+def _add(parameter: nn.Parameter, gradient: Tensor | None) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient
+    elif gradient is not None:
+        parameter.grad += gradient
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,6 +57,7 @@ def test_one_batch_at_a_time_is_ordinary_training() -> None:
     done = []
     for one in AsyncTrainer(asynchronous, loss_of, in_flight=1).run(batches(20)):
         optimizer.step()
+        optimizer.zero_grad()
         done.append(one)
     assert [one.loss for one in done] == losses
     assert [one.staleness for one in done] == [0] * 20
@@ -87,6 +88,7 @@ def test_every_gradient_is_that_of_the_parameters_of_the_batchs_beginning() -> N
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter -= 0.05 * parameter.grad
+        network.zero_grad()
         history.append(copy.deepcopy(network.state_dict()))
     assert seen == dict.fromkeys(range(60), 1)
     assert no_threads_are_left()
@@ -121,6 +123,17 @@ def test_frozen_and_unused_parameters_have_no_gradient() -> None:
         assert network[0].bias.grad is None
         assert network.get_parameter("unused").grad is None
         assert network[0].weight.grad is not None
+
+
+def test_a_step_for_several_turns_has_the_sum_of_their_gradients() -> None:
+    network, twin = model(), model()
+    given = batches(6)
+    done = list(AsyncTrainer(network, loss_of, in_flight=3).run(given))
+    for one in done:  # in the same order: sums of floats depend on it
+        loss_of(twin, one.batch).backward()
+    for mine, theirs in zip(network.parameters(), twin.parameters(), strict=True):
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-14, atol=0.0)
 
 
 def sometimes_too_few(network: nn.Module, batch: Tensor) -> Tensor:
@@ -204,6 +217,7 @@ def test_experts_and_gate_are_trained_with_many_batches_in_flight() -> None:
         trainer = AsyncTrainer(mixture, loss_of, in_flight=8)
         for done in trainer.run(batches(150)):
             optimizer.step()
+            optimizer.zero_grad()
             losses.append(done.loss)
         assert len(losses) + trainer.dropped == 150
         return losses

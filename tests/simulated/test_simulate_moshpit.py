@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lab.__main__ import parse
-from lab.simulate.moshpit_view import PlotFailed
+from lab.plot import PlotFailed
 from node.core.wrong_use import WrongUse
 
 Run = Callable[..., str]

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab.plot import check_plot
 from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
 
@@ -104,8 +105,8 @@ def add_parser(kinds: Subparsers) -> None:
     parser.add_argument(
         "--plot",
         type=Path,
-        metavar="FILE.png",
-        help="draw the result into this file; needs the extra `plot`",
+        metavar="FILE",
+        help="draw the result into this file, .png or .svg; needs the extra `plot`",
     )
 
 
@@ -116,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output.of(arguments)
     plan = _plan(arguments)
     if arguments.plot:
-        _check_plot(arguments.plot)
+        check_plot(arguments.plot)
     result = simulate(plan)
     if arguments.plot:
         from lab.simulate.moshpit_view import draw
@@ -159,15 +160,6 @@ def _plan(arguments: argparse.Namespace) -> AveragingPlan:
         trials=arguments.trials,
         seed=arguments.seed,
     )
-
-
-def _check_plot(file: Path) -> None:
-    """Complain before the work and not after it."""
-    from lab.simulate.moshpit_view import require_matplotlib
-
-    if file.suffix.lower() != ".png":
-        raise WrongUse(f"{file} is no PNG by its name.", advice="Let it end in .png.")
-    require_matplotlib()
 
 
 def _probability(text: str) -> float:

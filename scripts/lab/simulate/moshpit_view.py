@@ -1,19 +1,16 @@
 """The results of `scripts/simulate moshpit`, for a person: figures, their fall, and a plot.
 
-The plot draws the fall of the deviation as figure 7 of the thesis does. It needs matplotlib, which
-a node does without: the extra `plot`. It is imported here, in the one function that draws, so that
-everything else works where it is missing.
+The plot draws the fall of the deviation as figure 7 of the thesis does.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protocols.errors import PotluckError
+from lab.plot import write_plot
 
 MOST_ROWS = 21  # of the table; of more rounds some are shown, the last one always
 
@@ -79,27 +76,10 @@ EXACT = 1e-18
 """The part of the first deviation that counts as exact in the picture: rounding is below."""
 
 INCHES = (8.0, 5.0)
-DOTS_PER_INCH = 120
-
-
-class PlotFailed(PotluckError):
-    """There is no picture."""
-
-
-def require_matplotlib() -> None:
-    """Raise PlotFailed now, and not after the simulation, if there is nothing to draw with."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise PlotFailed(
-            "A plot is drawn with matplotlib, and it is not installed.",
-            why="It is an extra of potluck (`plot`), because nodes have no use for it.",
-            advice="In a checkout, run ./scripts/environment development; elsewhere,"
-            " pip install 'potluck[plot]'.",
-        )
 
 
 def draw(deviations: Mapping[str, Sequence[float]], title: str, file: Path) -> None:
-    """One line per method, on a logarithmic scale, written as a PNG."""
-    require_matplotlib()
+    """One line per method, on a logarithmic scale."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=INCHES, layout="constrained")
@@ -115,11 +95,4 @@ def draw(deviations: Mapping[str, Sequence[float]], title: str, file: Path) -> N
     axes.set_title(title, fontsize="medium")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-    try:
-        figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-    except OSError as error:
-        raise PlotFailed(
-            f"The plot cannot be written to {file}.",
-            why=f"{error.strerror or error}.",
-            advice="Name a file in a folder that exists and that you may write to.",
-        ) from error
+    write_plot(figure, file)

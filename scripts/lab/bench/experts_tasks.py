@@ -1,0 +1,326 @@
+"""The tasks of `scripts/bench experts-digits` and `experts-text`, and one training of either.
+
+A task says what the experts are, the model around them, the data, and how good a model is. A model
+has `layers` mixtures. Its dense twin is the same model with one expert of full size in each
+mixture, to which every example goes. So both take the same multiplications for an example, and can
+be given the same delays.
+
+Batches are small, as in the paper, and the trunk makes a step for several of them. An expert makes
+one when it has the gradients of as many examples as come to it meanwhile, if all experts have
+equally many. So all models make about equally many steps.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+import trio
+from torch import Tensor, nn
+
+from lab.bench.local_experts import FeedForward, LocalExperts, quarter_of
+from lab.bench.training_task import TextSamples
+from models.gpt import INITIAL_DEVIATION, Attention, GPTSettings
+from protocols.errors import PotluckError
+from protocols.experts import AsyncTrainer, DMoE, Grid, GridGate
+from protocols.guest import Portal, open_portal
+
+ACTIVE = 4  # experts of an example; each has a quarter of the dense twin's multiplications
+BALANCE = 0.01
+LAST_LOOKS = 3  # the final value is their mean
+LEAST_RATE = 0.05  # the learning rate falls to this share of its first value
+
+Batch = Any
+Mixture = Callable[[int], nn.Module]  # the mixture of layer 0, 1, …
+
+
+class Task(Protocol):
+    """- `examples`: of a mixture, in a batch.
+    - `batches_per_step`: of the trunk.
+    - `value`: what `value_of` says of a model; `is_loss`: less is better.
+    """
+
+    layers: int
+    width: int
+    examples: int
+    batches_per_step: int
+    learning_rate: float
+    value: str
+    is_loss: bool
+
+    def expert(self, *, is_dense: bool) -> nn.Module: ...
+    def model(self, mixture: Mixture) -> nn.Module: ...
+    def batches(self, seed: int) -> Iterator[Batch]: ...
+    def loss_of(self, model: nn.Module, batch: Batch) -> Tensor: ...
+    def value_of(self, model: nn.Module) -> float: ...
+
+
+# Digits: scikit-learn's `load_digits`, 1,797 images of 8 x 8 pixels. The file beside this one is
+# from its distribution: the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin,
+# C. Kaynak, 1998, UCI Machine Learning Repository, CC BY 4.0).
+
+DIGITS = Path(__file__).with_name("digits.csv.gz")
+HELD_OUT_DIGITS = 360
+SPLIT_SEED = 0
+CONTRAST = 2.5  # brings most pixels' deviation near 1
+
+
+def read_digits() -> tuple[Tensor, Tensor]:
+    """(images, 64) from 0 to 1, and the digit of each."""
+    with gzip.open(DIGITS, "rt", encoding="ascii") as lines:
+        rows = torch.tensor([[float(word) for word in line.split(",")] for line in lines])
+    return rows[:, :-1] / 16.0, rows[:, -1].long()
+
+
+class DigitsModel(nn.Module):
+    def __init__(self, width: int, layers: int, mixture: Mixture) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+        self.mixtures = nn.ModuleList(mixture(layer) for layer in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.last = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:  # (images, 64) to (images, 10)
+        x = self.first(images)
+        for norm, mixture in zip(self.norms, self.mixtures, strict=True):
+            x = x + mixture(norm(x))
+        logits: Tensor = self.last(self.norm(x))
+        return logits
+
+
+class DigitsTask:
+    """Section 4.2 of the paper, on fewer and smaller images."""
+
+    layers = 4
+    width = 64
+    hidden = 256
+    examples = 4
+    batches_per_step = 16
+    learning_rate = 1e-3
+    value = "accuracy"
+    is_loss = False
+
+    def __init__(self) -> None:
+        images, digits = read_digits()
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
+        images = images[order]
+        self._images = CONTRAST * (images - images[HELD_OUT_DIGITS:].mean(dim=0))
+        self._digits = digits[order]
+
+    def expert(self, *, is_dense: bool) -> nn.Module:
+        hidden = self.hidden if is_dense else quarter_of(self.width, self.hidden)
+        return FeedForward(self.width, hidden)
+
+    def model(self, mixture: Mixture) -> nn.Module:
+        return DigitsModel(self.width, self.layers, mixture)
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(seed)
+        count = len(self._images) - HELD_OUT_DIGITS
+        while True:
+            order = torch.randperm(count, generator=generator) + HELD_OUT_DIGITS
+            for rows in torch.split(order, self.examples):
+                yield self._images[rows], self._digits[rows]
+
+    def loss_of(self, model: nn.Module, batch: Batch) -> Tensor:
+        images, digits = batch
+        return F.cross_entropy(model(images), digits)
+
+    def value_of(self, model: nn.Module) -> float:
+        told = model(self._images[:HELD_OUT_DIGITS]).argmax(dim=1)
+        return float((told == self._digits[:HELD_OUT_DIGITS]).float().mean())
+
+
+class TextModel(nn.Module):
+    """The default GPT of potluck, with a mixture in the place of each feed-forward part."""
+
+    def __init__(self, settings: GPTSettings, mixture: Mixture) -> None:
+        super().__init__()
+        width, layers = settings.width, range(settings.layers)
+        self.embedding = nn.Embedding(settings.vocabulary, width)
+        self.positions = nn.Embedding(settings.context, width)
+        for table in (self.embedding, self.positions):
+            nn.init.normal_(table.weight, std=INITIAL_DEVIATION)
+        self.attention_norms = nn.ModuleList(nn.LayerNorm(width) for _ in layers)
+        self.attentions = nn.ModuleList(Attention(settings) for _ in layers)
+        self.mixture_norms = nn.ModuleList(nn.LayerNorm(width) for _ in layers)
+        self.mixtures = nn.ModuleList(map(mixture, layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, ids: Tensor) -> Tensor:  # (samples, length) to (samples, length, vocabulary)
+        x = self.embedding(ids) + self.positions.weight[: ids.shape[1]]
+        for attention_norm, attention, mixture_norm, mixture in zip(
+            self.attention_norms, self.attentions, self.mixture_norms, self.mixtures, strict=True
+        ):
+            x = x + attention(attention_norm(x))
+            tokens = mixture_norm(x).flatten(0, 1)  # each token has its own experts
+            x = x + mixture(tokens).view_as(x)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+class TextTask:
+    """Predict the next byte of Python's standard library. The value is in nats per byte."""
+
+    settings = GPTSettings(context=64, width=64, layers=2, heads=4)
+    layers = settings.layers
+    width = settings.width
+    windows = 4
+    examples = windows * settings.context
+    batches_per_step = 4
+    learning_rate = 2e-3
+    value = "loss"
+    is_loss = True
+
+    def __init__(self) -> None:
+        self._samples = TextSamples(self.settings.context + 1)
+
+    def expert(self, *, is_dense: bool) -> nn.Module:
+        hidden = 4 * self.width if is_dense else 4 * self.width // ACTIVE
+        return nn.Sequential(
+            nn.Linear(self.width, hidden), nn.GELU(), nn.Linear(hidden, self.width)
+        )
+
+    def model(self, mixture: Mixture) -> nn.Module:
+        return TextModel(self.settings, mixture)
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        number = seed << 32  # every seed has samples of its own
+        while True:
+            yield self._samples.batch(range(number, number + self.windows))
+            number += self.windows
+
+    def loss_of(self, model: nn.Module, batch: Batch) -> Tensor:
+        ids = batch.long()
+        return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    def value_of(self, model: nn.Module) -> float:
+        return float(self.loss_of(model, self._samples.held_out()))
+
+
+TASKS: dict[str, Callable[[], Task]] = {"digits": DigitsTask, "text": TextTask}
+
+
+# One training
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The circumstances of a training.
+
+    - `experts`: of each layer; 1 is the dense twin.
+    - `delay_ms`: the mean delay of a batch, in all its passes together, as in the paper. Every call
+      has an exponential delay with its share of that as the mean, so a batch waits longer: for the
+      slowest call of each pass.
+    - `in_flight`: batches under way.
+    - `failure_rate`: the share of calls that fail.
+    """
+
+    experts: int
+    delay_ms: float
+    in_flight: int
+    failure_rate: float
+
+    @property
+    def is_dense(self) -> bool:
+        return self.experts == 1
+
+    @property
+    def active(self) -> int:
+        return min(ACTIVE, self.experts)
+
+
+async def train(
+    task: Task, arm: Arm, *, seed: int, batches: int, look_every: int
+) -> dict[str, Any]:
+    """Train a model from the beginning, and look at it every so many batches."""
+    async with open_portal(PotluckError("The bench has ended.")) as portal:
+        training = _Training(task, arm, portal, seed=seed, batches=batches)
+        return await trio.to_thread.run_sync(training.run, look_every)
+
+
+class _Training:
+    def __init__(self, task: Task, arm: Arm, portal: Portal, *, seed: int, batches: int) -> None:
+        torch.manual_seed(seed)
+        self._task, self._arm, self._seed, self._batches = task, arm, seed, batches
+        side = math.isqrt(arm.experts)
+        grid = Grid("ffn", (side, arm.experts // side))
+        self._experts = [self._experts_of(grid, layer) for layer in range(task.layers)]
+        self._model = task.model(lambda layer: self._mixture(grid, self._experts[layer], portal))
+        nearby = [experts.nearby() for experts in self._experts]
+        self._looked_at = task.model(lambda layer: self._mixture(grid, nearby[layer], portal))
+
+    def _experts_of(self, grid: Grid, layer: int) -> LocalExperts:
+        task, arm = self._task, self._arm
+        return LocalExperts(
+            {grid.at(at): task.expert(is_dense=arm.is_dense) for at in range(grid.cells)},
+            self._optimizer,
+            examples_per_step=task.examples * task.batches_per_step * arm.active // arm.experts,
+            delay_seconds=arm.delay_ms / 1000.0 / (2 * task.layers),
+            failure_rate=arm.failure_rate,
+            seed=self._seed * task.layers + layer,
+        )
+
+    def _optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Adam, whose learning rate falls linearly over the steps of the training."""
+        task, steps = self._task, self._batches // self._task.batches_per_step
+        made = 0
+
+        def lower(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            nonlocal made
+            made += 1
+            for group in optimizer.param_groups:
+                group["lr"] = task.learning_rate * max(LEAST_RATE, 1.0 - made / steps)
+
+        optimizer = torch.optim.Adam(parameters, lr=task.learning_rate, fused=True)
+        optimizer.register_step_post_hook(lower)
+        return optimizer
+
+    def _mixture(self, grid: Grid, experts: LocalExperts, portal: Portal) -> nn.Module:
+        gate = GridGate(self._task.width, grid)
+        return DMoE(gate, experts, portal, k=self._arm.active, balance=BALANCE)
+
+    def run(self, look_every: int) -> dict[str, Any]:
+        """In a thread of its own."""
+        task, began = self._task, time.monotonic()
+        optimizer = self._optimizer(self._model.parameters())
+        trainer = AsyncTrainer(self._model, self._share_of_loss, in_flight=self._arm.in_flight)
+        curve, staleness = [(0, self._look())], 0
+        for turn, done in enumerate(trainer.run(task.batches(self._seed)), start=1):
+            staleness += done.staleness
+            if turn % task.batches_per_step == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            if turn % look_every == 0:
+                curve.append((turn, self._look()))
+            if turn == self._batches:
+                break
+        values = [value for _, value in curve[-LAST_LOOKS:]]
+        return {
+            "curve": curve,
+            "final": round(sum(values) / len(values), 4),
+            "dropped": trainer.dropped,
+            "staleness": round(staleness / self._batches, 1),
+            "failed_calls": round(self._failed_share(), 4),
+            "expert_steps": sum(experts.steps for experts in self._experts),
+            "batches_per_s": round(self._batches / (time.monotonic() - began), 1),
+        }
+
+    def _share_of_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self._task.loss_of(model, batch) / self._task.batches_per_step
+
+    def _look(self) -> float:
+        self._looked_at.load_state_dict(self._model.state_dict())
+        with torch.no_grad():
+            return round(self._task.value_of(self._looked_at), 4)
+
+    def _failed_share(self) -> float:
+        calls = sum(experts.calls for experts in self._experts)
+        return sum(experts.failures for experts in self._experts) / calls
