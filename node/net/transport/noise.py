@@ -152,6 +152,10 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         """How many sent bytes may wait in the kernel; bytes in flight do not count."""
         self._wire.limit_unsent(limit_bytes)
 
+    def pace(self) -> None:
+        """Send without bursts from now on, as far as the kernel can do that."""
+        self._wire.pace()
+
     def count_resent(self) -> None:
         """Add the bytes that the kernel has resent since the last call to the traffic."""
         resent = self._wire.resent_bytes()
