@@ -525,7 +525,7 @@ class Outbox:
 
 TOLERANCE = 0.01  # of the predicted time: rounding to whole blocks costs less, a bad plan more
 
-CHUNK_SECONDS = 0.05
+CHUNK_SECONDS = 0.1
 """The time of a chunk in the longest part's streams, as predicted. Averages begin after the first
 chunk of values and end after the last, and streams wait for each other's chunks (`StreamPace`), so
 long ones make a round long on slow links. On fast links larger ones save processor time."""

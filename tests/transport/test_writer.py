@@ -32,9 +32,10 @@ class Kernel:
 
     def __init__(self, bytes_per_second: float) -> None:
         self.traffic = Traffic()
-        self._rate = bytes_per_second
+        self.rate = bytes_per_second
         self._limit = KERNEL_BYTES
         self._empty_at = 0.0
+        self.is_paced = False
 
     @property
     def waiting_seconds(self) -> float:
@@ -44,16 +45,19 @@ class Kernel:
     async def send_frames(self, frames: Sequence[bytes]) -> None:
         await trio.lowlevel.checkpoint()
         now = trio.current_time()
-        self._empty_at = max(self._empty_at, now) + sum(map(len, frames)) / self._rate
-        await trio.sleep_until(max(now, self._empty_at - self._limit / self._rate))
+        self._empty_at = max(self._empty_at, now) + sum(map(len, frames)) / self.rate
+        await trio.sleep_until(max(now, self._empty_at - self._limit / self.rate))
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         self._limit = KERNEL_BYTES if limit_bytes is None else limit_bytes
 
+    def pace(self) -> None:
+        self.is_paced = True
 
-async def longest_wait(bytes_per_second: float, piece_bytes: int, pieces: int) -> float:
-    """How long a small message waits at most in the kernel, after the first second, if bulk comes
-    in pieces that keep the link busy for half of the time."""
+
+async def pour(bytes_per_second: float, piece_bytes: int, pieces: int) -> tuple[float, bool]:
+    """Send bulk in pieces that keep the link busy for half of the time. How long a small message
+    waits at most in the kernel, after the first second; and whether the connection is paced."""
     kernel = Kernel(bytes_per_second)
     writer = ConnectionWriter(cast(NoiseSession, kernel), YamuxSettings(), is_over=lambda: False)
     queue = StreamQueue(1, lambda: None)
@@ -64,13 +68,13 @@ async def longest_wait(bytes_per_second: float, piece_bytes: int, pieces: int) -
             size = writer.outgoing.frame_bytes
             for _ in range(piece_bytes // size):
                 writer.outgoing.add_data(queue, encode_header(DATA, 0, 1, size) + bytes(size))
-            until = trio.current_time() + 2 * piece_bytes / bytes_per_second
+            until = trio.current_time() + 2 * piece_bytes / kernel.rate
             while trio.current_time() < until:
                 await trio.sleep(SLOW_BATCH_SECONDS / 4)
                 if trio.current_time() > 1.0:
                     longest = max(longest, kernel.waiting_seconds)
         nursery.cancel_scope.cancel()
-    return longest
+    return longest, kernel.is_paced
 
 
 @pytest.mark.parametrize("megabytes_per_second", [0.5, 1.5, 5.0])
@@ -79,9 +83,17 @@ def test_on_a_slow_link_nothing_waits_long_in_the_kernel_after_a_pause(
 ) -> None:
     rate = megabytes_per_second * 1e6
     clock = trio.testing.MockClock(autojump_threshold=0)
+    longest, is_paced = trio.run(pour, rate, SEND_BATCH_BYTES, 40, clock=clock)
     # one batch that was just given to the kernel, and as much that it held already
-    most = 2 * max(2 * SLOW_BATCH_SECONDS, SMALLEST_BATCH_BYTES / rate) + SLOW_BATCH_SECONDS / 4
-    assert trio.run(longest_wait, rate, SEND_BATCH_BYTES, 40, clock=clock) <= most
+    timely = max(2 * SLOW_BATCH_SECONDS, SMALLEST_BATCH_BYTES / rate)
+    assert longest <= 2 * timely + SLOW_BATCH_SECONDS / 4
+    assert is_paced
+
+
+def test_a_fast_link_is_not_paced() -> None:
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    _, is_paced = trio.run(pour, 500e6, 16 * SEND_BATCH_BYTES, 40, clock=clock)
+    assert not is_paced
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
@@ -93,8 +105,8 @@ async def test_bulk_on_a_slow_link_leaves_without_bursts() -> None:
     def is_paced(stream: trio.SocketStream) -> bool:
         return stream.socket.getsockopt(socket.SOL_SOCKET, max_pacing_rate) not in (-1, 2**32 - 1)
 
-    SocketWire(slow).limit_unsent(SMALLEST_BATCH_BYTES)
-    SocketWire(fast).limit_unsent(None)
+    SocketWire(slow).pace()
+    SocketWire(fast).limit_unsent(SMALLEST_BATCH_BYTES)
     assert (is_paced(slow), is_paced(fast)) == (True, False)
     for stream in ends:
         await stream.aclose()

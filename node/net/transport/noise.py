@@ -159,6 +159,10 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         """How many sent bytes may wait in the kernel; bytes in flight do not count."""
         self._wire.limit_unsent(limit_bytes)
 
+    def pace(self) -> None:
+        """Send without bursts from now on, as far as the kernel can do that."""
+        self._wire.pace()
+
     def look_at_delivery(self) -> Delivery:
         """What is known now of the bytes that were sent. Adds those that the kernel has resent
         since the last call to the traffic."""

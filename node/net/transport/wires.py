@@ -74,6 +74,9 @@ class Wire(Protocol):
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Limit the bytes that wait below to be sent; None: the system's default."""
 
+    def pace(self) -> None:
+        """Send without bursts from now on. May be called again."""
+
     def limit_unread(self, limit_bytes: int) -> None:
         """Limit the unread bytes that have arrived below."""
 
@@ -147,15 +150,17 @@ class SocketWire:
         return unread
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
-        """On a link with such a limit, TCP also spreads its segments over the round trip.
+        if _UNSENT_LIMIT is not None:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.IPPROTO_TCP, _UNSENT_LIMIT, limit_bytes or 0)
+
+    def pace(self) -> None:
+        """Have TCP spread its segments over the round trip.
 
         Else a piece of bulk leaves as one burst after each pause, and a home's router drops what
         its queue does not hold. (Linux then paces at up to twice the rate of the connection.)
         """
-        if _UNSENT_LIMIT is not None:
-            with contextlib.suppress(OSError):
-                self._socket.setsockopt(socket.IPPROTO_TCP, _UNSENT_LIMIT, limit_bytes or 0)
-        if _PACING_RATE is not None and limit_bytes is not None and not self._is_paced:
+        if _PACING_RATE is not None and not self._is_paced:
             self._is_paced = True
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, _PACING_RATE, _FASTEST_PACING)
@@ -238,6 +243,9 @@ class RawConnectionWire:
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Does nothing: only the relay's connection knows what waits."""
+
+    def pace(self) -> None:
+        """Does nothing: the relay's connection has its own pace."""
 
     def limit_unread(self, limit_bytes: int) -> None:
         """Does nothing: the connection below has the limit."""

@@ -89,6 +89,7 @@ class ConnectionWriter:
             self.sent.sent(size, began, now)
             most = self._most_bytes()
             if now - began > SLOW_BATCH_SECONDS or batch_bytes > 2 * most:
+                self._session.pace()
                 if batch_bytes > SMALLEST_BATCH_BYTES:
                     batch_bytes = max(batch_bytes // 2, SMALLEST_BATCH_BYTES)
                     self._expect(batch_bytes)
