@@ -307,6 +307,29 @@ def test_after_the_process_was_stopped_the_list_is_not_closed_at_once() -> None:
     assert not any(isinstance(effect, Lead) for effect in one.effects())
 
 
+def test_after_a_stop_a_leader_is_not_blamed_whatever_is_heard_first() -> None:
+    """Its list came and went meanwhile, and so did the time until which it was waited for."""
+    one = gathering(B)
+    sees(one, A)
+    one.leader.answers(A, 0.05, 0.1)
+    one.tick(0.2)
+    one.saw_slot(Candidate(C), 1, 60.0)  # before the tick that is long due
+    assert not any(isinstance(effect, End) for effect in one.effects())
+    one.leader.is_gone(A, Absence.UNREACHABLE, "the link was lost", 60.1)
+    (end,) = [each for each in passes(one, 60.0 + SECONDS) if isinstance(each, End)]
+    assert getattr(end.ending, "unlisted_by", None) is None
+
+
+def test_a_peer_that_shows_the_list_of_an_earlier_attempt_may_still_come() -> None:
+    """It has not noticed yet that the attempt failed, or is about to begin anew itself."""
+    one = gathering(A, expected=2, awaited=(B,))
+    sees(one, B)
+    one.shown(B, (A, B), 0.1, earlier=True)
+    assert passes(one, 1.9) == []
+    assert not one.ended
+    assert joins(one, B, now=2.0) == [Lead({B: ticket(B)})]
+
+
 def test_a_process_that_is_always_late_ends_all_the_same() -> None:
     one = gathering(A, expected=2)
     now = 0.0

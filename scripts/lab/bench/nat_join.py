@@ -28,7 +28,6 @@ from lab.bench.closed_run import (
     Heard,
     Size,
     VolunteerPlace,
-    accepted,
     open_closed_run,
 )
 from lab.bench.command import report
@@ -167,11 +166,20 @@ async def measure_nat_join(
 
 
 async def _until_accepted(run: ClosedRun, one: Heard, began: float, after: int) -> float:
-    name = one.child.name
-    await run.until(lambda: accepted(one, after) is not None, f"a step with {name}", one)
-    found = accepted(one, after)
-    assert found is not None
-    return found[0] - began
+    """Seconds until the end of a round with its samples that began after that moment. (The result
+    of another may have been in the machine already.)"""
+
+    def found() -> float | None:
+        for at, event in one.all("step_taken", after):
+            is_in_it = event["own_samples"] and len(event["members"]) > 1
+            if is_in_it and at - event["averaging_seconds"] >= began:
+                return at
+        return None
+
+    await run.until(lambda: found() is not None, f"a step with {one.child.name}", one)
+    at = found()
+    assert at is not None
+    return at - began
 
 
 def lines(result: dict[str, Any]) -> str:
