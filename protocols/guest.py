@@ -32,13 +32,16 @@ Arguments = TypeVarTuple("Arguments")
 
 
 @asynccontextmanager
-async def open_portal(ended: PotluckError) -> AsyncIterator[Portal]:
+async def open_portal(
+    ended: PotluckError, *, ends_when_cancelled: bool = True
+) -> AsyncIterator[Portal]:
     """A portal that is open until the block ends. From then on `ended` is raised in the guests'
     threads. The end cancels the calls under way. Errors of the block come out unwrapped."""
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         portal = Portal(nursery, trio.lowlevel.current_trio_token(), ended)
-        nursery.start_soon(_end_when_cancelled, portal)
+        if ends_when_cancelled:  # else its owner ends it, in an order of its own
+            nursery.start_soon(_end_when_cancelled, portal)
         try:
             yield portal
         except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
