@@ -12,8 +12,8 @@ without a group when somebody was and it came to nothing, which may be tried aga
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import trio
 from torch import Tensor
@@ -40,6 +40,10 @@ log = logging.getLogger("potluck.moshpit")
 
 MOST_DOUBTED_ROUNDS = 32  # as long as samples are doubted that somebody claims and never brings
 MOST_DOUBTED = 1024
+
+ROUND_OF_DOUBT_SECONDS = 30.0
+"""A doubt for one round ends after this long even if no round has begun since: networks heal, and
+where rounds are rare, the next one may be minutes away."""
 
 HELD_UP_CODES = LATE_CODES | {IDLE, OVERDUE}
 
@@ -82,7 +86,8 @@ class GroupResult:
 class Doubts:
     """The peers that this one avoids because it saw them hold up a round, for growing spans. Where
     it leads, it does not list them for one round, then two, four, up to `MOST_DOUBTED_ROUNDS`,
-    until they have been in a result. It does not follow a peer that held up a round as its leader
+    until they have been in a result. Each of these rounds is over after `ROUND_OF_DOUBT_SECONDS`
+    at the latest. It does not follow a peer that held up a round as its leader
     for `ROUNDS_UNLED`, then twice as many, and so on, until that peer has led a committed round.
 
     Only some members notice that a member was late, so all still follow it where it leads: a group
@@ -97,30 +102,31 @@ class Doubts:
     Invariant: at most `MOST_DOUBTED` of each kind are remembered, those that failed last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._rounds = 0
         self._members = _Spans(1, MOST_DOUBTED_ROUNDS)
         self._leaders = _Spans(ROUNDS_UNLED, MOST_ROUNDS_UNLED)
 
     @property
     def unwelcome(self) -> frozenset[PeerId]:
-        return self._members.at(self._rounds)
+        return self._members.at(self._rounds, self._clock())
 
     @property
     def unled(self) -> frozenset[PeerId]:
-        return self._leaders.at(self._rounds)
+        return self._leaders.at(self._rounds, self._clock())
 
     def round_begins(self) -> None:
         self._rounds += 1
 
     def held_up(self, peer: PeerId) -> int:
         """It has held up the round that is over; for how many it is not listed now."""
-        return self._members.add(peer, self._rounds)
+        return self._members.add(peer, self._rounds, self._clock())
 
     def led_nowhere(self, peer: PeerId) -> int:
         """It led the round that is over, or was to lead it, and held it up; for how many it is not
         followed now."""
-        return self._leaders.add(peer, self._rounds)
+        return self._leaders.add(peer, self._rounds, self._clock())
 
     def was_in(self, members: Iterable[PeerId]) -> None:
         """These are in a result."""
@@ -138,27 +144,38 @@ class Doubts:
         self._leaders.forget(peer)
 
 
+@dataclass(frozen=True)
+class _Span:
+    times: int  # that the peer was avoided, with this one
+    last_round: int
+    ends: float
+
+
 class _Spans:
     """For how many rounds each of some peers is avoided: twice as many each time."""
 
     def __init__(self, fewest: int, most: int) -> None:
         self._fewest, self._most = fewest, most
-        self._peers = BoundedMap[PeerId, tuple[int, int]](MOST_DOUBTED)  # times, last round
+        self._peers = BoundedMap[PeerId, _Span](MOST_DOUBTED)
 
-    def at(self, round_: int) -> frozenset[PeerId]:
-        return frozenset(peer for peer, (_, last) in self._peers.items() if round_ <= last)
+    def at(self, round_: int, now: float) -> frozenset[PeerId]:
+        return frozenset(
+            peer for peer, it in self._peers.items() if round_ <= it.last_round and now < it.ends
+        )
 
-    def add(self, peer: PeerId, round_: int) -> int:
-        times, _ = self._peers.get(peer, (0, 0))
+    def add(self, peer: PeerId, round_: int, now: float) -> int:
+        before = self._peers.get(peer)
+        times = 0 if before is None else before.times
         rounds = min(self._most, self._fewest << min(times, 16))
-        self._peers[peer] = (times + 1, round_ + rounds)
+        ends = now + rounds * ROUND_OF_DOUBT_SECONDS
+        self._peers[peer] = _Span(times + 1, round_ + rounds, ends)
         return rounds
 
     def end(self, peer: PeerId, round_: int) -> None:
         """It is avoided no longer; the next time, as long as if this had not been cut short."""
-        times, last = self._peers.get(peer, (0, 0))
-        if last > round_:
-            self._peers[peer] = (times, round_)
+        span = self._peers.get(peer)
+        if span is not None and span.last_round > round_:
+            self._peers[peer] = replace(span, last_round=round_)
 
     def forget(self, peer: PeerId) -> None:
         self._peers.pop(peer, None)
@@ -171,7 +188,7 @@ class GroupRounds:
         self._shell = shell
         self._matchmaker = matchmaker
         self._settings = settings
-        self._doubts = Doubts()
+        self._doubts = Doubts(trio.current_time)
         shell.rpc.serve(SHOW, self._shown)
 
     async def _shown(self, caller: Caller, request: Show) -> Empty:
@@ -222,9 +239,10 @@ class GroupRounds:
             if one.peer in finished.course.late:
                 rounds = self._doubts.held_up(one.peer)
                 log.warning(
-                    "%s held up a round and was left out of it: %s It is not listed here for "
-                    "%d rounds.",
-                    *(one.peer, one.reason, rounds),
+                    "%s held up a round and was left out of it: %s. It is not listed here for "
+                    "%d rounds or %.0f seconds.",
+                    *(one.peer, one.reason.removesuffix(".")),
+                    *(rounds, rounds * ROUND_OF_DOUBT_SECONDS),
                 )
         group, leader = step.group, step.statistics.leader
         assert group is not None
@@ -242,7 +260,10 @@ class GroupRounds:
 
     def _does_not_follow(self, leader: PeerId, what: str) -> None:
         rounds = self._doubts.led_nowhere(leader)
-        log.warning("%s %s. It is not followed here for %d rounds.", leader, what, rounds)
+        log.warning(
+            "%s %s. It is not followed here for %d rounds or %.0f seconds.",
+            *(leader, what, rounds, rounds * ROUND_OF_DOUBT_SECONDS),
+        )
 
     def _search(self, this: GridRound) -> Search:
         request, settings = this.request, self._settings

@@ -68,10 +68,10 @@ async def test_forward_and_backward_are_those_of_the_network(
     expected = network(alone)
     expected.backward(gradients)
     optimizer.step()
-    assert torch.equal(outputs, expected.detach())
-    assert alone.grad is not None
-    assert torch.equal(input_gradients, alone.grad)
-    assert torch.equal(again, network(inputs).detach())
+    # not bit for bit: the order in which torch adds depends on how many threads it has at the moment
+    torch.testing.assert_close(outputs, expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(input_gradients, alone.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(again, network(inputs).detach(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("codec", TOLERANCES)

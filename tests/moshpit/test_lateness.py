@@ -14,7 +14,7 @@ from protocols.moshpit.attempt import LATE_GRACE_SECONDS
 from protocols.moshpit.ballots import Ballot, Suspicion
 from protocols.moshpit.blame import Blame
 from protocols.moshpit.butterfly import Butterfly
-from protocols.moshpit.group_round import Doubts
+from protocols.moshpit.group_round import ROUND_OF_DOUBT_SECONDS, Doubts
 from protocols.moshpit.outcome import Committed
 from protocols.moshpit.round import run_round
 from protocols.moshpit.settings import ROUND_SECONDS
@@ -254,7 +254,7 @@ def test_it_is_not_in_the_next_rounds() -> None:
 
 
 def test_a_doubt_grows_and_ends_with_a_result() -> None:
-    doubts, peer = Doubts(), PeerId("somebody")
+    doubts, peer = Doubts(lambda: 0.0), PeerId("somebody")
     spans = []
     for _ in range(4):
         doubts.round_begins()
@@ -267,6 +267,18 @@ def test_a_doubt_grows_and_ends_with_a_result() -> None:
     doubts.round_begins()
     doubts.was_in([peer])
     assert doubts.held_up(peer) == 1
+
+
+def test_a_doubt_ends_with_time_where_rounds_are_rare() -> None:
+    now = 0.0
+    doubts, peer = Doubts(lambda: now), PeerId("somebody")
+    for rounds in (1, 2, 4):
+        began = now
+        assert doubts.held_up(peer) == rounds
+        now = began + rounds * ROUND_OF_DOUBT_SECONDS - 0.1
+        assert doubts.unwelcome == {peer}
+        now = began + rounds * ROUND_OF_DOUBT_SECONDS
+        assert not doubts.unwelcome
 
 
 @pytest.mark.slow

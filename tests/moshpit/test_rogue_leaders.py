@@ -147,7 +147,7 @@ def test_two_peers_average_again_as_soon_as_both_are_well(monkeypatch: pytest.Mo
 
 
 def test_a_doubt_that_left_its_peer_without_a_group_ends_and_grows_all_the_same() -> None:
-    doubts, leader, member, elsewhere = Doubts(), PeerId("l"), PeerId("m"), PeerId("e")
+    doubts, leader, member, elsewhere = Doubts(lambda: 0.0), PeerId("l"), PeerId("m"), PeerId("e")
     doubts.led_nowhere(leader)
     doubts.led_nowhere(elsewhere)
     doubts.held_up(member)
@@ -161,7 +161,7 @@ def test_a_doubt_that_left_its_peer_without_a_group_ends_and_grows_all_the_same(
 
 
 def test_a_leader_is_not_followed_for_growing_spans_until_it_has_led_a_round() -> None:
-    doubts, peer = Doubts(), PeerId("leader")
+    doubts, peer = Doubts(lambda: 0.0), PeerId("leader")
     for times in range(2):
         assert doubts.led_nowhere(peer) == ROUNDS_UNLED << times
         for _ in range(ROUNDS_UNLED << times):
@@ -178,7 +178,7 @@ def test_a_leader_is_not_followed_for_growing_spans_until_it_has_led_a_round() -
 
 
 def test_a_member_that_was_late_is_followed_all_the_same() -> None:
-    doubts, peer = Doubts(), PeerId("late")
+    doubts, peer = Doubts(lambda: 0.0), PeerId("late")
     doubts.held_up(peer)
     doubts.round_begins()
     assert doubts.unwelcome == {peer}
