@@ -34,12 +34,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import trio
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.errors import DeadlineExceeded, PotluckError, ProtocolMisuse, Unreachable
 from protocols.experts.gating import Choice, GridGate, balance_loss, weights_of
 from protocols.experts.grid import Grid, Uid
 from protocols.guest import Portal
@@ -52,6 +53,7 @@ TIMEOUT_SECONDS = 30.0
 """A large batch over a home's uplink takes seconds; a queue at a busy expert some more."""
 
 NAMED_FAILURES = 3  # in the text of an error
+ADVICE = "Drop the batch. If it stays so, see which experts are alive."
 
 
 class Experts(Protocol):
@@ -258,7 +260,12 @@ class _ExpertCalls:
 
     def select(self, scores: Sequence[Tensor], k: int) -> list[list[Uid]]:
         timeout = self.timeout_seconds
-        return self.portal.begin(self.experts.select, scores, k, timeout=timeout).wait()
+        try:
+            return self.portal.begin(self.experts.select, scores, k, timeout=timeout).wait()
+        except (DeadlineExceeded, Unreachable) as error:
+            raise TooFewExperts(
+                "The search for experts found none.", why=error.what, advice=ADVICE
+            ) from error
 
     def forward(self, dispatch: _Dispatch, inputs: Tensor) -> dict[int, Tensor]:
         """The answers, by the number of their expert: `quorum` for each example, or the error."""
@@ -274,7 +281,7 @@ class _ExpertCalls:
                 f"{tally.lacking} of {dispatch.examples} examples have answers of fewer than "
                 f"{self.quorum} experts.",
                 why=_reasons(dispatch, direction.failures),
-                advice="Drop the batch. If it stays so, see which experts are alive.",
+                advice=ADVICE,
             )
         return found
 
@@ -297,7 +304,7 @@ class _ExpertCalls:
             raise TooFewExperts(
                 "No expert took its gradient.",
                 why=_reasons(dispatch, direction.failures),
-                advice="Drop the batch. If it stays so, see which experts are alive.",
+                advice=ADVICE,
             )
         return found
 
@@ -305,14 +312,16 @@ class _ExpertCalls:
 class Tally:
     """How many answers each example has, and how many it can still get. Pure.
 
-    `rows` are the examples of each call; a call has each example at most once.
+    `rows` are the examples of each call; a call has each example at most once. It counts in numpy,
+    whose small operations keep the interpreter: trio's thread would get it back late from many
+    training threads.
     """
 
     def __init__(self, rows: Sequence[Tensor], examples: int, quorum: int) -> None:
-        self._rows, self._quorum = rows, quorum
-        self._answers = torch.zeros(examples, dtype=torch.int64)
-        self._hopes = torch.zeros(examples, dtype=torch.int64)
-        for own in rows:
+        self._rows, self._quorum = [own.numpy() for own in rows], quorum
+        self._answers = np.zeros(examples, dtype=np.int64)
+        self._hopes = np.zeros(examples, dtype=np.int64)
+        for own in self._rows:
             self._hopes[own] += 1
 
     def answered(self, call: int) -> None:
@@ -339,7 +348,7 @@ class Tally:
     @property
     def is_as_good_as_met(self) -> bool:
         """Every example has its quorum, or all that it can still have."""
-        return bool((self._answers >= self._hopes.clamp(max=self._quorum)).all())
+        return bool((self._answers >= np.minimum(self._hopes, self._quorum)).all())
 
 
 _Call = Callable[[float], Awaitable[Tensor]]  # with its timeout

@@ -314,6 +314,20 @@ def test_without_live_experts_the_error_says_that_none_was_found() -> None:
     assert refusal.why == "The search found no live expert."
 
 
+def test_a_search_that_does_not_end_in_time_has_found_nothing() -> None:
+    class Lost(Experts):
+        async def select(self, scores: Sequence[Tensor], k: int) -> list[list[Uid]]:
+            await trio.sleep_forever()
+            return await super().select(scores, k)
+
+    gate, x = gate_and_inputs()
+
+    def guest(portal: Portal) -> TooFewExperts:
+        return refused(DMoE(gate, Lost(), portal, timeout_seconds=0.05), x)
+
+    assert "within 0.05 s" in visit(guest).why
+
+
 def test_if_no_expert_takes_its_gradient_the_batch_has_none() -> None:
     gate, x = gate_and_inputs()
     all_of_them = [str(GRID.at(number)) for number in range(GRID.cells)]

@@ -37,6 +37,9 @@ KINDS: Final = {
     "outage": "outage",
     "training": "training",
     "training-churn": "training",
+    "experts-digits": "experts_convergence",
+    "experts-text": "experts_convergence",
+    "experts-delay": "experts_delay",
 }
 
 
