@@ -280,6 +280,7 @@ class Connectivity:
             await self._let_judge(helpers)
             if mode_of(self.facts()).is_dialable:
                 self.nat = Nat.NONE
+                self.reservations.need(is_needed=False)
             else:
                 self.nat = kind_of_mapping(sightings)
                 self._knows_filter = False
@@ -315,13 +316,17 @@ class Connectivity:
         return sorted(linked, key=lambda peer: peer not in bootstrap)
 
     async def _sightings(self, helpers: list[PeerId]) -> list[Sighting]:
-        """How helpers see connections from one free port of ours, one after the other."""
+        """How helpers see connections from one free port of ours, one after the other.
+
+        Only those over IPv4, if there are any. A node that others can dial over IPv6 alone still
+        needs relays and holes for the many that have none.
+        """
         found: list[Sighting] = []
         for helper in helpers:
             sighting = await self._sighting(helper, found[0].port if found else 0)
             if sighting is not None:
                 found.append(sighting)
-        return found
+        return [one for one in found if ":" not in host_of(one.address)] or found
 
     async def _sighting(self, helper: PeerId, port: int) -> Sighting | None:
         with trio.move_on_after(SIGHTING_SECONDS):
@@ -377,24 +382,34 @@ class Connectivity:
         now = trio.current_time()
         if now - self._listening.at < SIGHTING_KEPT_SECONDS:
             return self._listening
-        ports = [port_of(one) for one in self._network.listened_addresses()]
         for helper in self._linked_helpers()[:HELPERS_ASKED]:
-            if not ports:
-                break
+            port = self._listening_port(helper)
+            if not port:
+                continue
             self._contacted = {
                 one: at
                 for one, at in self._contacted.items()
                 if now - at <= LISTENING_CONTACT_SECONDS
             }
             self._contacted[helper] = now
-            sighting = await self._sighting(helper, ports[0])
+            sighting = await self._sighting(helper, port)
             if sighting is not None:
                 self._listening = _Seen(trio.current_time(), helper, sighting.address)
                 return self._listening
         return _Seen()
 
+    def _listening_port(self, helper: PeerId) -> int:
+        """The port that we listen on with the version of IP of our link to this helper, or 0."""
+        link = self._network.link(helper)
+        if link is None:
+            return 0
+        is_ipv6 = ":" in host_of(link.remote_address)
+        listened = self._network.listened_addresses()
+        return next((port_of(one) for one in listened if (":" in host_of(one)) is is_ipv6), 0)
+
     async def _take_places(self, nursery: trio.Nursery) -> None:
         """Begin to keep places at relays, if not begun, and wait for the first answers."""
+        self.reservations.need(is_needed=True)
         if not self._keeps_places:
             self._keeps_places = True
             nursery.start_soon(self.reservations.run)

@@ -1,5 +1,8 @@
 """The kinds of router that a node can be behind, and which pairs can punch a hole. Pure.
 
+The kind is that of the IPv4 router, if a node has IPv4. Routers translate no IPv6: at most they let
+nothing unsolicited in, and such a pair can always punch a hole.
+
 What counts is how the router *maps* ports and what it *filters* (RFC 4787, RFC 5382). A router that
 gives a local port the same outside port for every destination can be told about in advance. One
 that takes another port for each destination (symmetric) cannot. Most routers let a packet in only

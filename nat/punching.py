@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from nat import messages
-from nat.addresses import ip_of, is_global, port_of, without_peer
+from nat.addresses import host_of, ip_of, is_global, port_of, without_peer
 from nat.kinds import Nat, can_punch
 from nat.messages import HolePunch, PunchType
 from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour, Unreachable
 from protocols.identity import PeerId
-from protocols.network import LinkEvent, Reach, Stream, TraversableNetwork
+from protocols.network import Reach, Stream, TraversableNetwork
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the stubs of trio that libp2p brings know it only there
@@ -101,6 +101,16 @@ def worth_dialling(claimed: tuple[str, ...], own: tuple[str, ...]) -> tuple[str,
     return tuple(dict.fromkeys(one for one in plain if is_usable(one)))[:MOST_DIALLED]
 
 
+def worth_punching(claimed: tuple[str, ...], own: Outside, their_nat: Nat) -> tuple[str, ...]:
+    """Of a peer's outside addresses, those where a hole can be punched. Pure.
+
+    The kinds of routers are about IPv4; IPv6 is not translated.
+    """
+    can_meet = can_punch(own.nat, their_nat)
+    worth = worth_dialling(claimed, own.addresses)
+    return tuple(one for one in worth if can_meet or ":" in host_of(one))
+
+
 class Puncher:
     """Serves DCUtR, and drives it on links that others made to us through a relay.
 
@@ -126,26 +136,25 @@ class Puncher:
             task_status.started()
             try:
                 async with trio.open_nursery() as nursery:
+                    for link in self._network.links():
+                        self._drive_if_relayed(link.peer, nursery)
                     async for event in events:
                         if event.reach is Reach.NONE:
                             self._let_go(event.peer)
-                        elif self._has_to_drive(event):
-                            scope = self._driving[event.peer] = trio.CancelScope()
-                            nursery.start_soon(self._drive, event.peer, scope)
+                        elif event.reach is Reach.RELAYED:
+                            self._drive_if_relayed(event.peer, nursery)
             finally:
                 self._network.stop_serving(DCUTR)
 
     # ---- the side that was reached through the relay: it drives
 
-    def _has_to_drive(self, event: LinkEvent) -> bool:
-        link = self._network.link(event.peer)
-        return (
-            event.reach is Reach.RELAYED
-            and link is not None
-            and link.inbound
-            and event.peer not in self._driving
-            and len(self._driving) < MOST_DRIVEN
-        )
+    def _drive_if_relayed(self, peer: PeerId, nursery: trio.Nursery) -> None:
+        link = self._network.link(peer)
+        if link is None or link.reach is not Reach.RELAYED or not link.inbound:
+            return
+        if peer not in self._driving and len(self._driving) < MOST_DRIVEN:
+            scope = self._driving[peer] = trio.CancelScope()
+            nursery.start_soon(self._drive, peer, scope)
 
     def _let_go(self, peer: PeerId) -> None:
         """The link is gone. A new one begins anew, without the delays of this one."""
@@ -205,8 +214,8 @@ class Puncher:
         await messages.send(stream, _connect_message(own))
         said = await _read(stream, PunchType.CONNECT)
         round_trip = min(trio.current_time() - asked_at, LONGEST_ROUND_TRIP_SECONDS)
-        addresses = worth_dialling(messages.unpacked(said.addrs), own.addresses)
-        if not addresses or not can_punch(own.nat, _nat_of(said)):
+        addresses = worth_punching(messages.unpacked(said.addrs), own, _nat_of(said))
+        if not addresses:
             return (), 0.0
         # the other side may have asked a helper before it answered; a ping only takes the way
         round_trip = min(round_trip, await self._network.ping(stream.remote_peer))
@@ -227,8 +236,8 @@ class Puncher:
                 said = await _read(stream, PunchType.CONNECT)
                 own = await self._outside()
                 await messages.send(stream, _connect_message(own))
-                addresses = worth_dialling(messages.unpacked(said.addrs), own.addresses)
-                if not addresses or not can_punch(own.nat, _nat_of(said)):
+                addresses = worth_punching(messages.unpacked(said.addrs), own, _nat_of(said))
+                if not addresses:
                     return
                 await _read(stream, PunchType.SYNC)
             await self._connect(peer, addresses, PUNCH_SECONDS, initiates=True)

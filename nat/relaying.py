@@ -1,6 +1,6 @@
 """The relay that a public node offers: libp2p's circuit relay v2, with an honest budget.
 
-    relay = Relay(network, RelayLimits(circuits=64), admits=guard.knows)
+    relay = Relay(network, RelayLimits(circuits=64), admits=is_member)
     await nursery.start(relay.run)
 
 A node that nobody can dial *reserves* a place here. From then on others reach it by a *circuit*:
@@ -26,7 +26,7 @@ import enum
 import ipaddress
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +50,7 @@ TALK_SECONDS: Final = 10.0  # for one message, from a peer that has a link
 COPY_BYTES: Final = 128 * 1024  # two packets of the channel; nothing is held while nothing comes
 IDLE_SECONDS: Final = 180.0  # a link pings several times in this time, whatever made it
 ANSWER_SECONDS: Final = 8.0  # for the target of a circuit; the asker still waits then
+TELL_AGAIN_SECONDS: Final = 60.0  # between two log lines on refusals for the same reason
 MOST_ASKING: Final = 256  # streams that ask at the same time; each costs a task and little memory
 MOST_ASKING_PER_PEER: Final = 32  # of those; one that says nothing holds a place for TALK_SECONDS
 
@@ -187,14 +188,17 @@ class RelayCounts:
 
 
 class Relay:
-    """The service. `admits` says who may use it; `month_left` how many bytes of a budget remain."""
+    """The service. `admits` finds out whether a peer may use it, and may take some seconds for it.
+
+    `month_left` says how many bytes of a budget remain, `spend` is told of each that is carried.
+    """
 
     def __init__(
         self,
         network: Network,
         limits: RelayLimits,
         *,
-        admits: Callable[[PeerId], bool] = lambda _: True,
+        admits: Callable[[PeerId], Awaitable[bool]] | None = None,
         month_left: Callable[[], int] | None = None,
         spend: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -208,6 +212,7 @@ class Relay:
         self._asking: Counter[PeerId] = Counter()
         self._reserved = self._connected = self._carried = 0
         self.refusals: Counter[Refusal] = Counter()
+        self._told_at: dict[Refusal, float] = {}
 
     def counts(self) -> RelayCounts:
         self._places.expire(trio.current_time())
@@ -236,7 +241,7 @@ class Relay:
     async def _answer(self, stream: Stream) -> None:
         peer = stream.remote_peer
         if self._asking.total() >= MOST_ASKING or self._asking[peer] >= MOST_ASKING_PER_PEER:
-            self.refusals[Refusal.BUSY] += 1
+            self._refuse(peer, Refusal.BUSY, "a question")
             stream.reset()
             return
         self._asking[peer] += 1
@@ -261,11 +266,12 @@ class Relay:
             await circuit.run()
 
     async def _reserve(self, stream: Stream) -> None:
-        peer, now = stream.remote_peer, trio.current_time()
-        refusal = self._why_not(peer)
+        peer = stream.remote_peer
+        refusal = await self._why_not(peer)
         link = self._network.link(peer)
         if refusal is None and link is not None:
-            refusal = self._places.reserve(peer, site_of(link.remote_address), now)
+            site, now = site_of(link.remote_address), trio.current_time()
+            refusal = self._places.reserve(peer, site, now)
         if refusal is not None:
             self._refuse(peer, refusal, "a reservation")
             await _say(stream, refusal.status)
@@ -282,7 +288,8 @@ class Relay:
     async def _connect(self, stream: Stream, target_bytes: bytes) -> _Circuit | None:
         source = stream.remote_peer
         target = PeerId(base58.b58encode(target_bytes[:64]).decode())
-        refusal = self._why_not(source) or self._places.join(source, target, trio.current_time())
+        refusal = await self._why_not(source)
+        refusal = refusal or self._places.join(source, target, trio.current_time())
         if refusal is not None:
             self._refuse(source, refusal, f"a circuit to {target}")
             await _say(stream, refusal.status)
@@ -339,21 +346,27 @@ class Relay:
         far.reset()
         return False
 
-    def _why_not(self, peer: PeerId) -> Refusal | None:
+    async def _why_not(self, peer: PeerId) -> Refusal | None:
         link = self._network.link(peer)
         if link is None or link.reach is not Reach.DIRECT:
             return Refusal.RELAYED_LINK
-        if not self._admits(peer):
+        if self._admits is not None and not await self._admits(peer):
             return Refusal.NOT_ADMITTED
         if self._month_left is not None and self._month_left() <= 0:
             return Refusal.MONTH
         return None
 
     def _refuse(self, peer: PeerId, refusal: Refusal, what: str) -> None:
+        """Count it. The log has one line a minute for each reason, however often peers ask."""
         self.refusals[refusal] += 1
+        now = trio.current_time()
+        if now - self._told_at.get(refusal, float("-inf")) < TELL_AGAIN_SECONDS:
+            return
+        self._told_at[refusal] = now
         link = self._network.link(peer)
         where = "" if link is None else f" at {link.remote_address}"
-        log.info("refused %s%s %s: %s", peer, where, what, refusal.value)
+        so_far = self.refusals[refusal]
+        log.info("refused %s%s %s: %s (%d so far)", peer, where, what, refusal.value, so_far)
 
     def _add_limit(self, message: Any) -> None:
         limits = self._limits

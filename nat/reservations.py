@@ -6,8 +6,12 @@
 
 Two relays are held at once, so that the loss of one is not the loss of the node. A reservation is
 renewed at half of its life over the link that it hangs on, and a live one is never dropped for
-another. A relay that is lost is replaced at once; one that refused is asked again with a growing
-delay, and after the others.
+another. A relay that is lost is replaced at once. While one that was asked says nothing, another is
+asked beside it. One that refused is asked again with a growing delay, and after the others. One
+that could not be reached is tried again within seconds as long as there is no place at all: the
+backbones of a run may all be away for a minute.
+
+A node that needs no relay any more renews nothing, and its places lapse.
 
 `RelayChoice` decides, and is pure. What a relay says is not believed: its reservation lasts at most
 LONGEST_SECONDS and at least SHORTEST_SECONDS here, and of its addresses only those are passed on
@@ -20,7 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
@@ -29,7 +33,7 @@ from nat import messages
 from nat.addresses import ip_of, is_global, port_of, without_peer
 from nat.messages import Hop, HopType, Status
 from nat.relaying import HOP, TALK_SECONDS
-from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour
+from protocols.errors import PotluckError, ProtocolNotServed, Unreachable
 from protocols.identity import PeerId
 from protocols.network import Network, Reach
 
@@ -38,8 +42,14 @@ SHORTEST_SECONDS: Final = 120.0  # a relay that lies about its time must not be 
 # As long as our own relays give. A relay tells when by its clock a reservation ends. If that is an
 # hour ahead of ours, or ours an hour behind, a longer one would end before we renew it.
 LONGEST_SECONDS: Final = 1800.0
+SLOW_SECONDS: Final = 2.0  # for a dial and an answer; then the next candidate is asked as well
 FIRST_DELAY_SECONDS: Final = 2.0
 LONGEST_DELAY_SECONDS: Final = 600.0
+# A relay that comes back is found within this time by a node without a place. 256 such nodes dial
+# it some forty times a second.
+AWAY_DELAY_SECONDS: Final = 8.0
+AWAY_DELAY_WITH_A_PLACE_SECONDS: Final = 60.0
+JITTER: Final = 0.5  # of a delay
 NO_RELAY_SECONDS: Final = 1800.0  # for a peer that does not serve the protocol
 MOST_CANDIDATES: Final = 64
 ADDRESSES_PER_RELAY: Final = 3
@@ -58,39 +68,71 @@ class Reservation:
     ends_at: float
 
 
-class RelayChoice:
-    """Which relay to ask when. Pure; times are arguments.
+@dataclass(frozen=True)
+class _Failure:
+    """The last question to a relay that came to nothing.
 
-    Invariant: at most WANTED + 1 reservations are held: those that are wanted, and one that was
-    made while another was being renewed.
+    `share`: of the delay, so that nodes that lost a relay together do not return together.
+    `is_away`: there is no link to it either.
     """
 
-    def __init__(self, wanted: int = WANTED) -> None:
-        self._wanted = wanted
-        self._held: dict[PeerId, Reservation] = {}
-        self._not_before: dict[PeerId, float] = {}
-        self._delays: dict[PeerId, float] = {}
-        self.why: dict[PeerId, str] = {}
-        """Why the last question to each relay came to nothing."""
+    why: str
+    at: float = float("-inf")
+    delay_seconds: float = 0.0
+    share: float = 1.0
+    is_away: bool = False
+
+
+class RelayChoice:
+    """Which relay to ask when. Pure; times are arguments. `chance` gives numbers from 0 to 1.
+
+    Invariants: a relay is asked one question at a time. No more than `wanted` reservations are
+    renewed; further ones were made because relays that were given up for slow did answer, and
+    lapse. At most MOST_CANDIDATES failures are remembered.
+    """
+
+    def __init__(self, wanted: int = WANTED, chance: Callable[[], float] = lambda: 0.0) -> None:
+        self.wanted = wanted
+        self._chance = chance
+        self._held: dict[PeerId, Reservation] = {}  # those that are renewed first
+        self._asked: dict[PeerId, float] = {}  # when; it has not answered yet
+        self._failures: dict[PeerId, _Failure] = {}  # the newest last
 
     @property
     def held(self) -> tuple[Reservation, ...]:
         return tuple(self._held.values())
 
+    @property
+    def why(self) -> dict[PeerId, str]:
+        """Why the last question to each relay came to nothing."""
+        return {relay: failure.why for relay, failure in self._failures.items()}
+
     def holds(self, relay: PeerId) -> bool:
         return relay in self._held
 
     def reserved(self, reservation: Reservation) -> None:
+        self._asked.pop(reservation.relay, None)
+        self._failures.pop(reservation.relay, None)
+        if not self._held:  # what kept all of them away may be over
+            for other in self._failures:
+                self.linked(other)
         self._held[reservation.relay] = reservation
-        self._delays.pop(reservation.relay, None)
-        self._not_before.pop(reservation.relay, None)
-        self.why.pop(reservation.relay, None)
 
-    def failed(self, relay: PeerId, why: str, now: float, delay_seconds: float = 0.0) -> None:
+    def failed(
+        self,
+        relay: PeerId,
+        why: str,
+        now: float,
+        delay_seconds: float = 0.0,
+        *,
+        is_away: bool = False,
+    ) -> None:
         """A question came to nothing. A reservation that is still held lives on."""
-        before = self._delays.get(relay, FIRST_DELAY_SECONDS / 2)
+        self._asked.pop(relay, None)
+        before = self._delay_of(relay) or FIRST_DELAY_SECONDS / 2
         delay = delay_seconds or min(2 * before, LONGEST_DELAY_SECONDS)
-        self._note(relay, why, delay, not_before=now + delay)
+        share = 1.0 if delay_seconds else 1.0 - JITTER * self._chance()
+        self._note(relay, _Failure(why, now, delay, share, is_away))
 
     def lost(self, relay: PeerId, why: str = "its link has ended") -> bool:
         """The link to this relay is gone, and the place with it; whether there was one.
@@ -99,47 +141,98 @@ class RelayChoice:
         """
         if self._held.pop(relay, None) is None:
             return False
-        self._note(relay, why, self._delays.get(relay, FIRST_DELAY_SECONDS / 2))
+        delay = self._delay_of(relay) or FIRST_DELAY_SECONDS / 2
+        self._note(relay, _Failure(why, delay_seconds=delay, is_away=True))
         return True
 
-    def _note(self, relay: PeerId, why: str, delay: float, not_before: float = 0.0) -> None:
-        self.why.pop(relay, None)  # the newest last
-        self.why[relay] = why
-        self._delays[relay] = delay
-        self._not_before[relay] = not_before
-        for forgotten in list(self.why)[:-MOST_CANDIDATES]:
-            for table in (self.why, self._delays, self._not_before):
-                table.pop(forgotten, None)
+    def linked(self, relay: PeerId) -> None:
+        """This peer can be reached again. If it was away, it may be asked at once."""
+        failure = self._failures.get(relay)
+        if failure is not None and failure.is_away:
+            self._failures[relay] = replace(failure, at=float("-inf"))
 
     def forgive(self) -> None:
-        """The machine's network is another one: what failed before may work now."""
-        self._delays.clear()
-        self._not_before.clear()
+        """The machine's network is another one: what failed before may work now.
+
+        The questions under way are given up.
+        """
+        self._asked.clear()
+        self._failures = {relay: _Failure(why) for relay, why in self.why.items()}
 
     def to_ask(self, candidates: Iterable[PeerId], now: float) -> list[PeerId]:
-        """The relays to ask now: those to renew, and as many others as are missing."""
-        for relay in [one.relay for one in self.held if one.ends_at <= now]:
-            self.lost(relay, "it did not renew the reservation")
-        renew = [one.relay for one in self.held if one.renew_at <= now and self._may(one, now)]
-        fresh = [
-            relay
-            for relay in candidates
-            if relay not in self._held and self._not_before.get(relay, 0.0) <= now
-        ]
-        fresh.sort(key=lambda relay: self._delays.get(relay, 0.0))
-        return [*renew, *fresh[: max(0, self._wanted - len(self._held))]]
+        """The relays to ask now: those to renew, and as many others as are missing.
 
-    def next_at(self, candidates: Iterable[PeerId]) -> float:
+        They count as asked until `reserved` or `failed` says how it went.
+        """
+        renewed = {one.relay for one in self.held[: self.wanted]}
+        for relay in [one.relay for one in self.held if one.ends_at <= now]:
+            if relay in renewed:
+                self.lost(relay, "it did not renew the reservation")
+            else:
+                del self._held[relay]
+        renew = [
+            one.relay
+            for one in self.held[: self.wanted]
+            if one.renew_at <= now and self._may_ask(one.relay, now)
+        ]
+        fresh = [
+            relay for relay in candidates if relay not in self._held and self._may_ask(relay, now)
+        ]
+        fresh.sort(key=self._delay_of)
+        asked = [*renew, *fresh[: self._missing(now)]]
+        self._asked |= dict.fromkeys(asked, now)
+        return asked
+
+    def next_at(self, candidates: Iterable[PeerId], now: float) -> float:
         """When `to_ask` may say something else, if nothing happens before."""
-        times = [min(max(one.renew_at, self._not_before.get(one.relay, 0.0)), one.ends_at)
-                 for one in self.held]  # fmt: skip
-        if len(self._held) < self._wanted:
-            missing = (relay for relay in candidates if relay not in self._held)
-            times += [self._not_before.get(relay, 0.0) for relay in missing]
+        times = [one.ends_at for one in self.held]
+        times += [
+            max(one.renew_at, self._not_before(one.relay))
+            for one in self.held[: self.wanted]
+            if one.relay not in self._asked
+        ]
+        times += [at + SLOW_SECONDS for at in self._asked.values() if at + SLOW_SECONDS > now]
+        if self._missing(now):
+            times += [
+                self._not_before(relay)
+                for relay in candidates
+                if relay not in self._held and relay not in self._asked
+            ]
         return min(times, default=float("inf"))
 
-    def _may(self, one: Reservation, now: float) -> bool:
-        return self._not_before.get(one.relay, 0.0) <= now
+    def is_waiting(self, now: float) -> bool:
+        """Whether a relay was asked so lately that its answer may be waited for."""
+        return any(now < at + SLOW_SECONDS for at in self._asked.values())
+
+    def _missing(self, now: float) -> int:
+        """How many relays are to be asked beside those held, and those asked a moment ago."""
+        expected = sum(
+            relay not in self._held and now < at + SLOW_SECONDS for relay, at in self._asked.items()
+        )
+        return max(0, self.wanted - len(self._held) - expected)
+
+    def _may_ask(self, relay: PeerId, now: float) -> bool:
+        return relay not in self._asked and self._not_before(relay) <= now
+
+    def _not_before(self, relay: PeerId) -> float:
+        failure = self._failures.get(relay)
+        if failure is None:
+            return float("-inf")
+        delay = failure.delay_seconds
+        if failure.is_away:
+            longest = AWAY_DELAY_WITH_A_PLACE_SECONDS if self._held else AWAY_DELAY_SECONDS
+            delay = min(delay, longest)
+        return failure.at + delay * failure.share
+
+    def _delay_of(self, relay: PeerId) -> float:
+        failure = self._failures.get(relay)
+        return 0.0 if failure is None else failure.delay_seconds
+
+    def _note(self, relay: PeerId, failure: _Failure) -> None:
+        self._failures.pop(relay, None)
+        self._failures[relay] = failure
+        for forgotten in list(self._failures)[:-MOST_CANDIDATES]:
+            del self._failures[forgotten]
 
 
 class Reservations:
@@ -154,10 +247,11 @@ class Reservations:
         self._network = network
         self._candidates = candidates
         self._changed = changed
-        self._choice = RelayChoice()
+        self._choice = RelayChoice(chance=network.random.random)
+        self._asking: set[trio.CancelScope] = set()
         self._woken = trio.Event()
         self.asked_once = trio.Event()
-        """Set when all candidates that were known at first have answered, or did not in time."""
+        """Set when the candidates that were known at first have answered, or are slow."""
 
     @property
     def held(self) -> tuple[Reservation, ...]:
@@ -177,8 +271,15 @@ class Reservations:
         rounds = range(max(map(len, lists), default=0))
         return tuple(each[turn] for turn in rounds for each in lists if turn < len(each))
 
+    def need(self, *, is_needed: bool) -> None:
+        """Keep places, or renew none and let them lapse: until then they may still be used."""
+        self._choice.wanted = WANTED if is_needed else 0
+        self._woken.set()
+
     def look_again(self) -> None:
         """Ask again soon: there are new candidates, or the network has changed."""
+        for question in self._asking:
+            question.cancel()
         self._choice.forgive()
         self._woken.set()
 
@@ -188,14 +289,18 @@ class Reservations:
             nursery.start_soon(self._follow_links)
             while True:
                 self._woken = trio.Event()
+                now, held = trio.current_time(), self.held
                 candidates = list(self._candidates())[:MOST_CANDIDATES]
-                asked = self._choice.to_ask(candidates, trio.current_time())
-                async with trio.open_nursery() as asking:
-                    for relay in asked:
-                        asking.start_soon(self._ask, relay)
-                self.asked_once.set()
-                next_at = self._choice.next_at(candidates)
-                with trio.move_on_at(next_at):
+                for relay in self._choice.to_ask(candidates, now):
+                    nursery.start_soon(self._ask, relay)
+                for one in held:
+                    if not self.holds(one.relay):
+                        log.info("the place at the relay %s has lapsed", one.relay)
+                if len(self.held) < len(held):
+                    self._changed()
+                if not self._choice.is_waiting(now):
+                    self.asked_once.set()
+                with trio.move_on_at(self._choice.next_at(candidates, now)):
                     await self._woken.wait()
 
     async def _follow_links(self) -> None:
@@ -206,9 +311,19 @@ class Reservations:
                     self._changed()
                     self._woken.set()
                 elif event.reach is Reach.DIRECT:
+                    self._choice.linked(event.peer)
                     self._woken.set()
 
     async def _ask(self, relay: PeerId) -> None:
+        with trio.CancelScope() as question:
+            self._asking.add(question)
+            try:
+                await self._take_place(relay)
+            finally:
+                self._asking.discard(question)
+        self._woken.set()
+
+    async def _take_place(self, relay: PeerId) -> None:
         try:
             with trio.fail_after(TALK_SECONDS):
                 reservation = await reserve(self._network, relay)
@@ -227,7 +342,9 @@ class Reservations:
 
     def _failed(self, relay: PeerId, why: str, delay_seconds: float = 0.0) -> None:
         log.debug("no place at %s: %s", relay, why)
-        self._choice.failed(relay, why, trio.current_time(), delay_seconds)
+        is_away = self._network.link(relay) is None
+        said = why.replace(relay, "it")  # its id stands before it
+        self._choice.failed(relay, said, trio.current_time(), delay_seconds, is_away=is_away)
 
 
 class RelayRefused(PotluckError):
@@ -246,7 +363,7 @@ async def reserve(network: Network, relay: PeerId) -> Reservation:
         raise RelayRefused(_REFUSED.get(said.status, f"it answered {said.status}"))
     link = network.link(relay)
     if link is None or link.reach is not Reach.DIRECT:
-        raise RemoteMisbehaviour("The link to the relay was lost.")
+        raise Unreachable("The link to the relay was lost.")
     now = trio.current_time()
     seconds = said.reservation.expire - network.wall_time()
     seconds = min(max(seconds, SHORTEST_SECONDS), LONGEST_SECONDS)

@@ -37,3 +37,8 @@ async def in_thread(
 def do_at_once() -> None:
     """Use no threads for the rest of this trio run."""
     _AT_ONCE.set(True)
+
+
+def is_done_at_once() -> bool:
+    """Whether this is a simulation, for work that has a thread of its own otherwise."""
+    return _AT_ONCE.get()

@@ -67,7 +67,7 @@ INSIDE = {
 }
 
 # Inside node: each layer leans on those before it. `node` itself only starts what is in `app`.
-LAYERS = ("faces", "net", "core", "run", "training", "app")
+LAYERS = ("net", "core", "run", "training", "app")
 
 # The contract is the ground that everybody stands on; of the ground rooms nat may know it.
 CONTRACT = ("protocols.network", "protocols.identity", "protocols.errors")

@@ -38,6 +38,9 @@ SEARCH_SECONDS: Final = 20.0
 # answers in a fraction of it; if one does not, the mapping ends with its life.
 RELEASE_SECONDS: Final = 1.5
 
+# The same, if no router ever granted anything: it may have the request, or hears nothing at all.
+UNHEARD_RELEASE_SECONDS: Final = 0.3
+
 # What is released at the end, if the router was searched again in the meantime: the last protocols.
 MOST_REMEMBERED: Final = 9
 
@@ -156,7 +159,8 @@ class PortMapper:
                     await self._ask(lease)
                     self._tell(lease)
         finally:
-            with trio.CancelScope(shield=True), trio.move_on_after(RELEASE_SECONDS):
+            seconds = UNHEARD_RELEASE_SECONDS if self._client is None else RELEASE_SECONDS
+            with trio.CancelScope(shield=True), trio.move_on_after(seconds):
                 await self._release()
 
     # -- asking ----------------------------------------------------------------------------

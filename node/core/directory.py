@@ -24,6 +24,7 @@ from node.core.peer_cache import PeerCache
 from node.core.wrong_use import WrongUse
 from protocols.accumulation.progress_slot import PROGRESS
 from protocols.dht import Dht, DhtSettings, Families, Keeper, open_dht
+from protocols.experts import EXPERTS
 from protocols.moshpit.matchmaking_messages import GROUP
 from protocols.network import Network
 from protocols.not_allowed import NotAllowed
@@ -33,7 +34,7 @@ log = logging.getLogger("potluck.access")
 
 # The families in the directory of every node. A part that needs its own family declares it here, so
 # that every node accepts its slots.
-FAMILIES = Families([REVOCATIONS, GROUP, PROGRESS])
+FAMILIES = Families([REVOCATIONS, GROUP, PROGRESS, EXPERTS])
 
 
 @asynccontextmanager

@@ -22,8 +22,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -59,13 +65,16 @@ from node.core.status import (
 from node.core.training_view import TrainerView
 from node.net import VERSION, Clocks
 from protocols.dht import Dht
+from protocols.errors import PotluckError
 from protocols.guard import Guard, OpenGuard
-from protocols.identity import Identity
+from protocols.identity import Identity, PeerId
 from protocols.network import TraversableNetwork
-from protocols.rpc import Rpc, open_rpc, serve_ping
+from protocols.rpc import Rpc, open_rpc, ping, serve_ping
 
 # `status --watch` may ask this often or less; more would be load without use.
 FASTEST_WATCH_SECONDS = 0.1
+
+SHOWING_SECONDS = 3.0  # for a peer to show its pass; it waits for the relay's answer meanwhile
 
 OpenNetwork = Callable[[Identity, Configuration], AbstractAsyncContextManager[TraversableNetwork]]
 
@@ -214,7 +223,9 @@ class Node:
         self.relay = Relay(
             self.network,
             limits,
-            admits=guard.knows if self.configuration.relays_for_members else lambda _: True,
+            admits=partial(self._is_member, guard)
+            if self.configuration.relays_for_members
+            else None,
             month_left=(lambda: limits.month_bytes - month.used_bytes)
             if limits.month_bytes
             else None,
@@ -222,9 +233,24 @@ class Node:
         )
         await nursery.start(self.relay.run)
 
+    async def _is_member(self, guard: Guard, peer: PeerId) -> bool:
+        """Whether a peer may use the relay. One that has shown no pass is called: it shows its pass
+        with its answer. After a restart of this node, volunteers ask for places before anything
+        else."""
+        if not guard.knows(peer):
+            with trio.move_on_after(SHOWING_SECONDS), suppress(PotluckError):
+                await ping(self.rpc, peer, timeout=SHOWING_SECONDS)
+        return guard.knows(peer)
+
     def dials_out_only(self) -> bool:
-        """Whether nobody can connect to this node, as its owner says or as was found out."""
-        return self.configuration.is_client or not self.connectivity.mode.is_reachable
+        """Whether no others can connect to this node, as its owner says or as was found out.
+
+        A node without a relay still has the links that were punched while there was one.
+        """
+        if self.configuration.is_client:
+            return True
+        is_punched = any(link.punched for link in self.network.links())
+        return not (self.connectivity.mode.is_reachable or is_punched)
 
     def _mapped(self) -> str | None:
         """The address at which the router forwards connections to us."""

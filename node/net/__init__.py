@@ -8,7 +8,7 @@ because all layers need them.
 
 from __future__ import annotations
 
-from node.faces import lazily
+from protocols.faces import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

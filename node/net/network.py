@@ -301,7 +301,9 @@ class Libp2pNetwork(TraversableNetwork):
         addresses = in_order(self._book.to_try(peer))
         if peer in self._asked_as_relays:
             addresses = [one for one in addresses if one.kind is not AddressKind.CIRCUIT]
-        outcome = await self._dialler.race(addresses, library_id(peer))
+        later = self._book.to_try_later(peer, addresses, trio.current_time())
+        addresses = [one for one in addresses if one not in later]
+        outcome = await self._dialler.race(addresses, library_id(peer), later)
         if isinstance(outcome, list):
             raise unreachable(peer, outcome)
         address, upgraded = outcome
@@ -319,6 +321,9 @@ class Libp2pNetwork(TraversableNetwork):
             self._nursery.start_soon(settle, self._links, connection, self._settings)
 
     def _connection_down(self, connection: PeerConnection) -> None:
+        if connection.reach is Reach.RELAYED and connection.muxed_conn.was_cut_off:
+            log.debug("%r was cut off", connection)
+            self._book.cut_off(connection.peer, connection.remote_address, trio.current_time())
         if not self._links.connections_to(connection.peer):
             self._book.release(connection.peer)
             self._introductions.forget(connection)
@@ -403,13 +408,26 @@ class Libp2pNetwork(TraversableNetwork):
         while True:
             with suppress(DialFailure):
                 stream = await traversal.connect_from(address, port)
-                try:
-                    await self._punched(stream, punch)
-                except Exception as error:  # noqa: BLE001 - a handshake fails in many ways
-                    log.debug(
-                        "the hole to %s at %s carried nothing: %r", punch.peer, address, error
-                    )
+                ended = trio.Event()
+                self._nursery.start_soon(self._shake_hands, stream, punch, ended)
+                await ended.wait()
             await trio.sleep(traversal.KNOCK_AGAIN_SECONDS)
+
+    async def _shake_hands(
+        self, stream: trio.SocketStream, punch: Punch, ended: trio.Event
+    ) -> None:
+        """Make a link of a connection through a hole.
+
+        It is finished even if another address of the peer leads to a link first, because the peer
+        may use this connection before our side of the handshake ends.
+        """
+        try:
+            with trio.fail_after(self._settings.handshake_seconds):
+                await self._punched(stream, punch)
+        except Exception as error:  # noqa: BLE001 - a handshake fails in many ways
+            log.debug("the hole to %s carried nothing: %r", punch.peer, error)
+        finally:
+            ended.set()
 
     async def _punched(self, stream: trio.SocketStream, punch: Punch) -> PeerConnection:
         """Make a link of a connection through a hole, with the role that was agreed."""

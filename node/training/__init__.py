@@ -10,7 +10,7 @@ to the first sample), `trainer` and `loop` (training), `session` (what its owner
 
 from __future__ import annotations
 
-from node.faces import lazily
+from protocols.faces import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

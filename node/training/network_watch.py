@@ -28,6 +28,7 @@ from node.training.happenings import NetworkBack, NetworkLost, PeerCame, PeerWen
 from node.training.phases import NETWORK
 from node.training.session import TrainingSession
 from protocols.dht import BootstrapState, Dht
+from protocols.identity import PeerId
 from protocols.network import LinkEvent, Network, Reach
 
 ELSEWHERE: Final = ("another node answers", "no potluck node")
@@ -89,30 +90,35 @@ FIRST_TRY_SECONDS: Final = 8.0
 """A loaded machine is slow to dial, so a first dial that is under way is no loss."""
 
 
+STAYS_SECONDS: Final = 2.0
+"""A link that ends before that is not told of. To see whether this node can be reached, peers dial
+it back, under a name of their own each time, and hang up."""
+
+
 async def watch_network(
     network: Network, dht: Dht, session: TrainingSession, *, begins: bool
 ) -> None:
-    """Close and open the gate under the name `network`, until the network itself ends."""
-    with suppress(trio.EndOfChannel), network.link_events() as events:
-        while True:
-            await _until_lost(network, dht, session, events)
-            if not begins:
-                await _lost(network, dht, session, events)
+    """Close and open the gate under the name `network`, and tell which peers come and go, until the
+    network itself ends."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_tell_of_peers, network, session)
+        with suppress(trio.EndOfChannel), network.link_events() as events:
+            while True:
+                await _until_lost(network, dht, events)
+                if not begins:
+                    await _lost(network, dht, session, events)
+        nursery.cancel_scope.cancel()
 
 
 async def _until_lost(
-    network: Network,
-    dht: Dht,
-    session: TrainingSession,
-    events: trio.MemoryReceiveChannel[LinkEvent],
+    network: Network, dht: Dht, events: trio.MemoryReceiveChannel[LinkEvent]
 ) -> None:
-    """Until there has been no link for a while, and dialling the peers to join at has failed. Tells
-    which peers come and go."""
+    """Until there has been no link for a while, and dialling the peers to join at has failed."""
     alone_since = math.inf
     while True:
         if network.links():
             alone_since = math.inf
-            _tell(session, await events.receive())
+            await events.receive()
             continue
         now = trio.current_time()
         alone_since = min(alone_since, now)
@@ -121,7 +127,7 @@ async def _until_lost(
         ):
             return
         with trio.move_on_after(LOST_SECONDS):
-            _tell(session, await events.receive())
+            await events.receive()
 
 
 async def _lost(
@@ -137,14 +143,26 @@ async def _lost(
         while not network.links():
             session.gate.close(NETWORK, blame_of(dht.bootstrap_state()))
             with trio.move_on_after(LOST_SECONDS):
-                _tell(session, await events.receive())
+                await events.receive()
     finally:
         session.gate.open(NETWORK)
     session.happened(NetworkBack(round(trio.current_time() - began, 3)))
 
 
-def _tell(session: TrainingSession, event: LinkEvent) -> None:
-    if event.was is Reach.NONE:
-        session.happened(PeerCame(event.peer, event.reach.value))
-    elif event.reach is Reach.NONE:
-        session.happened(PeerWent(event.peer))
+async def _tell_of_peers(network: Network, session: TrainingSession) -> None:
+    new: dict[PeerId, tuple[float, Reach]] = {}  # when to tell of it, and how it is reached
+    with suppress(trio.EndOfChannel), network.link_events() as events:
+        while True:
+            with trio.move_on_at(min((at for at, _ in new.values()), default=math.inf)):
+                event = await events.receive()
+                if event.was is Reach.NONE:
+                    new[event.peer] = trio.current_time() + STAYS_SECONDS, event.reach
+                elif event.reach is Reach.NONE:
+                    if new.pop(event.peer, None) is None:
+                        session.happened(PeerWent(event.peer))
+                elif event.peer in new:
+                    new[event.peer] = new[event.peer][0], event.reach
+            for peer, (at, reach) in list(new.items()):
+                if at <= trio.current_time():
+                    del new[peer]
+                    session.happened(PeerCame(peer, reach.value))

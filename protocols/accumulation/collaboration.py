@@ -401,6 +401,7 @@ class Collaboration:
             serve_description(self._rpc, self.settings.run, entry.description)
             self._nursery.start_soon(self._server.run)
             self._nursery.start_soon(self._watch_who_needs_a_state, tracker, self._server)
+            self._nursery.start_soon(self._watch_where_the_run_is, tracker)
             await self._publish_digests(self._server)
             await trio.sleep_forever()
 
@@ -415,6 +416,14 @@ class Collaboration:
             seconds = trio.current_time() - self._moved_at
             if not mine.follows and is_needed(others, Lineage(mine.epoch, mine.history), seconds):
                 server.needed()
+
+    async def _watch_where_the_run_is(self, tracker: Tracker) -> None:
+        """Look for no group of an epoch that the run has ended. A peer that was cut off, or slept,
+        would otherwise wait for the others until its search is over by itself."""
+        while True:
+            await tracker.changed()
+            if tracker.estimate.behind is not None:
+                self._averager.overtaken(tracker.estimate.epoch)
 
     async def _publish_digests(self, server: StateServer) -> None:
         """Put the digest of each newly named state into the slot."""

@@ -128,7 +128,7 @@ class CommittedResult:
         layout, digests, end = layouts.of(self.kind), {}, 0
         for part in self.cut.parts:
             digest = PartHash()
-            for chunk in part.chunks(layout, self.cut.chunk_bytes):
+            for chunk in self.cut.chunks_of(part, layout):
                 digest.add(self.memory[end : end + chunk.encoded_bytes])
                 end += chunk.encoded_bytes
             digests[part.reducer] = digest.digest
@@ -164,12 +164,12 @@ def lone_step(values: Tensor, layouts: ResultLayouts, nonce: bytes) -> Made:
 def chunks(layout: Layout, cut: ResultCut) -> Iterable[Chunk]:
     """The chunks of a result, in the order in which they are sent and lie in memory."""
     for part in cut.parts:
-        yield from part.chunks(layout, cut.chunk_bytes)
+        yield from cut.chunks_of(part, layout)
 
 
 def encoded_bytes(layout: Layout, cut: ResultCut) -> int:
     """The memory that a result takes."""
-    return sum(layout.encoded_bytes(part.start, part.stop, cut.chunk_bytes) for part in cut.parts)
+    return sum(chunk.encoded_bytes for chunk in chunks(layout, cut))
 
 
 def usual_bytes(layouts: ResultLayouts) -> int:

@@ -298,6 +298,11 @@ class FetchAccount:
             advice="Check with `potluck status` whether this node reaches peers of the run.",
         )
 
+    def direct_first(self, sources: Iterable[StateSource]) -> list[StateSource]:
+        """These sources, those that are reached through a relay last: connecting through it takes
+        time, and many share it."""
+        return sorted(sources, key=lambda one: self.rpc.needs_relay(one.peer))
+
     async def ask(self, peer: PeerId, request: ManifestRequest) -> ManifestAnswer:
         """Ask for a manifest, or for a place. The answer may be how long the peer is busy."""
         return await self.rpc.call(peer, MANIFEST, request, timeout=ASK_SECONDS)
@@ -694,10 +699,12 @@ class Download:
             self._active[slowest].cancel()
 
     def _not_yet_asked(self) -> list[PeerId]:
+        """Those to ask first in front."""
         now = trio.current_time()
         tried = {*self._active, *self._failed_at, *self._gone, *self._account.liars}
         tried |= {peer for peer, until in self._busy_until.items() if until > now}
-        return [peer for peer in self._known if peer not in tried]
+        fresh = [one for peer, one in self._known.items() if peer not in tried]
+        return [one.peer for one in self._account.direct_first(fresh)]
 
     def _to_ask(self) -> list[PeerId]:
         """The sources to begin with now: new ones, or failed ones if no other is left."""

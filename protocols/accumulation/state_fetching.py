@@ -118,6 +118,10 @@ LOST_SECONDS = 6.0
 """When all sources have refused the next result for so long, nobody will have it: slots are written
 at least this often, so by then they say where their peers really are."""
 
+DIRECT_SECONDS = 2.0
+"""When the sources with a direct link have refused the next result for so long, the others are
+asked, too."""
+
 ResultTransfer = Transfer[ResultAccepted, Empty, Empty]
 
 
@@ -215,14 +219,21 @@ class Following:
 
     async def _take_next(self, choice: Choice) -> bool:
         """Fetch the next result from the first source that has it."""
-        sources = self._account.paces.ordered(choice.sources)
         self._all_without = True
-        for source in sources[:MOST_ASKED]:
+        for source in self._to_ask(choice)[:MOST_ASKED]:
             if await self._take_from(source):
                 return True
             if self.is_full:
                 break
         return False
+
+    def _to_ask(self, choice: Choice) -> list[StateSource]:
+        """The sources, the best first; for a while without those behind a relay, if there are
+        others. A link through a relay takes seconds to be there, and the run goes on meanwhile."""
+        sources = self._account.paces.ordered(choice.sources)
+        direct = [one for one in sources if not self._account.rpc.needs_relay(one.peer)]
+        waited = trio.current_time() - self._without_since
+        return direct if direct and waited < DIRECT_SECONDS else sources
 
     async def _take_from(self, source: StateSource) -> bool:
         paces, began = self._account.paces, trio.current_time()
@@ -305,7 +316,7 @@ class Following:
         layout, end = self._wanted.layouts.of(transfer.accepted.links[0].kind), 0
         for part, said in zip(cut.parts, transfer.accepted.parts, strict=True):
             digest = PartHash()
-            for chunk in part.chunks(layout, cut.chunk_bytes):
+            for chunk in cut.chunks_of(part, layout):
                 place = memory[end : end + chunk.encoded_bytes]
                 await self._receive_chunk(transfer, place)
                 self._account.came(peer, len(place))
@@ -696,7 +707,7 @@ async def _manifest_of(
     async with trio.open_nursery() as watching:
         watching.start_soon(until_another_is_chosen, watching.cancel_scope)
         async with trio.open_nursery() as nursery:
-            for source in choice.sources:
+            for source in account.direct_first(choice.sources):
                 settled = trio.Event()
                 nursery.start_soon(ask, source, settled, nursery.cancel_scope)
                 with trio.move_on_after(HEDGE_SECONDS):

@@ -66,6 +66,10 @@ from protocols.network import Network
 
 log = logging.getLogger("potluck.accumulation")
 
+STOPPED_SECONDS: Final = 5.0
+"""If nothing was estimated for so much longer than IDLE_SECONDS, this process was stopped. The loop
+of a busy one is late by two or three seconds."""
+
 RECKON_SECONDS: Final = 0.05
 """The shortest time between two estimates that are made because of samples. One takes some 100
 microseconds for 16 peers, and there may be a thousand batches a second."""
@@ -158,6 +162,7 @@ class Tracker:
         """Since when others can read that this peer is there, in an epoch that it did not begin
         with them."""
         self._batch_began: float | None = None
+        self._ran_at = trio.current_time()
         self._batch_seconds = mine.batch_seconds
         self._noted_batches, self._spared = 0, 0
         self._newcomers = _Newcomers(settings.patience_seconds)
@@ -304,7 +309,19 @@ class Tracker:
     def _look_now(self) -> None:
         self._wants_look.set()
 
+    def _notice_stop(self) -> None:
+        """If this process was stopped until now, do not measure the batch that is under way: it
+        would seem to take as long as the stop, and no step is planned with a peer that is so slow.
+        """
+        now = trio.current_time()
+        if now - self._ran_at > IDLE_SECONDS + STOPPED_SECONDS:
+            self._meter.paused()
+            if self._batch_began is not None:
+                self._batch_began = now
+        self._ran_at = now
+
     def _take(self, mine: ProgressSlot, *, at_once: bool, ago: float) -> None:
+        self._notice_stop()
         now, before = trio.current_time() - ago, self._mine
         goes_on = (mine.epoch, mine.history) == (before.epoch, before.history)
         is_step = before.averaging and mine.epoch == before.epoch + 1
@@ -455,6 +472,7 @@ class Tracker:
             with trio.move_on_after(seconds):
                 await self._wants_reckoning.wait()
             self._wants_reckoning = trio.Event()
+            self._notice_stop()
             self._reckon()
             self.publishing.say_soon()
             await trio.sleep(RECKON_SECONDS)

@@ -5,9 +5,9 @@ ourselves that it can be dialled: because we dialled it or, if it opened the lin
 the addresses in its introduction. A peer that introduces itself without addresses is in client mode
 and never goes in.
 
-A link that the other side opened says nothing about whether that side can be dialled. And the
-findings hold for this link only: after its next restart the peer may listen elsewhere, or not at
-all.
+A link that the other side opened says nothing about whether that side can be dialled, and neither
+does one that was punched through both sides' routers. And the findings hold for this link only:
+after its next restart the peer may listen elsewhere, or not at all.
 """
 
 from __future__ import annotations
@@ -170,10 +170,16 @@ class Acquaintances:
         ]
 
     def link_lost(self, peer: PeerId) -> None:
-        """Forget what was known of this link."""
+        """Forget what was known of this link, and find out whether the peer is still there.
+
+        The calls that the link broke have counted as failures of the peer, so it may be among the
+        lost ones already.
+        """
         known = self._known.pop(peer, None)
         contact = known.contact if known is not None else None
-        if contact is not None and contact.node_id in self._state.table:
+        if contact is None:
+            return
+        if contact.node_id in self._state.table or contact in self._state.lost:
             self._check_contact(contact)
 
     def _acquaintance(self, peer: PeerId) -> _Acquaintance:
@@ -216,6 +222,8 @@ class Acquaintances:
                 known.contact = None
             return
         link = self._state.network.link(peer)
+        if link is not None and link.punched:
+            return  # nobody else comes in through this hole
         if link is not None and not link.inbound and link.reach is Reach.DIRECT:
             self._proven(peer, known, link.remote_address)
         else:
@@ -233,7 +241,8 @@ class Acquaintances:
     ) -> None:
         """Dial a peer that opened the link itself, to find out whether it can be dialled."""
         now = trio.current_time()
-        if now - known.checked_at < after_seconds:
+        link = self._state.network.link(peer)
+        if now - known.checked_at < after_seconds or (link is not None and link.punched):
             return
         if self._state.checks.add(self._try_addresses, peer, known):
             known.checked_at = now
@@ -274,8 +283,8 @@ def _log_dialability(state: DhtState) -> None:
     dialability = state.dialability
     if dialability.is_dialable:
         log.info("this node can be dialled after all: %s", dialability)
-    else:
-        log.warning(
+    else:  # as most homes; `potluck status` and `doctor` tell their owners what that means
+        log.info(
             "this node cannot be dialled: %s. It reads and writes, and keeps nothing for others "
             "until a peer reaches one of its addresses",
             dialability,

@@ -151,6 +151,13 @@ class Bootstrap:
             address.attempts, address.next_try = 0, 0.0
         self._changed.set()
 
+    def linked(self, peer: PeerId) -> None:
+        """There is a direct link to this peer. If it did not answer before, try it again now."""
+        for address in self._addresses:
+            if address.contact.peer == peer and address.failure:
+                address.next_try = 0.0
+                self._changed.set()
+
     def peer_added(self) -> None:
         """A new peer is in the table. If we have not joined yet, join through it."""
         if self._must_join:

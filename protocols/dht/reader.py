@@ -275,6 +275,7 @@ class SlotReader:
             try:
                 with trio.move_on_after(self._state.settings.slow_seconds):
                     await self._fetch(contact, wanted)
+                    await self._fetch_replaced(contact, operations)
             except PotluckError as error:
                 log.debug("%s did not send slots that it had named: %s", contact.peer, error)
 
@@ -305,6 +306,24 @@ class SlotReader:
                     raise MalformedMessage(f"{contact.peer} names slots that it does not have.")
                 rest = []
             wanted = [*rest, *wanted[len(some) :]]
+
+    async def _fetch_replaced(self, contact: Contact, operations: Sequence[SlotRead]) -> None:
+        """Fetch the slots that have taken the place of named ones before those were asked for.
+
+        They came to the peer after the end of its answer. Without them a reader would miss a
+        publisher that happens to write at this moment.
+        """
+        replaced = []
+        for operation in operations:
+            reply = operation.replies.get(contact.node_id)
+            if reply is not None and reply.cursor and operation.missing_at(reply):
+                replaced.append((operation, operation.query_since(reply.cursor)))
+        for start in range(0, len(replaced), QUERIES_PER_REQUEST):
+            some = replaced[start : start + QUERIES_PER_REQUEST]
+            response = await self._requester.find(contact, [query for _, query in some])
+            for (operation, _), found in zip(some, response.answers, strict=True):
+                most = self._state.families.family_of(operation.key).slots_per_key
+                await self._take(contact, operation, found.slots[:most])
 
     async def _take(
         self, contact: Contact, operation: SlotRead, slots: Sequence[Slot]
@@ -576,6 +595,10 @@ class SlotRead(Operation):
         position = self.target.to_bytes(ID_BYTES, "big")
         return Query(position, self.key, wanted=b"".join(names))
 
+    def query_since(self, cursor: bytes) -> Query:
+        """The query for the slots that came to a peer after it gave this cursor."""
+        return self._query(cursor, named=False)
+
     def take(self, slot: Slot) -> None:
         self.view.take(slot)
 
@@ -626,6 +649,7 @@ class FullRead(SlotRead):
         self.is_near = knows_well(state, target, own_radius(state) if radius is None else radius)
         self._replicas_wanted = replicas_wanted
         self._replicas_heard = 0
+        self._has_copies = False
         self._known = [prefix_of_id(one.node_id) for one in seeds]
 
     @property
@@ -665,7 +689,8 @@ class FullRead(SlotRead):
         holds_some = (
             bool(reply.names) or not reply.whole
         )  # if not whole, we have what it had before
-        self._replicas_heard += holds_some
+        self._replicas_heard += holds_some and not (copied and self._has_copies)
+        self._has_copies |= copied
         prefix = prefix_of_id(contact.node_id)
         if prefix not in self._known:
             self._known.append(prefix)

@@ -353,17 +353,19 @@ LOST_PEERS = 256  # as many as the table holds in a swarm of ten thousand; the n
 FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 600.0  # 256 of them: a dial every two seconds, at the very most
 FORGOTTEN_AFTER_TRIES = 150  # most of a day
+REACHED_SECONDS = 1.0  # after its last try, if there is a link again; twice as long each time
 HEARD_OF_SECONDS = 30.0  # a lost peer that sends a request is tried at once, this often
 REUNION_SECONDS = 10.0  # the others are tried within this time when one has come back
 
 
 class _Lost:
-    __slots__ = ("contact", "due", "taken", "tries")
+    __slots__ = ("contact", "due", "reached", "taken", "tries")
 
     def __init__(self, contact: Contact) -> None:
         self.contact = contact
         self.due: float | None = None
         self.taken = float("-inf")
+        self.reached = 0
         self.tries = 0
 
 
@@ -396,6 +398,18 @@ class LostPeers:
         lost = self._lost.get(contact.node_id)
         if lost is not None and now - lost.taken >= HEARD_OF_SECONDS:
             lost.due = now
+
+    def reached(self, node_id: int, now: float) -> bool:
+        """There is a link to this peer again: try it soon if it was lost, and now if it was not
+        tried lately. Return whether now. (It may take every link and answer nothing.)"""
+        lost = self._lost.get(node_id)
+        if lost is None:
+            return False
+        soon = max(now, lost.taken + REACHED_SECONDS * 2 ** min(lost.reached, 20))
+        if lost.due is None or soon < lost.due:
+            lost.due = soon
+            lost.reached += 1
+        return lost.due <= now
 
     def found(self, contact: Contact, now: float) -> bool:
         """This peer is there again (or says so); return whether it was lost."""

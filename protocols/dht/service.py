@@ -159,6 +159,15 @@ class Dht:
         slot = self._publications.prepare_withdrawal(key)
         return _checked((await self._publications.publish([slot]))[0])
 
+    async def withdraw_many(self, keys: Iterable[str]) -> list[Written]:
+        """`withdraw` of many keys at once, as `put_many` writes. No error is raised."""
+        slots = []
+        for place, key in enumerate(dict.fromkeys(keys)):
+            if place and place % SIGNED_PER_CHECKPOINT == 0:
+                await trio.lowlevel.checkpoint()
+            slots.append(self._publications.prepare_withdrawal(key))
+        return await self._publications.publish(slots)
+
     # -- reading
 
     async def get(self, key: str, *, latest_enough: bool = False) -> dict[PeerId, SlotEntry]:
@@ -287,6 +296,11 @@ class Dht:
         async for event in events:
             if event.reach is Reach.NONE:
                 self._acquaintances.link_lost(event.peer)
+                continue
+            if event.reach is Reach.DIRECT:
+                self._bootstrap.linked(event.peer)
+            if event.was is Reach.NONE:
+                self._upkeep.linked(event.peer)
 
 
 def _checked(written: Written) -> Written:

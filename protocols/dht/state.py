@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
+from protocols.dht.contacts import Contact, contact_of
 from protocols.dht.dialability import Dialability
 from protocols.dht.families import Families, check_time, check_value
 from protocols.dht.ids import distance, node_id_of
@@ -19,7 +21,7 @@ from protocols.dht.settings import DhtSettings
 from protocols.dht.slots import Slot, SlotRefusal, SlotRefused, check_form
 from protocols.dht.storage import OURSELVES, Sender, Storage, Stored
 from protocols.dht.swarm_time import SwarmTime
-from protocols.errors import PotluckError
+from protocols.errors import MalformedMessage, PotluckError
 from protocols.network import Network
 from protocols.rpc import Rpc
 
@@ -96,6 +98,21 @@ class DhtState:
     def is_alone(self) -> bool:
         """Whether no known peer answered when last asked."""
         return not self.table.closest(self.own_id, 1)
+
+    def stand_ins(self, target: int) -> list[Contact]:
+        """Peers to ask while no contact answers, the closest to this target first.
+
+        Nobody can dial the peers behind routers, so they are in no table, and keep their slots at
+        peers that can be dialled. If all of those are away, the links that were punched before
+        still work: their peers keep the slots meanwhile.
+        """
+        contacts: list[Contact] = []
+        for link in self.network.links():
+            if link.punched:
+                with suppress(MalformedMessage):  # a stranger with a key of another kind
+                    contacts.append(contact_of(link.peer, ()))
+        contacts.sort(key=lambda one: distance(one.node_id, target))
+        return contacts[: self.settings.k]
 
     def check_open(self) -> None:
         if self.nursery.cancel_scope.cancel_called:

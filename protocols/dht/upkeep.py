@@ -19,13 +19,14 @@ import trio
 from protocols.dht.acquaintances import Acquaintances
 from protocols.dht.contacts import Contact
 from protocols.dht.families import CLOCK_TOLERANCE_MS
-from protocols.dht.ids import distance, position_of
+from protocols.dht.ids import distance, node_id_of, position_of
 from protocols.dht.publisher import batches
 from protocols.dht.reader import SlotReader
 from protocols.dht.requester import Requester
 from protocols.dht.routing import REFRESH_WIDTH
 from protocols.dht.state import DhtState
 from protocols.dht.storage import EXPIRED_AT_ONCE
+from protocols.identity import PeerId
 
 REFRESH_CHECK_SECONDS = 60.0  # between checks of the buckets; each is due once an hour
 SETTLING_SECONDS = (1.0, 5.0, 30.0, 300.0)  # after joining; a lookup of our own id each
@@ -95,6 +96,11 @@ class Upkeep:
         """Try lost peers now, because something has changed."""
         self._state.lost.all_may_be_back(trio.current_time())
         self._lost_may_be_back.set()
+
+    def linked(self, peer: PeerId) -> None:
+        """There is a link to this peer, after there was none."""
+        if self._state.lost.reached(node_id_of(peer), trio.current_time()):
+            self._lost_may_be_back.set()
 
     async def check_links(self) -> None:
         """Keep pinging silent peers of the table and closing unneeded links."""

@@ -231,9 +231,12 @@ NEAR_ENOUGH = 4
 
 
 def seeds_for(state: DhtState, target: int) -> list[Contact]:
-    """Our closest contacts; those that failed only if there are no others."""
+    """Our closest contacts; if there are none, stand-ins and those that failed."""
     state.table.looked_up(target, trio.current_time())
-    return state.table.closest(target) or state.table.closest(target, even_failing=True)
+    return state.table.closest(target) or [
+        *state.stand_ins(target),
+        *state.table.closest(target, even_failing=True),
+    ]
 
 
 def lookup_from(

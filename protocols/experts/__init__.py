@@ -1,25 +1,99 @@
 """A mixture of experts that are spread over many computers (Learning@home, DMoE).
 
-`grid` names the experts. `gating` scores them for each example, `layer` is the mixture as a layer
-of a model, and `async_trainer` trains such a model with many batches in flight.
+Finding: `grid` names the experts, `directory` announces and finds them, `beam` chooses the best for
+each example, `allocation` gives a newcomer its cells. Serving: `messages` has the protocol,
+`runtime` computes, `server` answers for it, `client` asks. Training: `gating` scores the experts,
+`layer` is the mixture as a layer of a model, `swarm` gives it the experts that were found, and
+`async_trainer` trains such a model with many batches in flight.
 """
 
-from protocols.experts.async_trainer import AsyncTrainer, Done
-from protocols.experts.gating import Choice, GridGate, balance_loss
+from protocols.experts.allocation import free_cells
+from protocols.experts.directory import (
+    ANNOUNCE_SECONDS,
+    EXPERTS,
+    RECORD_SECONDS,
+    Below,
+    ExpertDirectory,
+    Host,
+)
 from protocols.experts.grid import Grid, Uid, WrongUid, parse_uid
-from protocols.experts.layer import DMoE, Experts, TooFewExperts
+from protocols.faces import lazily
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from protocols.experts.async_trainer import AsyncTrainer, Done
+    from protocols.experts.beam import BeamSearch, select_experts
+    from protocols.experts.client import ExpertClient
+    from protocols.experts.gating import Choice, GridGate, balance_loss
+    from protocols.experts.layer import DMoE, Experts, TooFewExperts
+    from protocols.experts.messages import (
+        EXPERTS_PROTOCOL,
+        ExpertInfo,
+        Rows,
+        UnknownExpert,
+        WrongTensor,
+    )
+    from protocols.experts.runtime import (
+        ExpertBackend,
+        ExpertStatistics,
+        Runtime,
+        Work,
+        open_runtime,
+    )
+    from protocols.experts.server import serve_experts
+    from protocols.experts.swarm import HostRecords, ImplausibleAnswer, SwarmExperts
 
 __all__ = [
+    "ANNOUNCE_SECONDS",
+    "EXPERTS",
+    "EXPERTS_PROTOCOL",
+    "RECORD_SECONDS",
     "AsyncTrainer",
+    "BeamSearch",
+    "Below",
     "Choice",
     "DMoE",
     "Done",
+    "ExpertBackend",
+    "ExpertClient",
+    "ExpertDirectory",
+    "ExpertInfo",
+    "ExpertStatistics",
     "Experts",
     "Grid",
     "GridGate",
+    "Host",
+    "HostRecords",
+    "ImplausibleAnswer",
+    "Rows",
+    "Runtime",
+    "SwarmExperts",
     "TooFewExperts",
     "Uid",
+    "UnknownExpert",
+    "Work",
+    "WrongTensor",
     "WrongUid",
     "balance_loss",
+    "free_cells",
+    "open_runtime",
     "parse_uid",
+    "select_experts",
+    "serve_experts",
 ]
+
+# Every node declares the family of the directory, and a node without experts loads no torch.
+__getattr__ = lazily(
+    __name__,
+    {
+        "async_trainer": ("AsyncTrainer", "Done"),
+        "beam": ("BeamSearch", "select_experts"),
+        "client": ("ExpertClient",),
+        "gating": ("Choice", "GridGate", "balance_loss"),
+        "layer": ("DMoE", "Experts", "TooFewExperts"),
+        "messages": ("EXPERTS_PROTOCOL", "ExpertInfo", "Rows", "UnknownExpert", "WrongTensor"),
+        "runtime": ("ExpertBackend", "ExpertStatistics", "Runtime", "Work", "open_runtime"),
+        "server": ("serve_experts",),
+        "swarm": ("HostRecords", "ImplausibleAnswer", "SwarmExperts"),
+    },
+)

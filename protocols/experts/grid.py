@@ -27,6 +27,8 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
 class WrongUid(PotluckError):
     """A uid or a grid outside of the grammar, or a uid outside of its grid."""
 
+    surely_not_executed = True
+
 
 @dataclass(frozen=True, order=True)
 class Uid:

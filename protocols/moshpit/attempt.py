@@ -5,9 +5,10 @@ All tasks of an attempt (butterfly.py has them, towards reducers and towards sen
 the handlers that serve others tell them, unless a frame is just being sent, which member we gave up
 on.
 
-In this file: `ExchangeAttempt`; `LinkMeter`, which measures links; `StreamPace`, which lets streams
-over one uplink end together; `Lateness`, which finds members that are late with values;
-`watch_openings`, which finds those that do not open their transfers.
+In this file: `ExchangeAttempt`; `LinkMeter`, which measures links; `StreamPace` and `ArrivalPace`,
+which let streams over one uplink and over one downlink end together; `Lateness`, which finds
+members that are late with values; `watch_openings`, which finds those that do not open their
+transfers.
 
 Promise: `over` is set once and stays. When `handlers_gone` has returned after that, nothing touches
 `source` or `result` any more.
@@ -46,7 +47,8 @@ from protocols.moshpit.ballots import (
     digest_of_parts,
 )
 from protocols.moshpit.blame import AWAITED, NO_AVERAGES, NO_VALUES, NOT_CLOSED, OVERDUE
-from protocols.moshpit.exchange import SMALL_PART, ExchangePlan, LinkUse, Participant
+from protocols.moshpit.exchange import ExchangePlan, LinkUse, Participant
+from protocols.moshpit.layout import SMALL_PART
 from protocols.moshpit.part_messages import (
     ALIVE_SECONDS,
     STALL_SECONDS,
@@ -75,6 +77,7 @@ class ExchangeAttempt:
         steps = [self.steps_to(reducer.index) for reducer in values_to]
         self.pace = StreamPace(len(plan.members), steps)
         self.reduction = Reduction(plan, source, result)
+        self.arrivals = ArrivalPace(self)
         self.statements: dict[int, Statement] = {}
         self.suspicion: Suspicion | None = None
         self.awaited: tuple[Suspicion, ...] = ()
@@ -430,7 +433,7 @@ class LinkMeter:
         return link
 
 
-# ---- streams over one uplink
+# ---- streams over one uplink, and over one downlink
 
 
 LEAD = 1 / 32
@@ -439,20 +442,20 @@ links are used at the end of the round; with less, streams wait for each other's
 
 
 class StreamPace:
-    """Lets the outgoing streams of one attempt end together: a stream that is ahead waits.
+    """Lets our values reach all reducers at the same pace: a stream that is ahead waits.
 
         with attempt.pace.values(member, len(chunks)) as stream:
             for number, chunk in enumerate(chunks):
                 await stream.turn(number, transfer)
                 await transfer.send_chunk(...)
 
-    A plan gives each stream its share of a round, and the round is over when its last stream is.
-    But a full uplink gives each connection the same rate. A stream with nine tenths of a vector
-    would starve beside fifteen with a hundredth each, and the averages that its reducer could send
-    back meanwhile would be sent too late. So each stream goes at the speed of the slowest, measured
-    as a share of its own length, as the plan assumes. Averages are late rather than early (they
-    wait for everybody's values), so they wait for our values, too, but our values never wait for
-    them.
+    A plan gives each stream its share of a round. But a full uplink gives each connection the same
+    rate. A stream with nine tenths of a vector would starve beside fifteen with a hundredth each,
+    and the averages that its reducer could send back meanwhile would be sent too late. So each
+    stream of values goes at the speed of the slowest, measured as a share of its own length, as
+    the plan assumes. Averages are late rather than early (they wait for everybody's values), so
+    they wait for our values, too. Averages do not wait for each other: nobody waits for them but
+    the one that they are for.
 
     `members` is the number of members in the attempt. Where chunks are long compared with their
     streams, each stream begins its chunks a little later than the one before. A stream that has
@@ -460,7 +463,8 @@ class StreamPace:
 
     Easy to get wrong: a waiting stream leaves the uplink to others, which is right only as long as
     they use it. If the slowest does not move, something else holds it up, and no stream waits for
-    it.
+    it. But on a slow uplink a chunk takes seconds: a stream has twice the time of the longest until
+    then.
     """
 
     def __init__(self, members: int, expected: Iterable[int]) -> None:
@@ -469,106 +473,128 @@ class StreamPace:
         self._members = members
         self._values = dict.fromkeys(expected, 0.0)
         self._unopened = set(self._values)
-        self._averages: dict[int, float] = {}
-        self._stuck: set[tuple[bool, int]] = set()  # whether values, and to which place
-        self._slowest_values = 0.0 if self._values else math.inf
-        self._slowest_averages = math.inf
+        self._stuck: set[int] = set()
+        self.slowest = 0.0 if self._values else math.inf
+        """How far the slowest stream of values is, from 0 to 1."""
         self._moved = trio.Event()
-        self._waiting = 0
+        self._moved_at = trio.current_time()
+        self._longest_step = 0.0
 
     @contextmanager
     def values(self, place: int, chunks: int) -> Iterator[PacedStream]:
         """Our values for the member this many places after us, from the first chunk to the last."""
         self._unopened.discard(place)
-        self._values[place] = 0.0
-        self._stuck.discard((True, place))
+        self.reached(place, 0.0)
         try:
-            yield PacedStream(self, self._values, place, chunks)
+            yield PacedStream(self, place, chunks, brings_values=True)
         finally:
             del self._values[place]
             self._look()
 
-    @contextmanager
-    def averages(self, place: int, chunks: int) -> Iterator[PacedStream]:
+    def averages(self, place: int, chunks: int) -> PacedStream:
         """The averages of our part for the member at this place."""
-        self._averages[place] = 0.0
-        try:
-            yield PacedStream(self, self._averages, place, chunks)
-        finally:
-            del self._averages[place]
-            self._look()
-
-    def slowest(self, streams: dict[int, float]) -> float:
-        """How far the slowest stream is for which these streams wait, from 0 to 1."""
-        if streams is self._values:
-            return self._slowest_values
-        return min(self._slowest_values, self._slowest_averages)
+        return PacedStream(self, place, chunks, brings_values=False)
 
     def offset(self, place: int) -> float:
         """When the stream to this member begins its chunks, from 0 to 1 within a chunk's time."""
         return (place % self._members) / self._members
 
-    def reached(self, streams: dict[int, float], place: int, part: float) -> None:
-        was, streams[place] = streams[place], part
-        self._stuck.discard((streams is self._values, place))
-        if was <= self._slowest_values or was <= self._slowest_averages:
-            self._look()
+    def reached(self, place: int, part: float) -> None:
+        """Our values for this member are so far."""
+        before, step = self.slowest, trio.current_time() - self._moved_at
+        self._values[place] = part
+        self._stuck.discard(place)
+        self._look()
+        if 0.0 < before < self.slowest:
+            self._longest_step = max(self._longest_step, step)
 
     async def moved(self) -> bool:
-        """Wait until the slowest stream has moved. False if it does not; then no stream waits for
-        it until it does."""
+        """Wait until the slowest stream has moved, or a second. False if it does not move; then no
+        stream waits for it until it does."""
         moved = self._moved
-        self._waiting += 1
-        try:
-            with trio.move_on_after(ALIVE_SECONDS):
-                await moved.wait()
-        finally:
-            self._waiting -= 1
-        if not moved.is_set():
-            for place in self._unopened:
-                del self._values[place]
-            self._unopened.clear()
-            slowest = min(self._slowest_values, self._slowest_averages)
-            for streams in (self._values, self._averages):
-                stuck = [place for place, part in streams.items() if part <= slowest]
-                self._stuck.update((streams is self._values, place) for place in stuck)
-            self._look()
-        return moved.is_set()
+        with trio.move_on_after(ALIVE_SECONDS):
+            await moved.wait()
+        patience = max(ALIVE_SECONDS, 2.0 * self._longest_step)
+        if moved.is_set() or trio.current_time() < self._moved_at + patience:
+            return True
+        for place in self._unopened:
+            del self._values[place]
+        self._unopened.clear()
+        slowest = self.slowest
+        self._stuck.update(place for place, part in self._values.items() if part <= slowest)
+        self._look()
+        return False
 
     def _look(self) -> None:
-        before = self._slowest_values, self._slowest_averages
-        self._slowest_values = self._slowest_of(self._values)
-        self._slowest_averages = self._slowest_of(self._averages)
-        if self._waiting and before != (self._slowest_values, self._slowest_averages):
+        moving = (part for place, part in self._values.items() if place not in self._stuck)
+        before, self.slowest = self.slowest, min(moving, default=math.inf)
+        if before != self.slowest:
+            self._moved_at = trio.current_time()
             self._moved.set()
             self._moved = trio.Event()
-
-    def _slowest_of(self, streams: dict[int, float]) -> float:
-        values = streams is self._values
-        moving = (part for place, part in streams.items() if (values, place) not in self._stuck)
-        return min(moving, default=math.inf)
 
 
 class PacedStream:
     """One stream's place among the others. Made by `StreamPace`."""
 
-    def __init__(
-        self, pace: StreamPace, streams: dict[int, float], place: int, chunks: int
-    ) -> None:
-        self._pace, self._streams, self._place = pace, streams, place
+    def __init__(self, pace: StreamPace, place: int, chunks: int, *, brings_values: bool) -> None:
+        self._pace, self._place, self._brings_values = pace, place, brings_values
         self._chunks = max(1, chunks)
         self._offset = pace.offset(place)
 
     async def turn(self, number: int, transfer: Transfer[Any, Any, Any]) -> None:
         """Return when this chunk may be sent. Until then, tell the other side that we are alive."""
-        pace, streams = self._pace, self._streams
-        pace.reached(streams, self._place, (number + 1) / self._chunks)
+        pace = self._pace
+        if self._brings_values:
+            pace.reached(self._place, (number + 1) / self._chunks)
         wanted = (number + self._offset) / self._chunks - LEAD
-        while wanted > pace.slowest(streams):
+        while wanted > pace.slowest:
             moves = await pace.moved()
             await transfer.say_alive()
             if not moves:
                 return
+
+
+class ArrivalPace:
+    """Lets the values of our part arrive evenly: a sender that is ahead of the slowest waits.
+
+        await attempt.arrivals.turn(sender, number)
+        ... receive this chunk of this sender ...
+
+    An average needs the values of all senders, so our uplink only has work while the slowest sender
+    goes on. A full downlink does not give each connection the same: of five over one line, one had
+    four times as much as another (docs/nat.md). Bytes that are not received fill their stream's
+    window, and then their sender waits and leaves the downlink to the others.
+
+    Nobody waits for a sender from which nothing arrives.
+    """
+
+    def __init__(self, attempt: ExchangeAttempt) -> None:
+        self._attempt = attempt
+        self._ahead = 2 + int(LEAD * len(attempt.reduction.chunks))
+        self._stuck = (-1, -1)
+
+    async def turn(self, sender: int, number: int) -> None:
+        """Return when this chunk of this sender may be received."""
+        reduction = self._attempt.reduction
+        while number >= reduction.finished + self._ahead:
+            progress = self._progress_of_slowest()
+            if progress == self._stuck:
+                return
+            began = trio.current_time()
+            with trio.move_on_after(ALIVE_SECONDS):
+                await reduction.averaged(number - self._ahead)
+            if progress == self._progress_of_slowest():
+                self._stuck = progress
+                return
+            self._attempt.values_of[sender].held += trio.current_time() - began
+
+    def _progress_of_slowest(self) -> tuple[int, int]:
+        """The chunks that have arrived from all senders, and how much from those that sent no
+        more."""
+        finished = self._attempt.reduction.finished
+        flows = self._attempt.values_of.values()
+        return finished, sum(one.arrived_bytes for one in flows if one.done <= finished)
 
 
 # ---- members that are late with values
@@ -635,6 +661,8 @@ class Flow:
         self.ended: float | None = None
         self.excused = 0.0
         """For how long bytes have been arriving."""
+        self.held = 0.0
+        """For how long we have made the sender wait for others (`ArrivalPace`)."""
         self._transfer = transfer
         self._arrived = 0
         self._looked = self.began
@@ -642,6 +670,11 @@ class Flow:
     @property
     def is_over(self) -> bool:
         return self.done >= self.chunks
+
+    @property
+    def arrived_bytes(self) -> int:
+        """The bytes that have arrived, if they can be observed; else 0."""
+        return 0 if self._transfer is None else self._transfer.bytes_arrived
 
     @property
     def part(self) -> float:
@@ -670,10 +703,11 @@ class Flow:
             self.excused += min(passed, came / bytes_per_second)
 
     def whole_seconds(self) -> float:
-        """An estimate, rather too long, of how long the whole flow takes."""
+        """An estimate, rather too long, of how long the whole flow takes if it need not wait for
+        others."""
         if self.is_over:
-            return (self.moved if self.ended is None else self.ended) - self.began
-        return (trio.current_time() - self.began) * self.chunks / (self.done + 1)
+            return (self.moved if self.ended is None else self.ended) - self.began - self.held
+        return (trio.current_time() - self.began - self.held) * self.chunks / (self.done + 1)
 
     def due(self, expected: float, grace: float, *, excuses: bool) -> float:
         """The moment from which the next chunk is late."""

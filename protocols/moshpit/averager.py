@@ -171,6 +171,11 @@ class Averager:
 
         self._matchmaker.when_asked = asked
 
+    def overtaken(self, epoch: int) -> None:
+        """The run has gone on from this epoch. If a group of it is still looked for, that ends now,
+        with a discarded round. A group that was found is not affected: its members decide."""
+        self._matchmaker.overtaken(self._run, epoch)
+
     def grid_for(self, peers: int) -> Grid:
         """The grid for this many peers that needs the fewest attempts, if they fail as often as
         those that this averager has met (DeDLOC, appendix C)."""

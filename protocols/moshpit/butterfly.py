@@ -505,6 +505,7 @@ class PartService:
         chunks = reduction.chunks if sender.weight > 0.0 else []
         buffer = memoryview(bytearray(max((one.encoded_bytes for one in chunks), default=0)))
         for number, chunk in enumerate(chunks):
+            await attempt.arrivals.turn(sender.index, number)
             check_size(await transfer.next_chunk_bytes(), chunk, number)
             encoded = buffer[: chunk.encoded_bytes]
             with receiving:
@@ -531,15 +532,15 @@ class PartService:
         sending = attempt.meter.sending_to(sender.peer)
         transfer.share_count(reduction.count)
         chunks = len(reduction.chunks)
-        with attempt.pace.averages(attempt.steps_to(sender.index), chunks) as stream:
-            for number in range(chunks):
-                await self._averaged(number)
-                await stream.turn(number, transfer)
-                encoded = reduction.encoded(number)
-                with sending:
-                    await transfer.send_chunk(encoded)
-                sending.bytes += len(encoded)
-                reduction.taken(number)
+        stream = attempt.pace.averages(attempt.steps_to(sender.index), chunks)
+        for number in range(chunks):
+            await self._averaged(number)
+            await stream.turn(number, transfer)
+            encoded = reduction.encoded(number)
+            with sending:
+                await transfer.send_chunk(encoded)
+            sending.bytes += len(encoded)
+            reduction.taken(number)
         signature = attempt.own_statement().signature
         await until_whole(attempt, transfer)
         busy_ms = round(1000 * attempt.meter.receiving_from(sender.peer).seconds)

@@ -14,17 +14,12 @@ from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion
 from protocols.moshpit.layout import (
-    SMALLEST_CHUNK_BYTES,
     Chunk,
     Layout,
     check_chunk_bytes,
     chunks_of,
+    part_chunk_bytes,
 )
-
-SMALL_PART = 8  # a part is small if the largest part is more than so many times as long
-CHUNKS_OF_SMALL_PART = 32
-"""A small part has about so many chunks or more, unless they would be smaller than the smallest
-chunk. Only in pieces does it go as evenly beside a large one as a plan assumes (attempt.py)."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +81,8 @@ class ExchangePlan:
     def chunks_at(self, place: int) -> list[Chunk]:
         """The chunks of the part of the member at this place: the same at every member."""
         lengths = [stop - start for start, stop in pairwise(self.cuts)]
-        chunk_bytes = self.chunk_bytes
-        if lengths[place] * SMALL_PART < max(lengths):
-            share = lengths[place] * self.layout.value_bytes // CHUNKS_OF_SMALL_PART
-            whole = -(-share // SMALLEST_CHUNK_BYTES) * SMALLEST_CHUNK_BYTES
-            chunk_bytes = min(chunk_bytes, max(SMALLEST_CHUNK_BYTES, whole))
-        return chunks_of(self.layout, self.cuts[place], self.cuts[place + 1], chunk_bytes)
+        size = part_chunk_bytes(self.layout, lengths[place], max(lengths), self.chunk_bytes)
+        return chunks_of(self.layout, self.cuts[place], self.cuts[place + 1], size)
 
     def member_of(self, index: int) -> Participant:
         return self.members[self.place_of(index)]

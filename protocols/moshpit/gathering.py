@@ -303,8 +303,9 @@ class Gathering:
         members = tuple(members)
         if self.ended:
             return
-        for member in (by, *members):
-            self._awaited.is_lost(member)
+        if not earlier:  # its round is over for us, and so it is for them, now or in a moment
+            for member in (by, *members):
+                self._awaited.is_lost(member)
         if self.following is not None:
             pass  # our leader knows better: its list, perhaps this one, may be on its way
         elif earlier:
@@ -523,10 +524,16 @@ class LeadOrFollow:
         """Do what is due by now."""
         if self.ended:
             return
-        if now - self._ticked > STOPPED_SECONDS and now - self.next_deadline > STOPPED_SECONDS:
-            self._closing.was_stopped(now)
+        self._notice_stop(now)
         self._ticked = now
         self.reconsider(now)
+
+    def _notice_stop(self, now: float) -> None:
+        """If the tick that was due did not come, nothing ran here. Whatever is heard first after
+        that must not count as late: our leader may have closed its list long ago."""
+        if now - self._ticked > STOPPED_SECONDS and now - self.next_deadline > STOPPED_SECONDS:
+            self._closing.was_stopped(now)
+            self._ticked = now
 
     @property
     def next_deadline(self) -> float:
@@ -555,6 +562,7 @@ class LeadOrFollow:
         """Do what is due by what is known now. Call it after each change of that."""
         if self.ended:
             return
+        self._notice_stop(now)
         if self.following is None:
             first = self._known.first_before(self._me if self._reduces else None)
             if first is not None:

@@ -42,6 +42,10 @@ class NeverListed(NoGroup):
     leader: PeerId | None = None
 
 
+class Overtaken(NoGroup):
+    """The run has gone on to a later epoch while this peer looked for a group."""
+
+
 class NobodyElse(NoGroup):
     """No other peer that can be reached has a live slot under this key: this peer is alone.
 
@@ -153,6 +157,13 @@ def nobody_else(key: str, unreachable: tuple[PeerId, ...]) -> NobodyElse:
     )
     error.unreachable = unreachable
     return error
+
+
+def overtaken(key: str) -> Overtaken:
+    return Overtaken(
+        f"The others have gone on while this peer looked for a group under {key}.",
+        advice="Fetch the state of the run, and join its next round.",
+    )
 
 
 def never_listed(error: NoGroup, leader: PeerId) -> NeverListed:

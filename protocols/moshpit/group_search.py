@@ -55,6 +55,7 @@ from protocols.moshpit.group import (
     never_listed,
     nobody_else,
     not_together,
+    overtaken,
 )
 from protocols.moshpit.handing_on import (
     LONGEST_FETCH_SECONDS,
@@ -200,6 +201,12 @@ class GroupSearch:
     async def take(self, roster: Roster) -> bool:
         """A member shows the list of its leader. Returns whether we are a member by it."""
         return await self._lists.take(roster)
+
+    def overtaken(self) -> None:
+        """The run has gone on: nobody comes any more. Without effect once there is an outcome."""
+        if not self._gathering.ended:
+            self._gathering.stop()
+            self._finish(overtaken(self._context.terms.key))
 
     # -- decisions of the gathering
 

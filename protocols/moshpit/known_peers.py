@@ -7,7 +7,7 @@ message or publishes a newer slot.
 A leader invites all peers that it knows. It waits for a peer while the invitation is under way, and
 then as long as the answer justifies. A peer that says it comes has a second to do so. A peer that
 is with another leader is asked again, because that leader may be dead. A peer that can only dial
-out cannot be asked, and has a second from when it was first seen.
+out cannot be asked, and has four seconds from when it was first seen.
 
 Easy to get wrong: a peer that is no longer waited for is not passed over. It may still come.
 """
@@ -25,6 +25,9 @@ from protocols.moshpit.roster import LARGEST_LIST
 
 MOST_KNOWN = 2 * LARGEST_LIST  # more peers than fit into one group are of no use
 COMING_SECONDS = 1.0  # from "I come" to the join: one round trip, or a dial
+DIALLING_SECONDS = 4.0
+"""For a peer that can only dial out: it may first dial one that does not lead, and be sent on. At
+homes both dials may go through a relay, and have taken up to 1.7 s each on a busy machine."""
 MOST_PROMISES = 3  # a promise to come may cross with a message that sends the peer on
 MOST_NAMED = 8
 ASK_AGAIN_SECONDS = 0.25  # a peer with another leader: that one sends it on or is passed over
@@ -113,7 +116,7 @@ class InvitablePeer:
 
     def comes_by_itself(self, now: float) -> None:
         self.asking, self.ask_at, self.is_silent = False, math.inf, True
-        self.waited_until = max(now, self.first_seen + COMING_SECONDS)
+        self.waited_until = max(now, self.first_seen + DIALLING_SECONDS)
 
     def is_asked(self) -> None:
         self.asking, self.ask_at = True, math.inf

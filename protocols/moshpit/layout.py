@@ -180,6 +180,21 @@ def chunks_of(layout: Layout, start: int, stop: int, chunk_bytes: int) -> list[C
     return list(_chunks(layout, start, stop, chunk_bytes))
 
 
+SMALL_PART = 8  # a part is small if the largest part is more than so many times as long
+CHUNKS_OF_SMALL_PART = 32
+"""A small part has about so many chunks or more, unless they would be smaller than the smallest
+chunk. Only in pieces does it go as evenly beside a large one as a plan assumes (attempt.py)."""
+
+
+def part_chunk_bytes(layout: Layout, values: int, longest: int, chunk_bytes: int) -> int:
+    """The size of the chunks of a part of so many values, where the longest part has `longest`."""
+    if values * SMALL_PART >= longest:
+        return chunk_bytes
+    share = values * layout.value_bytes // CHUNKS_OF_SMALL_PART
+    whole = -(-share // SMALLEST_CHUNK_BYTES) * SMALLEST_CHUNK_BYTES
+    return min(chunk_bytes, max(SMALLEST_CHUNK_BYTES, whole))
+
+
 def check_chunk_bytes(chunk_bytes: int) -> None:
     if not SMALLEST_CHUNK_BYTES <= chunk_bytes <= LARGEST_CHUNK_BYTES:
         raise ProtocolMisuse(
@@ -345,7 +360,7 @@ def check_values(layout: Layout, values: Tensor, what: str) -> None:
 #
 #     for part in cut.parts:
 #         digest = PartHash()
-#         for chunk in part.chunks(layout, cut.chunk_bytes):  digest.add(encoded bytes of the chunk)
+#         for chunk in cut.chunks_of(part, layout):  digest.add(encoded bytes of the chunk)
 #     digest_of_parts({part.reducer: digest}) == committed.digest
 #
 # A result's digest is made of its parts' digests, and a part's digest of the frames in which its
@@ -369,9 +384,6 @@ class PartCut:
     start: int
     stop: int
 
-    def chunks(self, layout: Layout, chunk_bytes: int) -> list[Chunk]:
-        return chunks_of(layout, self.start, self.stop, chunk_bytes)
-
 
 @dataclass(frozen=True)
 class ResultCut:
@@ -379,6 +391,12 @@ class ResultCut:
 
     parts: tuple[PartCut, ...]
     chunk_bytes: int
+
+    def chunks_of(self, part: PartCut, layout: Layout) -> list[Chunk]:
+        """The chunks in which this part was sent."""
+        longest = max(one.stop - one.start for one in self.parts)
+        size = part_chunk_bytes(layout, part.stop - part.start, longest, self.chunk_bytes)
+        return chunks_of(layout, part.start, part.stop, size)
 
     def covers(self, layout: Layout) -> bool:
         """Whether it has each value of such a vector once, and no reducer twice."""

@@ -145,6 +145,12 @@ class Matchmaker:
         search = self._searches.get(roster.key)
         return search is not None and await search.take(roster)
 
+    def overtaken(self, run: str, epoch: int) -> None:
+        """This run has ended this epoch: end the searches of it."""
+        for search in self._searches.values():
+            if run_of(search.terms.key) == run and search.terms.epoch == epoch:
+                search.overtaken()
+
     def forget(self, peers: Collection[PeerId]) -> None:
         """Do not look for these where they were the last time: they are gone, or as good as."""
         for place, group in list(self._met.items()):
@@ -154,29 +160,33 @@ class Matchmaker:
         self._started[roster.key] = roster
 
     async def _join(self, caller: Caller, request: JoinRequest) -> JoinAnswer:
-        started = self._started.get(request.terms.key)
+        terms = request.terms
+        self._was_asked(terms)
+        started = self._started.get(terms.key)
         if started is not None:
             return JoinAnswer(JoinReply.STARTED, started)
-        search = self._searches.get(request.terms.key)
+        search = self._searches.get(terms.key)
         if search is None:
-            self._was_asked(request.terms)
-            self._check_epoch(request.terms)
+            self._check_epoch(terms)
             return NOT_HERE
         return await search.join(caller.peer, request)
 
     def _invite(self, caller: Caller, invitation: Invitation) -> InvitationAnswer:
-        started = self._started.get(invitation.terms.key)
+        terms = invitation.terms
+        self._was_asked(terms)
+        started = self._started.get(terms.key)
         if started is not None:
             return InvitationAnswer(Reply.STARTED, roster=started)
-        search = self._searches.get(invitation.terms.key)
+        search = self._searches.get(terms.key)
         if search is None:
-            self._was_asked(invitation.terms)
-            self._check_epoch(invitation.terms)
+            self._check_epoch(terms)
             return INVITED_FOR_NOTHING
         return search.invite(caller.peer, invitation)
 
     def _was_asked(self, terms: Terms) -> None:
-        if self.when_asked is not None:
+        """Another peer looks for this group. If we do not, our run is told: we may not know yet
+        that the round has begun, or that one of this epoch that has failed begins again."""
+        if self.when_asked is not None and terms.key not in self._searches:
             self.when_asked(run_of(terms.key), terms.epoch)
 
     def _check_epoch(self, terms: Terms) -> None:

@@ -30,6 +30,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import trio
 from torch import Tensor
@@ -45,7 +46,13 @@ from protocols.moshpit.butterfly import Butterfly, Pulse
 from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, Participant
 from protocols.moshpit.group import Group
 from protocols.moshpit.handing_on import LONGEST_FETCH_SECONDS, MARGIN_SECONDS
-from protocols.moshpit.layout import Layout, ResultCut, cut, result_cut
+from protocols.moshpit.layout import (
+    SMALLEST_CHUNK_BYTES,
+    Layout,
+    ResultCut,
+    cut,
+    result_cut,
+)
 from protocols.moshpit.outcome import Failure
 from protocols.moshpit.part_messages import counts
 from protocols.moshpit.plan import best_reducers, fractions_for, predicted_seconds
@@ -322,10 +329,9 @@ class Round:
         began = course.exchange_began = trio.current_time()
         course.exchange_ended = None
         course.attempts += 1
+        plan = self._plan_of(start)
         try:
-            report = await self._shell.butterfly.exchange(
-                self._plan_of(start), buffers.source, buffers.result
-            )
+            report = await self._shell.butterfly.exchange(plan, buffers.source, buffers.result)
         except ExchangeFailed as error:
             for suspicion in error.suspicions:
                 self._note(suspicion.member, suspicion.code, suspicion.text)
@@ -335,7 +341,7 @@ class Round:
         else:
             self._course.bytes_sent += report.bytes_sent
             self._course.bytes_received += report.bytes_received
-            self._cut = result_cut(start.members, start.cuts, self._task.chunk_bytes)
+            self._cut = result_cut(start.members, start.cuts, plan.chunk_bytes)
             self._agreement.exchange_done(
                 start.ballot,
                 report.result_digest,
@@ -377,7 +383,9 @@ class Round:
             ),
             cuts=start.cuts,
             layout=self._task.layout,
-            chunk_bytes=self._task.chunk_bytes,
+            chunk_bytes=self._plan.chunk_bytes_for(
+                start.members, start.cuts, self._task.chunk_bytes
+            ),
             seconds=max(
                 SHORTEST_ATTEMPT_SECONDS,
                 (self._deadline - trio.current_time()) * PART_OF_WHAT_IS_LEFT,
@@ -517,6 +525,12 @@ class Outbox:
 
 TOLERANCE = 0.01  # of the predicted time: rounding to whole blocks costs less, a bad plan more
 
+CHUNK_SECONDS = 0.1
+"""The time of a chunk in the longest part's streams, as predicted. Averages begin after the first
+chunk of values and end after the last, and streams wait for each other's chunks (`StreamPace`), so
+long ones make a round long on slow links. On fast links larger ones save processor time."""
+SMALLEST_TIMED_BYTES = 32 << 10  # smaller chunks mostly cost processor time
+
 
 class RoundPlan:
     """Decides which member reduces which values in an attempt, from what the members signed. Pure.
@@ -567,6 +581,16 @@ class RoundPlan:
         if theirs > best * (1.0 + TOLERANCE):
             return f"The plan takes {theirs:.3g} s where {best:.3g} s are possible."
         return ""
+
+    def chunk_bytes_for(self, members: tuple[int, ...], cuts: tuple[int, ...], most: int) -> int:
+        """The size of a chunk: `most`, or less where that would take longer than CHUNK_SECONDS."""
+        seconds = self._seconds(members, cuts)
+        if not seconds:  # there is only one member
+            return most
+        longest = max(stop - start for start, stop in pairwise(cuts))
+        rate = longest * self._layout.value_bytes / seconds
+        whole = int(rate * CHUNK_SECONDS) // SMALLEST_CHUNK_BYTES * SMALLEST_CHUNK_BYTES
+        return min(most, max(whole, SMALLEST_TIMED_BYTES))
 
     def _seconds(self, members: tuple[int, ...], cuts: tuple[int, ...]) -> float:
         entries = [self._entries[member] for member in members]

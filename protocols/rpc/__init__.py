@@ -17,12 +17,13 @@ from protocols.rpc.messages import (
     decode,
     encode,
 )
-from protocols.rpc.method import BulkMethod, Method
+from protocols.rpc.method import LARGEST_UNARY_BYTES, BulkMethod, Method
 from protocols.rpc.ping import PING, ping, serve_ping
 from protocols.rpc.rpc import Rpc, open_rpc
 from protocols.rpc.transfers import LAST_WORD_SECONDS, ChunkCount, Transfer
 
 __all__ = [
+    "LARGEST_UNARY_BYTES",
     "LAST_WORD_SECONDS",
     "LONGEST_MILLISECONDS",
     "PING",

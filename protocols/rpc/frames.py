@@ -237,6 +237,8 @@ class FrameParser(Generic[Head]):
 READ_BYTES = 64 << 10  # one read: a Yamux frame is just under 64 KiB
 PROGRESS_BYTES = 4 << 10  # per stall period: 140 bytes a second at 30 s, below any modem
 
+_HERE_ALREADY = bytearray(256 << 10)  # one for all readers: none waits while it is in use
+
 
 class MessageReader(Generic[Head]):
     """The messages of one stream, in batches of those that arrived together."""
@@ -256,11 +258,7 @@ class MessageReader(Generic[Head]):
         data: bytes | bytearray = already_read
         while True:
             if data:
-                batch = self._parser.feed(data)
-                if self._parser.held_bytes:
-                    self._note_progress(len(data), bool(batch))
-                else:
-                    self._deadline = 0.0
+                batch = self._take(data)
                 if batch:
                     return batch
             data = await self._receive()
@@ -268,6 +266,21 @@ class MessageReader(Generic[Head]):
                 if self._parser.held_bytes:
                     raise MalformedMessage("The stream ended in the middle of a message.")
                 return None
+
+    def _take(self, data: bytes | bytearray) -> list[tuple[int, Head, bytes]]:
+        """The messages that this completes, with what else of a large message is here already: its
+        pieces would take a turn of the event loop each."""
+        batch, size = self._parser.feed(data), len(data)
+        if self._parser.held_bytes:
+            while not batch and (more := self._stream.receive_now(_HERE_ALREADY)):
+                with memoryview(_HERE_ALREADY) as view, view[:more] as piece:
+                    batch = self._parser.feed(piece)
+                size += more
+        if self._parser.held_bytes:
+            self._note_progress(size, bool(batch))
+        else:
+            self._deadline = 0.0
+        return batch
 
     def _note_progress(self, received: int, finished_a_message: bool) -> None:
         self._since_progress += received
@@ -365,6 +378,7 @@ class Turnstile:
 
 
 BATCH_BYTES = 256 << 10  # one send; also how often a stall is checked for
+SHORT_REST_BYTES = 64 << 10  # sent with the batch before it: alone it would wake the reader again
 CONGESTED_BYTES = 1 << 20  # queued for one stream; above it producers wait
 CROWDED_BYTES = 64 << 10  # instead, while all streams together hold too much: a few answers
 
@@ -478,9 +492,13 @@ class FrameSender:
         if len(batch) <= BATCH_BYTES:
             await self._send_slice(stream, batch)
         else:
-            view = memoryview(batch)
-            for start in range(0, len(batch), BATCH_BYTES):
-                await self._send_slice(stream, view[start : start + BATCH_BYTES])
+            view, start = memoryview(batch), 0
+            while start < len(view):
+                end = start + BATCH_BYTES
+                if len(view) - end < SHORT_REST_BYTES:
+                    end = len(view)
+                await self._send_slice(stream, view[start:end])
+                start = end
 
     async def _send_slice(self, stream: Stream, data: bytes | memoryview) -> None:
         with trio.move_on_after(self._stall_seconds) as scope:

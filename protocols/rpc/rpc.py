@@ -277,7 +277,7 @@ class Rpc:
         A relay is for signalling and small calls; bulk goes through it only if nothing else can.
         """
         with self._network.link_events() as events:
-            if self._network.link(peer) is None and self._may_be_relayed(peer):
+            if self._network.link(peer) is None and self.needs_relay(peer):
                 await self._network.connect(peer)
             while (link := self._network.link(peer)) is not None and link.reach is Reach.RELAYED:
                 settled_at = link.connected_at + SETTLING_SECONDS
@@ -286,7 +286,11 @@ class Rpc:
                 with trio.move_on_at(settled_at):
                     await events.receive()
 
-    def _may_be_relayed(self, peer: PeerId) -> bool:
+    def needs_relay(self, peer: PeerId) -> bool:
+        """Whether this peer is reached through a relay, now or, without a link, at first."""
+        link = self._network.link(peer)
+        if link is not None:
+            return link.reach is Reach.RELAYED
         return any("/p2p-circuit" in address for address in self._network.addresses_of(peer))
 
     # Answering

@@ -219,13 +219,14 @@ class Transfer(Generic[Accepted, Sent, Received]):
             await self._read_final_error()
             raise lost(self._bulk, self._exchange) from None
 
-    async def say_alive(self) -> None:
+    async def say_alive(self, after_seconds: float | None = None) -> None:
         """Tell the other side that we are still here, if it has not heard from us for a while.
 
         Receiving does this by itself. A handler that waits for something else while the other side
-        waits for it must call this every few seconds.
+        waits for it must call this every few seconds. It also finds out whether the other side is
+        still there; for that, `after_seconds` makes the while shorter.
         """
-        due = self._last_sent + self._bulk.stall_seconds / ALIVE_PART
+        due = self._last_sent + (after_seconds or self._bulk.stall_seconds / ALIVE_PART)
         may_send = self._accepted is not None and not self._sent_closing
         if may_send and trio.current_time() >= due and not self._sending.locked():
             await self._send(ALIVE_FRAME, None)

@@ -8,16 +8,35 @@ from protocols.tensors.codecs import (
     is_finite,
     within,
 )
-from protocols.tensors.messages import accumulate, decode_into, encode_into, raw_bytes
+from protocols.tensors.messages import (
+    DtypeName,
+    TensorHeader,
+    accumulate,
+    check_header,
+    decode,
+    decode_into,
+    describe,
+    encode,
+    encode_into,
+    encoded_bytes,
+    raw_bytes,
+)
 
 __all__ = [
     "CODECS",
     "SERIAL_VALUES",
     "CodecName",
+    "DtypeName",
     "NotFinite",
+    "TensorHeader",
     "accumulate",
+    "check_header",
+    "decode",
     "decode_into",
+    "describe",
+    "encode",
     "encode_into",
+    "encoded_bytes",
     "is_finite",
     "raw_bytes",
     "within",

@@ -4,7 +4,7 @@
     for span in spans(header, CHUNK_BYTES):              # each part is encoded on its own
         encode_into(flat[span.start:span.stop], header.codec, buffer, name="gradients")
 
-    check(header, limit_bytes=...)                       # the receiver, first of all
+    check_header(header, limit_bytes=...)                # the receiver, first of all
     accumulate(flat[span.start:span.stop], header.codec, buffer, weight=samples)
 
 Values are decoded into float32 (or the dtype of the destination) and can be added with a weight, so
@@ -36,13 +36,15 @@ from protocols.tensors.codecs import (
     NotFinite,
     PlainCodec,
     is_finite,
+    received_over,
+    require_finite,
 )
 
 __all__ = [
     "NotFinite",
     "TensorHeader",
     "accumulate",
-    "check",
+    "check_header",
     "decode",
     "decode_into",
     "describe",
@@ -120,7 +122,7 @@ def describe(tensor: Tensor, codec: CodecName = "none") -> TensorHeader:
     return TensorHeader(tuple(tensor.shape), name, codec)
 
 
-def check(header: TensorHeader, limit_bytes: int) -> None:
+def check_header(header: TensorHeader, limit_bytes: int) -> None:
     """Refuse a header from the network that would take more memory than `limit_bytes`."""
     wrong = _misfit(header.codec, _DTYPES[header.dtype])
     if wrong:
@@ -167,9 +169,15 @@ def encode_into(tensor: Tensor, codec: CodecName, destination: Buffer, *, name: 
     return size
 
 
-def encode(tensor: Tensor, codec: CodecName, *, name: str) -> bytearray:
-    """Encode into a new buffer."""
-    destination = bytearray(_codec(codec, tensor.dtype).encoded_bytes(tensor.numel()))
+def encode(tensor: Tensor, codec: CodecName, *, name: str) -> Buffer:
+    """Encode into a new buffer. With a codec that changes nothing, the bytes are the tensor's own
+    memory (of a copy, if it is not contiguous or not on the CPU): do not change it meanwhile."""
+    chosen = _codec(codec, tensor.dtype)
+    if chosen.is_lossless:
+        flat = _flat(tensor)
+        require_finite(flat, name, codec)
+        return raw_bytes(flat)
+    destination = bytearray(chosen.encoded_bytes(tensor.numel()))
     encode_into(tensor, codec, destination, name=name)
     return destination
 
@@ -204,12 +212,20 @@ def accumulate(
 
 
 def decode(header: TensorHeader, encoded: Buffer, *, limit_bytes: int) -> Tensor:
-    """Make a new tensor from a header and all of its bytes, in one part."""
-    check(header, limit_bytes)
+    """Make a new tensor from a header and all of its bytes, in one part.
+
+    With a codec that changes nothing, the tensor uses the memory of a writable buffer, whose start
+    must be aligned as that of a bytearray is.
+    """
+    check_header(header, limit_bytes)
     needed = encoded_bytes(header, header.values)
     if len(encoded) != needed:
         raise MalformedMessage(f"A tensor came with {len(encoded):,} bytes instead of {needed:,}.")
-    tensor = torch.empty(header.shape, dtype=_DTYPES[header.dtype])
+    dtype = _DTYPES[header.dtype]
+    in_place = not memoryview(encoded).readonly and dtype is not torch.bool
+    if in_place and _codec(header.codec, dtype).is_lossless:
+        return received_over(encoded, dtype, header.values).view(header.shape)
+    tensor = torch.empty(header.shape, dtype=dtype)
     decode_into(tensor, header.codec, encoded, header.dtype)
     return tensor
 

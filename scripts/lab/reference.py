@@ -48,8 +48,8 @@ traffic and processor time:
 ./scripts/simulate run --peers 4 --steps 3 --mean-life 120
 ```
 
-To compare the transport, the directory, the averaging and the training with hivemind's, on the
-same machine in the same minutes, see `scripts/bench-against-hivemind --help`.
+To compare the transport, the directory, the averaging, the training and the experts with
+hivemind's, on the same machine in the same minutes, see `scripts/bench-against-hivemind --help`.
 
 To compare two versions of potluck, make a checkout of each and run the same bench in both, in turn,
 at least five times. The processes share the machine with all other programs, so compare medians of
@@ -84,7 +84,7 @@ with NetworkLab(round_trip_seconds=0.06) as lab:
 
 What they do not let in they drop without an answer, and a home cannot reach itself by its public
 address. A home may have IPv4, IPv6 or both. For IPv6, each router is a firewall that lets nothing
-unsolicited in.
+unsolicited in, or everything if it is open (`ipv6_open`).
 
 The delay is a program that carries the frames between the homes, because the kernel's netem is not
 everywhere. At 60 ms it has carried 475 MB/s from eight homes with 0.4 of a core. Lines with a rate

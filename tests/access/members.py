@@ -9,7 +9,7 @@ from pathlib import Path
 from node.core.access.auth_client import GrantedPass, OfferedProvider, open_auth_client
 from node.core.access.pass_file import KeptPass, keep_pass
 from node.core.access.server_time import ServerTime
-from node.core.configuration import Configuration, read_configuration
+from node.core.configuration import Configuration
 from node.core.key_file import FIRST_LINE
 from node.core.node import Node, OpenNetwork
 from node.net.clocks import Clocks, machine_clocks
@@ -18,6 +18,7 @@ from protocols.network import Network
 from protocols.testing.world import SimulatedWorld
 from tests.access.https_servers import ScriptedServer
 from tests.access.impostor import Impostor
+from tests.homes import home_in
 from tests.waiting import PATIENCE_SECONDS, until
 
 CODE = OfferedProvider("code", "code")
@@ -52,7 +53,7 @@ async def log_in(
     clocks: Clocks | None = None,
 ) -> Configuration:
     """A home with this key and a pass, as `potluck login` leaves it."""
-    configuration = read_configuration(environment={"POTLUCK_HOME": str(home)})
+    configuration = home_in(home)
     write_key(configuration.key_file, identity)
     time = ServerTime(clocks or machine_clocks())
     assert server.certificate is not None

@@ -22,11 +22,12 @@ from auth.roles import Role
 from nat import messages
 from nat.messages import Status
 from nat.relaying import HOP
+from nat.reservations import RelayRefused, reserve
 from node.core.access.membership import Membership, open_membership
 from node.core.access.notice import notice_of
 from node.core.access.pass_file import load_pass
 from node.core.access.renewal import MembershipEnded
-from node.core.configuration import Configuration, read_configuration
+from node.core.configuration import Configuration
 from node.core.control_client import ask_once
 from node.core.directory import FAMILIES
 from node.core.failure import failure_of
@@ -38,7 +39,7 @@ from protocols.errors import Unreachable
 from protocols.network import Network
 from protocols.not_allowed import NotAllowed
 from protocols.rpc import open_rpc
-from protocols.rpc.ping import ping
+from protocols.rpc.ping import ping, serve_ping
 from protocols.testing.world import SimulatedWorld
 from tests.access.https_servers import ScriptedServer, response
 from tests.access.impostor import ROOT, RUN, STRANGER, Impostor, running_impostor
@@ -51,6 +52,7 @@ from tests.access.members import (
     until_renewed,
     write_key,
 )
+from tests.homes import home_in
 from tests.waiting import PATIENCE_SECONDS, until
 
 FAR_FUTURE_MS = 1 << 52
@@ -146,7 +148,7 @@ async def test_members_talk_with_one_another(run: Run) -> None:
 
 
 async def test_a_stranger_is_answered_nothing(run: Run) -> None:
-    stranger_home = read_configuration(environment={"POTLUCK_HOME": str(run.folder / "mallory")})
+    stranger_home = home_in(run.folder / "mallory")
     write_key(stranger_home.key_file, run.world.identity_of("mallory"))
     async with (
         run.nodes("alice") as (alice,),
@@ -188,6 +190,24 @@ async def test_the_endpoints_of_the_pass_are_joined_at(run: Run) -> None:
             assert [link.peer for link in bob.network.links()] == [alice.network.peer_id]
 
 
+async def test_a_relay_calls_a_peer_that_asks_for_a_place_before_anything_else(run: Run) -> None:
+    """After its restart a relay knows nobody, and volunteers ask for their places at once."""
+    home = await run.member("relay")
+    serving = dataclasses.replace(home, values={**home.values, "relay.serve": True})
+    async with running_node(run.world, "relay", serving) as relay:
+        member, membership = await run.outlaw("member")
+        stranger = run.world.add_node("stranger")
+        for one in (member, stranger):
+            one.learn_addresses(relay.network.peer_id, relay.network.addresses())
+        async with open_rpc(member, membership.guard(member)) as rpc:
+            serve_ping(rpc)
+            await reserve(member, relay.network.peer_id)
+        with pytest.raises(RelayRefused, match="only members"):
+            await reserve(stranger, relay.network.peer_id)
+        assert relay.status().relay is not None
+        assert relay.status().relay.reservations == 1
+
+
 @pytest.mark.slow
 async def test_a_monitor_keeps_nothing_for_others(run: Run) -> None:
     async with run.nodes("alice") as (alice,):
@@ -206,7 +226,7 @@ async def test_a_pass_that_does_not_count_keeps_a_node_from_starting(run: Run) -
     write_key(other / "identity.key", run.world.identity_of("other"))
     (other / "access.pass").write_bytes(configuration.places.pass_file.read_bytes())
     (other / "access.pass").chmod(0o600)
-    stolen = read_configuration(environment={"POTLUCK_HOME": str(other)})
+    stolen = home_in(other)
     with pytest.raises(UnusableFile, match="not for this node"):
         async with Node(stolen, open_network=network_in(run.world, "other")):
             pass

@@ -27,8 +27,19 @@ from protocols.accumulation.results import (
     Offered,
     usual_bytes,
 )
-from protocols.accumulation.state_download import FetchSettings, Paces
-from protocols.accumulation.state_fetching import StateSource, follow_run
+from protocols.accumulation.state_download import (
+    Choice,
+    FetchAccount,
+    FetchSettings,
+    Paces,
+    choose,
+)
+from protocols.accumulation.state_fetching import (
+    Following,
+    FollowWanted,
+    StateSource,
+    follow_run,
+)
 from protocols.accumulation.state_messages import (
     MOST_RESULTS,
     ROOM_OF_SMALL_BYTES,
@@ -38,6 +49,7 @@ from protocols.accumulation.state_pace import KEPT_SECONDS
 from protocols.accumulation.state_serving import StateServingSettings
 from protocols.identity import PeerId
 from protocols.rpc import Rpc, open_rpc
+from protocols.rpc.rpc import SETTLING_SECONDS
 from protocols.testing.world import (
     LinkSettings,
     NodeSettings,
@@ -48,6 +60,7 @@ from protocols.testing.world import (
 )
 from tests.accumulation.followed_runs import (
     RESULT_BYTES,
+    RUN,
     STATE_BYTES,
     FollowedRun,
     RunMember,
@@ -543,3 +556,80 @@ def test_a_run_that_has_stopped_after_two_steps_close_together_is_not_called_fas
             keeping_up.saw(epoch, now)
         keeping_up.came(came_bytes)
         assert (keeping_up.too_slow(30.0, 1000, 1000) is None) is is_enough
+
+
+# Sources behind a relay
+
+RELAYED = LinkSettings(latency_seconds=0.02, relayed=True)
+CUT_OFF_BY = 3  # steps
+
+
+async def with_one_relayed(
+    world: SimulatedWorld,
+    nursery: trio.Nursery,
+    network: SimulatedNetwork,
+    relayed: int,
+    epoch_seconds: float,
+) -> FollowedRun:
+    """A run of two donors that the newcomer is linked to, with one of them through a relay."""
+    run = await start_run(world, nursery, network, epoch_seconds=epoch_seconds)
+    donor = run.donors[relayed].network
+    world.set_path(network, donor, RELAYED)
+    for one in run.donors:
+        await network.connect(one.network.peer_id)
+    return run
+
+
+@pytest.mark.parametrize("relayed", [0, 1])
+def test_a_state_and_its_results_come_from_the_source_with_a_direct_link(relayed: int) -> None:
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await with_one_relayed(world, nursery, network, relayed, epoch_seconds=0.5)
+        direct, behind = run.donors[1 - relayed], run.donors[relayed]
+        newcomer, began = RunMember(seed=1), trio.current_time()
+        fetched = await run.fetch(rpc, newcomer)
+        # it waits for no new link through a relay to become direct
+        assert trio.current_time() - began < SETTLING_SECONDS
+        assert fetched.bytes_from[direct.network.peer_id] >= STATE_BYTES
+        newcomer.take(fetched.state, fetched.results)
+
+        for donor in run.donors:
+            donor.member.results.follow(STATE_BYTES)
+        for _ in range(CUT_OFF_BY):
+            run.step()
+        followed = await follow_run(rpc, run.sources, newcomer.look(), newcomer.layouts)
+        assert followed is not None
+        assert set(followed.bytes_from) == {direct.network.peer_id}
+        assert behind.network.peer_id not in followed.bytes_from
+
+    with_newcomer(scenario, bytes_per_second=100 * STATE_BYTES)
+
+
+def test_results_come_through_a_relay_when_no_other_source_has_them() -> None:
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await with_one_relayed(world, nursery, network, 0, epoch_seconds=EPOCH_SECONDS)
+        behind, direct = run.donors
+        behind.member.results.follow(STATE_BYTES)  # the other keeps none
+        start = run.at
+        run.step()
+        await run.named()
+        assert direct.member.results.following(start) is None
+        settings = FetchSettings()
+        account = FetchAccount(rpc, settings)
+        wanted = FollowWanted(RUN, behind.member.layouts, float(STATE_BYTES))
+
+        def choice_now() -> Choice | None:
+            return choose(run.sources(), network.peer_id, named=False)
+
+        following = Following(account, wanted, start, choice_now)
+        async with trio.open_nursery() as fetching:
+            fetching.start_soon(following.run)
+            assert await following.caught_up()
+            fetching.cancel_scope.cancel()
+        assert following.end == run.at
+        assert set(account.bytes_from) == {behind.network.peer_id}
+
+    with_newcomer(scenario, bytes_per_second=100 * STATE_BYTES)

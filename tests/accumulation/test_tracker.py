@@ -8,6 +8,7 @@ import threading
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.lifecycle import Ending
@@ -174,6 +175,26 @@ async def measures_again(world: SimulatedWorld, before: int) -> None:
         one.tracker.note(msgspec.structs.replace(slot, averaging=True))
         one.tracker.note(msgspec.structs.replace(slot, epoch=epoch + 1, samples=0))
     assert one.tracker.mine().batch_seconds == 0.0, "it is taken to be as fast as the others"
+
+
+@simulated
+async def test_the_time_in_which_the_process_was_stopped_is_not_part_of_a_batch(
+    world: SimulatedWorld,
+) -> None:
+    """Or this peer would seem so slow that no step is planned with it."""
+    one = (await trackers(world, 1))[0]
+    one.note(batch=8)
+    one.note(under_way=0.0)
+    await trio.sleep(2.0)
+    one.note(samples=8)
+    await trio.sleep(1.5)
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, trio.testing.MockClock)
+    clock.jump(60.0)
+    await trio.sleep(0.5)
+    one.note(samples=16, under_way=-1.0)
+    assert one.tracker.mine().batch_seconds == pytest.approx(2.0, rel=0.1)
+    assert one.tracker.mine().samples_per_second == pytest.approx(4.0, rel=0.1)
 
 
 @simulated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.core.configuration import Configuration, read_configuration
+from nat.connectivity import Connectivity, ReachMode
+from nat.kinds import Nat
+from node.core.configuration import Configuration
 from node.core.control_client import ask_once
 from node.core.node import Node, OpenNetwork
 from node.core.running_lock import AlreadyRunning
@@ -19,8 +22,10 @@ from protocols.identity import Identity
 from protocols.network import Network
 from protocols.rpc import open_rpc
 from protocols.rpc.ping import ping
-from protocols.testing.world import SimulatedWorld
+from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
 from tests.commands.console import files_of_a_running_node
+from tests.homes import home_in
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -31,7 +36,7 @@ async def world() -> AsyncIterator[SimulatedWorld]:
 
 @pytest.fixture
 def configuration(tmp_path: Path) -> Configuration:
-    return read_configuration(environment={"POTLUCK_HOME": str(tmp_path)})
+    return home_in(tmp_path)
 
 
 def network_in(world: SimulatedWorld, name: str = "node") -> OpenNetwork:
@@ -58,6 +63,33 @@ async def test_a_node_that_has_started_answers_pings_and_its_owner(
         status = await trio.to_thread.run_sync(ask_once, socket, "status")
         assert status["rpc"]["requests_served"] == 1
         assert [link["peer"] for link in status["links"]] == [caller.peer_id]
+
+
+@pytest.mark.slow
+async def test_a_node_whose_relays_are_gone_is_still_met_through_its_holes(
+    world: SimulatedWorld, configuration: Configuration
+) -> None:
+    helper, peer = world.add_node("helper"), world.add_node("peer")
+    address = helper.addresses()[0]
+    values = {**configuration.values, "dht.bootstrap": (address,)}
+    joining = dataclasses.replace(configuration, values=values)
+    behind = NodeSettings(nat=Nat.PORT_RESTRICTED)
+
+    @asynccontextmanager
+    async def open_network(_: Identity, __: Configuration) -> AsyncIterator[Network]:
+        yield world.add_node("node", behind)
+
+    async with trio.open_nursery() as nursery, Node(joining, open_network=open_network) as node:
+        await nursery.start(Connectivity(helper, tuple).run)  # it dials back, and relays nothing
+        with trio.fail_after(PATIENCE_SECONDS):
+            while node.connectivity.mode is not ReachMode.DIAL_OUT_ONLY:
+                await node.connectivity.changed.wait()
+        assert node.dials_out_only()
+        network = node.network
+        assert isinstance(network, SimulatedNetwork)
+        network.link_to(peer, peer.address, punched=True)
+        assert not node.dials_out_only()
+        nursery.cancel_scope.cancel()
 
 
 async def test_it_ends_without_a_trace(

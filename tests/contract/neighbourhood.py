@@ -19,6 +19,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from node.net.network import Libp2pSettings, open_libp2p_network
+from protocols.blocking import do_at_once
 from protocols.identity import Identity
 from protocols.network import Network, Stream
 from protocols.testing.timeline import deterministic_scheduling
@@ -141,6 +142,7 @@ class LoopbackNeighbourhood(Neighbourhood):
 
 @asynccontextmanager
 async def _simulated() -> AsyncIterator[Neighbourhood]:
+    do_at_once()
     async with SimulatedWorld(seed=0) as world:
         yield SimulatedNeighbourhood(world)
 

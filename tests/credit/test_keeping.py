@@ -12,7 +12,6 @@ import pytest
 import trio
 from msgspec import structs
 
-from node.core.configuration import read_configuration
 from node.core.control_client import ask_once
 from node.core.node import Node
 from node.core.training_view import BatchView, RunPeerView, TrafficView
@@ -24,6 +23,7 @@ from protocols.credit.record import Page
 from protocols.identity import PeerId
 from protocols.testing.world import SimulatedWorld
 from tests.access.members import introduce, running_node, write_key
+from tests.homes import home_in
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -103,7 +103,7 @@ async def a_run(folder: Path, *names: str) -> AsyncIterator[list[Member]]:
     async with SimulatedWorld(seed=5) as world, AsyncExitStack() as running:
         members = []
         for name in names:
-            home = read_configuration(environment={"POTLUCK_HOME": str(folder / name)})
+            home = home_in(folder / name)
             write_key(home.key_file, world.identity_of(name))
             node = await running.enter_async_context(running_node(world, name, home))
             shown = Recorded()

@@ -48,3 +48,23 @@ def test_the_peer_that_was_lost_last_is_tried_first() -> None:
     lost.add(newest)
     lost.all_may_be_back(now)
     assert lost.due(now, at_most=1) == [newest]
+
+
+def test_a_peer_that_takes_every_link_and_never_answers_is_tried_ever_more_seldom() -> None:
+    (peer,) = contacts(1)
+    lost = LostPeers(random.Random(0))
+    lost.add(peer)
+    now, tries = tried_for_an_hour(lost), 0
+    for _ in range(1000):
+        now += 0.1
+        lost.reached(peer.node_id, now)  # each try makes a link again, which it closes
+        tries += len(lost.due(now, at_most=1))
+    assert 5 <= tries <= 8
+
+
+def test_a_link_to_a_peer_that_is_not_lost_changes_nothing() -> None:
+    here, gone = contacts(2)
+    lost = LostPeers(random.Random(0))
+    lost.add(gone)
+    assert not lost.reached(here.node_id, 0.0)
+    assert lost.due(0.0, at_most=2) == []

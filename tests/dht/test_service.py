@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from protocols.dht import Contact, SlotRefused, contact_of
+from protocols.dht import Contact, DhtSettings, SlotRefused, contact_of
 from protocols.dht.messages import without_peer
 from protocols.dht.slots import SlotRefusal
 from protocols.testing.world import SimulatedWorld
@@ -60,6 +60,42 @@ async def test_a_withdrawn_slot_is_gone_everywhere(world: SimulatedWorld) -> Non
     for reader in members:
         found = await reader.dht.get("note/gone")
         assert [entry.value for entry in found.values()] == ["stays"]
+
+
+@simulated
+async def test_several_values_are_withdrawn_together(world: SimulatedWorld) -> None:
+    members = await swarm(world, 5)
+    keys = ["note/one", "note/two", "note/three"]
+    await members[0].dht.put_many([(key, "here", 60) for key in keys])
+    written = await members[0].dht.withdraw_many([*keys[:2], keys[0]])
+    assert [one.slot.key for one in written] == keys[:2]
+    for reader in members:
+        found = await reader.dht.get_many(keys)
+        assert [len(found[key]) for key in keys] == [0, 0, 1]
+
+
+@simulated
+async def test_a_reader_that_has_some_slots_misses_no_publisher_that_writes_at_that_moment(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 5)
+    keys = ["note/a", "note/b"]  # of several keys nothing is remembered from one read to the next
+    settings = DhtSettings(bootstrap=(members[0].address,), client=True)
+    reader = member(world, "reader", settings=settings)  # which keeps no slots of others
+    await joined(reader)
+    await reader.dht.put_many([(key, "reader", 60) for key in keys])
+
+    async def write_again_and_again() -> None:
+        while True:
+            await members[1].dht.put_many([(key, "writer", 60) for key in keys])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write_again_and_again)
+        await trio.sleep(1)
+        for number in range(20):
+            found = await reader.dht.get_many(keys, latest_enough=bool(number % 2))
+            assert all(found[key].keys() == {reader.peer, members[1].peer} for key in keys)
+        nursery.cancel_scope.cancel()
 
 
 @simulated

@@ -8,8 +8,10 @@ import pytest
 import trio
 
 from protocols.dht import DhtSettings, contact_of
+from protocols.dht.ids import position_of
 from protocols.dht.messages import without_peer
 from protocols.dht.publisher import PublishingSettings
+from protocols.dht.reader import FullRead, ReplicaReply
 from protocols.dht.watches import Change
 from protocols.dht.writer import SPARE_WRITES
 from protocols.testing.world import LinkSettings, SimulatedWorld
@@ -132,6 +134,23 @@ async def test_a_hot_key_is_copied_to_the_way_for_a_short_while(world: Simulated
         await one.dht.get("note/nothing", latest_enough=True)
         one.dht._state.storage.cache.expire(one.dht._state.now_ms())
     assert not sum(one.dht.statistics().copies_cached for one in members)
+
+
+@simulated
+async def test_copies_of_a_key_count_as_one_replica_however_many_send_some(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 4)
+    key = "note/hot"
+    read = FullRead(members[0].dht._state, position_of(key), key, replicas_wanted=2)
+    some = [
+        ReplicaReply(contact_of(one.peer, ()), (b"a name",), b"", whole=True) for one in members[1:]
+    ]
+    read.heard(some[0], copied=True)
+    read.heard(some[1], copied=True)
+    assert not read.has_enough
+    read.heard(some[2], copied=False)
+    assert read.has_enough
 
 
 async def next_change(changes: object) -> Change:

@@ -390,3 +390,55 @@ async def test_an_older_slot_cannot_be_replayed_after_a_backbone_has_restarted(
     await trio.sleep(20)
     code, _ = await refusal_of(stranger, again, long_lived)
     assert code is SlotRefusal.OLDER_SEQUENCE
+
+
+@simulated
+async def test_peers_that_have_punched_links_keep_each_others_slots_while_all_others_are_away(
+    world: SimulatedWorld,
+) -> None:
+    """Peers behind routers are in no table. Without those that can be dialled they have nobody to
+    ask but one another."""
+    backbone = member(world, "backbone")
+    await joined(backbone)
+    homes = [
+        member(world, name, [backbone], machine=NodeSettings(dialable=False))
+        for name in ("left", "right", "far")
+    ]
+    await joined(*homes)
+    left, right, far = homes
+    for one, other in ((left, right), (right, far), (far, left)):
+        one.network.link_to(other.network, other.address, punched=True)
+    await left.dht.put("note/before", "there", HOUR)
+    assert table_sizes(homes) == [1, 1, 1]
+
+    backbone.crash()
+    await trio.sleep(1)
+    await left.dht.put("note/meanwhile", "from left", HOUR)
+    await right.dht.put("note/meanwhile", "from right", HOUR)
+    for one in homes:
+        found = await one.dht.get("note/meanwhile")
+        assert {entry.value for entry in found.values()} == {"from left", "from right"}
+    assert table_sizes(homes) == [0, 0, 0], "nobody else is told of them"
+
+    backbone = backbone.restart()
+    await joined(backbone)
+    await trio.sleep(DhtSettings().longest_retry_seconds)
+    assert table_sizes(homes) == [1, 1, 1]
+    await far.dht.put("note/after", "from far", HOUR)
+    assert {entry.value for entry in (await left.dht.get("note/after")).values()} == {"from far"}
+
+
+@simulated
+async def test_a_bootstrap_peer_that_is_linked_again_is_joined_at_once(
+    world: SimulatedWorld,
+) -> None:
+    backbone = member(world, "backbone")
+    home = member(world, "home", [backbone], machine=NodeSettings(dialable=False))
+    await joined(backbone, home)
+    backbone.crash()
+    await trio.sleep(200)
+    assert table_sizes([home]) == [0]
+    backbone.restart()
+    await home.network.connect(backbone.network.peer_id)
+    await trio.sleep(1)
+    assert table_sizes([home]) == [1]

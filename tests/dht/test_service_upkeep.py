@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 
 from protocols.dht import DhtSettings, acquaintances
 from protocols.dht.messages import FIND, FindRequest, Query
-from protocols.dht.routing import QUIET_SECONDS
+from protocols.dht.routing import FAILURES_TO_FORGET, LONGEST_RETRY_SECONDS, QUIET_SECONDS
+from protocols.errors import Unreachable
 from protocols.testing.world import NodeSettings, SimulatedWorld
 from tests.dht.impostors import Impostor, that_never_answers
 from tests.dht.members import Member, joined, member, simulated, swarm, table_sizes
@@ -168,3 +171,60 @@ async def test_changed_addresses_are_introduced_again(world: SimulatedWorld) -> 
     await one.dht.get("note/x")
     await trio.sleep(5)
     assert table_sizes([first]) == [1]
+
+
+async def client_and_its_peer(world: SimulatedWorld) -> tuple[Member, Member]:
+    """A node that keeps nothing itself, as behind a router, and the only other one."""
+    other = member(world, "other")
+    settings = DhtSettings(client=True, bootstrap=(other.address,))
+    one = member(world, "client", settings=settings)
+    await joined(other, one)
+    await trio.sleep(30)
+    return one, other
+
+
+async def try_to_put(one: Member, key: str) -> None:
+    with suppress(Unreachable):
+        await one.dht.put(key, "hello", 600, keep_up=False)
+
+
+async def seconds_until_a_put(one: Member) -> float:
+    began = trio.current_time()
+    while True:
+        try:
+            await one.dht.put("note/back", "hello", 600, keep_up=False)
+        except Unreachable:
+            await trio.sleep(0.05)
+        else:
+            return trio.current_time() - began
+
+
+@simulated
+async def test_a_lost_peer_is_dialled_as_soon_as_its_old_link_is_known_to_be_dead(
+    world: SimulatedWorld,
+) -> None:
+    one, other = await client_and_its_peer(world)
+    world.partition([one.network], [other.network])
+    async with trio.open_nursery() as nursery:  # each is a failure: too many for the table
+        for number in range(FAILURES_TO_FORGET):
+            nursery.start_soon(try_to_put, one, f"note/{number}")
+    assert one.dht.statistics().peers_in_table == 0
+    assert one.network.link(other.peer) is not None
+    world.break_link(one.network, other.network)
+    world.heal()
+    assert await seconds_until_a_put(one) < 0.5
+
+
+@simulated
+async def test_a_lost_peer_is_tried_as_soon_as_anything_has_reached_it(
+    world: SimulatedWorld,
+) -> None:
+    one, other = await client_and_its_peer(world)
+    world.partition([one.network], [other.network])
+    for number in range(FAILURES_TO_FORGET):
+        await try_to_put(one, f"note/{number}")
+    assert one.dht.statistics().peers_lost == 1
+    await trio.sleep(LONGEST_RETRY_SECONDS)  # by now it is tried seldom
+    world.heal()
+    await one.network.connect(other.peer)
+    assert await seconds_until_a_put(one) < 0.5

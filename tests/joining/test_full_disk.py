@@ -12,13 +12,13 @@ import pytest
 import torch
 import trio
 
-from node.core.configuration import read_configuration
 from node.run.signed import read_signed, sign_definition
 from node.training.happenings import Left
 from node.training.join.participation import Participation, take_part
 from node.training.session import TrainingSession
 from protocols.testing.world import SimulatedWorld
 from tests.access.members import running_node, write_key
+from tests.homes import home_in
 from tests.joining.homes import files_below
 from tests.runs.definitions import FINGERPRINT, NAME, NOW_MS, ORGANISER, TEXT
 from tests.trainer.recorded import Recorded
@@ -45,7 +45,7 @@ async def test_it_trains_on_says_so_and_leaves_nothing_half_written(
     torch.set_num_threads(1)
     data = sign_definition(TEXT, ORGANISER, now_ms=NOW_MS)
     signed = read_signed(data, run=NAME, organiser=FINGERPRINT)
-    home = read_configuration(environment={"POTLUCK_HOME": str(tmp_path)})
+    home = home_in(tmp_path)
     shown = Recorded()
     session = TrainingSession(shown)
     session.entered()

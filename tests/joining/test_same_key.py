@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.core.configuration import Configuration, read_configuration
+from node.core.configuration import Configuration
 from node.core.node import Node
 from node.training.happenings import MAKING_SURE, Preparing
 from node.training.join.bootstrap import KeyInUse, refuse_if_in_use
@@ -18,6 +18,7 @@ from protocols.identity import Identity
 from protocols.network import Network
 from protocols.testing.world import SimulatedNetwork, SimulatedWorld
 from tests.accumulation.progress_slots import slot
+from tests.homes import home_in
 from tests.trainer.recorded import Recorded
 
 RUN = "poem"
@@ -29,7 +30,7 @@ async def node_in(world: SimulatedWorld, home: Path) -> AsyncIterator[Node]:
     async def open_network(_: Identity, __: Configuration) -> AsyncIterator[Network]:
         yield world.add_node("node")
 
-    configuration = read_configuration(environment={"POTLUCK_HOME": str(home)})
+    configuration = home_in(home)
     async with Node(configuration, open_network=open_network) as node:
         yield node
 

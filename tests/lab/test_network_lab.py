@@ -19,6 +19,7 @@ from pathlib import Path
 from socket import (
     AF_INET,
     AF_INET6,
+    IPPROTO_TCP,
     SHUT_WR,
     SO_REUSEADDR,
     SOCK_DGRAM,
@@ -31,6 +32,7 @@ from threading import Thread
 
 import pytest
 
+from lab.bench.own_network import congestion_control
 from lab.net import (
     AddressFamilies,
     Machine,
@@ -557,6 +559,26 @@ def test_a_round_trip_takes_the_given_time(tcp: Bind) -> None:
                 connecting.connect((relay.address, PORT))
                 taken.append(time.perf_counter() - began)
         assert round_trip <= min(taken) <= round_trip + 0.02
+
+
+@pytest.mark.root
+@needs_a_lab
+@pytest.mark.parametrize("families", [AddressFamilies.IPV4, AddressFamilies.IPV6])
+def test_both_ends_have_the_congestion_control_of_linux_homes(families: AddressFamilies) -> None:
+    from socket import TCP_CONGESTION  # only Linux has it
+
+    with NetworkLab() as lab:
+        relay = lab.host("relay", families=families)
+        inside = lab.home("inside", RouterKind.CONE, families=families)
+        family = AF_INET if families.ipv4 else AF_INET6
+        listener, connecting = relay.socket(family), inside.socket(family)
+        listener.bind(("", PORT))
+        listener.listen()
+        connecting.connect((relay.address, PORT))
+        with listener.accept()[0] as accepted:
+            for end in (connecting, accepted):
+                chosen = end.getsockopt(IPPROTO_TCP, TCP_CONGESTION, 16).rstrip(b"\0").decode()
+                assert chosen == congestion_control()
 
 
 def rate_between(tcp: Bind, sender: Machine, receiver: Machine, seconds: float) -> float:

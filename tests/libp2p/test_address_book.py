@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.net.libp2p.address_book import AddressBook
+from node.net.libp2p.address_book import CUT_SECONDS, AddressBook
 from node.net.libp2p.addresses import parse
 from protocols.identity import Identity, PeerId
 
@@ -49,6 +49,25 @@ def test_when_all_have_worked_the_oldest_goes() -> None:
     for number in (1, 2, 3):
         book.worked(PEER, parse(address(number)))
     assert book.addresses_of(PEER) == (whole(2), whole(3))
+
+
+def test_a_circuit_that_was_cut_off_is_tried_after_those_of_other_relays_for_a_while() -> None:
+    book = AddressBook(peers=4, addresses_per_peer=4)
+    first, second, third = (
+        parse(f"/ip4/192.0.2.7/tcp/{number}/p2p/{relay}/p2p-circuit")
+        for number, relay in enumerate(PEERS[2:5], start=1)
+    )
+    direct = parse(address(1))
+    everything = [direct, first, second, third]
+    book.cut_off(PEER, second.text, 100.0)
+    book.cut_off(PEER, first.text, 101.0)
+    assert book.to_try_later(PEER, everything, 102.0) == [second, first]
+    assert book.to_try_later(PEER, [direct, first], 102.0) == [], "it is the only one"
+    assert book.to_try_later(STRANGER, everything, 102.0) == []
+    assert book.to_try_later(PEER, everything, 100.5 + CUT_SECONDS) == [first]
+    for number in range(100):
+        book.cut_off(PeerId(str(number)), first.text, 103.0)
+    assert len(book._cut) == 4
 
 
 def test_garbage_and_addresses_of_others_are_left_out() -> None:

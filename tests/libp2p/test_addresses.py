@@ -76,6 +76,7 @@ def test_likelier_addresses_come_first_and_equals_keep_their_order() -> None:
     texts = [
         "/dns4/example.org/tcp/1",
         "/ip4/192.168.1.2/tcp/2",
+        "/ip6/2001:4860::1/tcp/3",
         "/ip4/8.8.8.8/tcp/3",
         "/ip4/8.8.4.4/tcp/3",
         "/ip4/127.0.0.1/tcp/4",
@@ -83,11 +84,12 @@ def test_likelier_addresses_come_first_and_equals_keep_their_order() -> None:
     ]
     addresses = [parse(text) for text in texts]
     assert [address.text for address in in_order(addresses)] == [
-        texts[4],
-        texts[1],
-        texts[2],
-        texts[3],
-        texts[0],
         texts[5],
+        texts[1],
+        texts[3],
+        texts[4],
+        texts[2],
+        texts[0],
+        texts[6],
     ]
     assert likelihood(parse("/ip6/fe80::1/tcp/1")) > likelihood(parse("/ip4/8.8.8.8/tcp/1"))

@@ -193,6 +193,36 @@ async def test_a_slow_relay_is_only_slow() -> None:
         assert await first.ping(second.peer_id) >= 2 * DELAY_SECONDS
 
 
+async def test_after_a_relay_has_cut_a_circuit_another_relay_is_preferred() -> None:
+    quiet = replace(HURRIED, listen_addresses=())
+    async with (
+        strangers(2) as (liar, honest),
+        open_libp2p_network(Identity.generate(), quiet) as near,
+        open_libp2p_network(Identity.generate(), quiet) as far,
+        trio.open_nursery() as nursery,
+    ):
+        await nursery.start(Relay(liar, RelayLimits(circuit_bytes=4000)).run)
+        await nursery.start(Relay(honest, RelayLimits()).run)
+        for one in (near, far):
+            one.serve(TALK, echo)
+            one.serve(STOP, CircuitTaker(one, lambda _: True).answer)
+            for relay in (liar, honest):
+                one.learn_addresses(relay.peer_id, relay.addresses())
+                await reserve(one, relay.peer_id)
+        circuits = [circuit_to(far, relay) for relay in (honest, liar)]  # the newest is tried first
+        near.learn_addresses(far.peer_id, circuits)
+        assert liar.peer_id in (await near.connect(far.peer_id)).remote_address
+        with trio.fail_after(PATIENCE_SECONDS):
+            await talk_until_it_breaks(near, far)
+        await until(lambda: near.link(far.peer_id) is None, PATIENCE_SECONDS)
+        for _ in range(100):  # far more than the liar carries
+            await talk(near, far)
+        link = near.link(far.peer_id)
+        assert link is not None
+        assert honest.peer_id in link.remote_address
+        nursery.cancel_scope.cancel()
+
+
 async def test_another_peer_at_the_end_of_a_circuit_is_refused() -> None:
     async with meddled() as (first, second, third, meddler):
         meddler.brings_to = third.peer_id

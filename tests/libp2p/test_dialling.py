@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -15,6 +17,7 @@ from node.net.libp2p.dial_failure import DialFailure, DialReason
 from node.net.libp2p.dialler import (
     CONNECT_HEAD_START_SECONDS,
     HANDSHAKE_HEAD_START_SECONDS,
+    LATER_SECONDS,
     Race,
     connect_tcp,
 )
@@ -42,10 +45,12 @@ def in_virtual_time(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 class Course:
     """Attempts that connect and end at given times after their start, and what was discarded.
 
-    A plan is (seconds until TCP stands, seconds until the end, whether it succeeds).
+    A plan is (seconds until TCP stands, seconds until the end, whether it succeeds). The last
+    `later` addresses are to be tried later.
     """
 
-    def __init__(self, *plans: tuple[float, float, bool]) -> None:
+    def __init__(self, *plans: tuple[float, float, bool], later: int = 0) -> None:
+        self._first = len(plans) - later
         self.addresses = [parse(f"/ip4/192.0.2.7/tcp/{n + 1}") for n in range(len(plans))]
         self._plans = dict(zip(self.addresses, plans, strict=True))
         self.began: dict[int, float] = {}
@@ -73,7 +78,8 @@ class Course:
 
     async def run(self) -> int | list[str]:
         self.start = trio.current_time()
-        outcome = await Race(self.attempt, self.discard).run(self.addresses)
+        first, later = self.addresses[: self._first], self.addresses[self._first :]
+        outcome = await Race(self.attempt, self.discard).run(first, later)
         if isinstance(outcome, list):
             return [failure.detail for failure in outcome]
         address, place = outcome
@@ -109,6 +115,19 @@ async def test_a_handshake_that_hangs_does_not_hold_up_the_others_for_ever() -> 
     assert await course.run() == 1
     assert course.began == {0: 0, 1: pytest.approx(0.1 + HANDSHAKE_HEAD_START_SECONDS)}
     assert course.cancelled == [0]
+
+
+@in_virtual_time
+async def test_what_is_to_be_tried_later_begins_when_the_others_have_failed_or_take_long() -> None:
+    course = Course((0, 0.2, False), (0, 0.3, False), (0, 0.1, True), later=1)
+    assert await course.run() == 2
+    assert course.began == {0: 0, 1: 0.2, 2: 0.5}
+    course = Course((0, NEVER, False), (0, 0.1, True), later=1)
+    assert await course.run() == 1
+    assert course.began == {0: 0, 1: HANDSHAKE_HEAD_START_SECONDS + LATER_SECONDS}
+    course = Course((0, 0.1, True), later=1)
+    assert await course.run() == 0
+    assert course.began == {0: 0}
 
 
 @in_virtual_time
@@ -192,22 +211,24 @@ async def test_a_refused_connection_is_told_with_its_address_and_what_to_do() ->
     assert DialReason.REFUSED.advice in refusal.advice
 
 
-async def test_silence_is_told_apart_from_refusal() -> None:
-    """A listener whose queue is full answers nothing: to us it is a firewall."""
-    with socket.socket() as full:
+@contextmanager
+def silence() -> Iterator[int]:
+    """The port of a listener whose queue is full. It answers nothing: to us it is a firewall."""
+    with socket.socket() as full, ExitStack() as others:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        others = []
         for _ in range(4):
-            other = socket.socket()
+            other = others.enter_context(socket.socket())
             other.setblocking(False)
             other.connect_ex(full.getsockname())
-            others.append(other)
+        yield full.getsockname()[1]
+
+
+async def test_silence_is_told_apart_from_refusal() -> None:
+    with silence() as port:
         settings = Libp2pSettings(listen_addresses=(), dial_seconds=0.3)
-        address = f"/ip4/127.0.0.1/tcp/{full.getsockname()[1]}"
+        address = f"/ip4/127.0.0.1/tcp/{port}"
         refusal = await refusal_of(settings, SOMEBODY, address)
-        for other in others:
-            other.close()
     assert f"{address}: timed out after 0.3 s" in refusal.why
     assert DialReason.TIMED_OUT.advice in refusal.advice
 
@@ -260,6 +281,31 @@ async def test_a_name_that_stands_for_an_address_leads_there() -> None:
         near._book = type(near._book)(peers=4, addresses_per_peer=4)
         near.learn_addresses(far.peer_id, [f"/dns4/localhost/tcp/{port}"])
         await near.connect(far.peer_id)
+
+
+class Names(trio.abc.HostnameResolver):
+    """Every name stands for this machine, with both versions of IP, IPv4 first."""
+
+    async def getaddrinfo(self, _host: object, port: object, *_: object) -> Any:
+        await trio.lowlevel.checkpoint()
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)),
+            (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", port, 0, 0)),
+        ]
+
+    async def getnameinfo(self, *_: object) -> Any:
+        raise NotImplementedError
+
+
+async def test_both_versions_of_ip_are_tried_for_a_name_if_one_is_silent() -> None:
+    trio.socket.set_custom_hostname_resolver(Names())
+    with silence() as port, socket.socket(socket.AF_INET6) as listener:
+        listener.bind(("::1", port))
+        listener.listen()
+        with trio.fail_after(PATIENCE_SECONDS):
+            stream = await connect_tcp(parse(f"/dns/node.example/tcp/{port}"))
+        async with stream:
+            assert stream.socket.getpeername()[0] == "::1"
 
 
 @pytest.mark.slow

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import trio
 
 from lab.bench.link_proxy import LinkConditions, open_link_proxy
 from nat import messages
+from nat.addresses import port_of, tcp_address
 from nat.messages import AutoNat, DialBack, DialBackResponse, DialStatus, ResponseStatus
 from nat.reachability import DIAL_BACK, DIAL_REQUEST, DialBacks, DialVerdict
 from node.net.libp2p import negotiation
@@ -82,6 +84,33 @@ async def test_a_dial_back_by_the_server_that_is_linked_counts_whichever_connect
         found = await dial_backs.ask(server.peer_id, asker.listened_addresses()[0])
 
         assert found is DialVerdict.PUBLIC
+
+
+async def test_a_handshake_through_one_hole_ends_after_another_hole_was_the_first() -> None:
+    """With IPv4 and IPv6 there may be two, and the other side may use the second one already."""
+    late = trio.Event()
+    async with networks(2) as (near, far), trio.open_nursery() as nursery:
+        direct = far.listened_addresses()[0]
+
+        async def pass_on_late(near_end: trio.SocketStream) -> None:
+            await late.wait()
+            far_end = await trio.open_tcp_stream("127.0.0.1", port_of(direct))
+            async with far_end, trio.open_nursery() as both_ways:
+                both_ways.start_soon(copy, near_end, far_end)
+                both_ways.start_soon(copy, far_end, near_end)
+
+        async def copy(source: trio.SocketStream, target: trio.SocketStream) -> None:
+            async for data in source:
+                await target.send_all(data)
+
+        listeners = await nursery.start(partial(trio.serve_tcp, pass_on_late, 0, host="127.0.0.1"))
+        detour = tcp_address("127.0.0.1", listeners[0].socket.getsockname()[1])
+
+        await near.punch(far.peer_id, [detour, direct], initiates=True)
+        assert connections(near) == 1
+        late.set()
+        await until(lambda: connections(near) == connections(far) == 2, PATIENCE_SECONDS)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow

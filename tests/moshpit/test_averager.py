@@ -337,3 +337,32 @@ def test_memory_does_not_grow_with_the_rounds() -> None:
 @pytest.mark.soak
 def test_memory_does_not_grow_with_hundreds_of_rounds() -> None:
     run_simulation(many_rounds, 500, seed=0, settings=WORLD)
+
+
+@simulated
+async def test_a_search_ends_at_once_when_the_run_has_gone_on(world: SimulatedWorld) -> None:
+    peers = await averagers(world, 2)
+    one = peers[0]
+    done = one.begin(epoch=7, expected=2)
+    await trio.sleep(0.5)
+    one.averager.overtaken(6)  # another epoch
+    await trio.sleep(0.5)
+    assert not done.is_set()
+    one.averager.overtaken(7)
+    (ended,) = await all_ended([one], [done])
+    assert isinstance(ended.outcome, Discarded)
+    assert "The others have gone on" in ended.outcome.rounds[0].reason
+    assert ended.outcome.rounds[0].matchmaking_seconds == pytest.approx(1.0, abs=0.1)
+    found = await all_ended(peers, [each.begin(epoch=8, expected=2) for each in peers])
+    check_same_result(found, peers)
+
+
+@simulated
+async def test_a_round_whose_group_was_found_goes_on_when_the_run_has(
+    world: SimulatedWorld,
+) -> None:
+    peers = await averagers(world, 2)
+    one = peers[0]
+    one.averager.when_exchanging(lambda: one.averager.overtaken(7))
+    ended = await all_ended(peers, [each.begin(epoch=7, expected=2) for each in peers])
+    check_same_result(ended, peers)

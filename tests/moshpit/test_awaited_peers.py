@@ -138,3 +138,23 @@ def play_into(seconds: dict[bool, float], *, named: bool, silently: bool) -> Non
         seconds[named] = await seconds_without(world, named=named, silently=silently)
 
     play()
+
+
+@simulated
+async def test_a_peer_that_begins_anew_later_is_told_and_waited_for(world: SimulatedWorld) -> None:
+    """A round has failed, and one of two members begins its next attempt at once."""
+    prompt, slow = peers = await averagers(world, 2)
+    events = [begin(one, peers, named=True) for one in peers]
+    for event in events:
+        await event.wait()
+    asked: list[int] = []
+    slow.averager.when_asked(asked.append)
+    first = begin(prompt, peers, named=True)
+    await trio.sleep(LATE_SECONDS)
+    assert set(asked) == {1}
+    assert not first.is_set()
+    second = begin(slow, peers, named=True)
+    with trio.fail_after(20.0):
+        await first.wait()
+        await second.wait()
+    check_same_result([one.ended[-1] for one in peers], peers)

@@ -30,6 +30,7 @@ from protocols.moshpit.part_messages import (
     make_statement,
     plan_digest,
 )
+from protocols.moshpit.round import CHUNK_SECONDS, SMALLEST_TIMED_BYTES
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
 SECTION = DOCUMENT.split("## The exchange of a round\n")[1].split("\n## ")[0]
@@ -44,6 +45,8 @@ LAYOUT = Layout((Segment("weight", 10, "float16"), Segment("bias", 3)))
         f"the bulk method `{PART.name}` of `{ALLREDUCE_PROTOCOL}`",
         f"name (1 to {LONGEST_SEGMENT_NAME} characters)",
         f"from {SMALLEST_CHUNK_BYTES:,} bytes to {LARGEST_CHUNK_BYTES >> 20} MiB",
+        f"the longest part has in {CHUNK_SECONDS:g} s",
+        f"but at least {SMALLEST_TIMED_BYTES >> 10} KiB",
         f"The stall time is {STALL_SECONDS:g} s",
         f"Within {OPEN_SECONDS:g} s of the attempt's beginning",
         f"it has until {STALL_SECONDS:g} s after the last of them",

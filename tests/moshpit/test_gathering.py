@@ -29,7 +29,7 @@ from protocols.moshpit.gathering_effects import (
     SendInvite,
     StartedWithoutUs,
 )
-from protocols.moshpit.known_peers import MOST_KNOWN, Absence
+from protocols.moshpit.known_peers import DIALLING_SECONDS, MOST_KNOWN, Absence
 from tests.moshpit.gathering_model import Model, explore, model
 from tests.moshpit.one_gathering import (
     SECONDS,
@@ -63,6 +63,21 @@ def test_a_peer_that_can_only_dial_out_never_leads_and_is_never_asked() -> None:
     other = gathering(B)
     other.saw_slot(Candidate(A, reduces=False), 1, 0.0)
     assert other.effects() == [SendInvite(A, False)]
+
+
+def test_the_list_waits_while_a_peer_that_can_only_dial_out_is_dialling() -> None:
+    """At home it dials through a relay; and perhaps another one first, which sends it on."""
+    for comes in (True, False):
+        one = gathering(A, expected=3)
+        one.saw_slot(Candidate(C, reduces=False), 1, 0.0)
+        sees(one, B)
+        one.cannot_be_invited(C, 0.1)
+        assert joins(one, B) == []
+        assert passes(one, DIALLING_SECONDS - 0.01) == []
+        if comes:
+            assert joins(one, C) == [led(B, C)]
+        else:
+            assert passes(one, DIALLING_SECONDS) == [led(B)]
 
 
 def test_the_list_is_closed_when_all_expected_have_joined() -> None:
@@ -290,6 +305,29 @@ def test_after_the_process_was_stopped_the_list_is_not_closed_at_once() -> None:
     one.join_gone(B, ticket(B), 60.01)
     one.tick(62.0)
     assert not any(isinstance(effect, Lead) for effect in one.effects())
+
+
+def test_after_a_stop_a_leader_is_not_blamed_whatever_is_heard_first() -> None:
+    """Its list came and went meanwhile, and so did the time until which it was waited for."""
+    one = gathering(B)
+    sees(one, A)
+    one.leader.answers(A, 0.05, 0.1)
+    one.tick(0.2)
+    one.saw_slot(Candidate(C), 1, 60.0)  # before the tick that is long due
+    assert not any(isinstance(effect, End) for effect in one.effects())
+    one.leader.is_gone(A, Absence.UNREACHABLE, "the link was lost", 60.1)
+    (end,) = [each for each in passes(one, 60.0 + SECONDS) if isinstance(each, End)]
+    assert getattr(end.ending, "unlisted_by", None) is None
+
+
+def test_a_peer_that_shows_the_list_of_an_earlier_attempt_may_still_come() -> None:
+    """It has not noticed yet that the attempt failed, or is about to begin anew itself."""
+    one = gathering(A, expected=2, awaited=(B,))
+    sees(one, B)
+    one.shown(B, (A, B), 0.1, earlier=True)
+    assert passes(one, 1.9) == []
+    assert not one.ended
+    assert joins(one, B, now=2.0) == [Lead({B: ticket(B)})]
 
 
 def test_a_process_that_is_always_late_ends_all_the_same() -> None:

@@ -1,19 +1,20 @@
-"""Streams over one uplink end together, and a slow peer does not count as stalled."""
+"""Streams over one uplink or one downlink end together, and a slow peer does not count as
+stalled."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
 import trio
 
 from protocols.errors import PotluckError
-from protocols.moshpit.exchange import CHUNKS_OF_SMALL_PART
-from protocols.moshpit.layout import Layout, Segment
+from protocols.moshpit.layout import CHUNKS_OF_SMALL_PART, Layout, Segment
 from protocols.moshpit.part_messages import PART, STALL_SECONDS, opening_for
 from protocols.moshpit.plan import Members, best_shares, predicted_seconds
 from protocols.rpc import Empty, Method
-from tests.moshpit.exchanges import Exchanging, among
+from tests.moshpit.exchanges import CHUNK_BYTES, Exchanging, Peer, among
 
 OTHER = Method("/potluck/test/1.0.0", "other", Empty, Empty)
 
@@ -61,6 +62,60 @@ def test_a_small_part_beside_a_large_one_has_several_chunks() -> None:
         assert large[0].encoded_bytes == plan.chunk_bytes
 
     among(scenario, [1.0] * SENDERS + [0.0], layout=LAYOUT, fractions=FRACTIONS)
+
+
+ONE_REDUCER = [1.0, 0.0, 0.0, 0.0]
+AHEAD_BYTES = 8 * CHUNK_BYTES + WINDOW_BYTES  # a 32nd of the part, two chunks more, and the rest
+
+
+def test_no_sender_gets_far_ahead_of_the_slowest() -> None:
+    """A reducer can send no averages before the slowest sender's values are here, so the others
+    leave it the downlink."""
+
+    async def scenario(group: Exchanging) -> None:
+        reducer, *senders = group.peers
+        world, slow = group.world, senders[-1]
+        world.throttle(slow.network, upload_bytes_per_second=SLOW)
+        world.throttle(reducer.network, download_bytes_per_second=5 * SLOW)
+        most_apart = 0
+
+        async def watch() -> None:
+            nonlocal most_apart
+            while True:
+                arrived = arrived_from(reducer, senders)
+                most_apart = max(most_apart, max(arrived) - min(arrived))
+                await trio.sleep(0.1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await group.exchange()
+            nursery.cancel_scope.cancel()
+        group.check_all_hold_the_same()
+        assert CHUNK_BYTES < most_apart <= AHEAD_BYTES
+        assert slow.ended < 1.15 * 4 * LAYOUT.values / SLOW
+
+    among(scenario, [1.0] * 4, layout=LAYOUT, fractions=ONE_REDUCER, window_bytes=WINDOW_BYTES)
+
+
+def test_no_sender_waits_for_one_from_which_nothing_arrives() -> None:
+    async def scenario(group: Exchanging) -> None:
+        reducer, *senders = group.peers
+        connected = [peer.network for peer in group.peers[:-1]]
+        group.world.partition(connected, [senders[-1].network])
+        async with trio.open_nursery() as nursery:
+            for peer in group.peers:
+                nursery.start_soon(peer.exchange)
+            await trio.sleep(STALL_SECONDS - 0.5)
+            arrived = arrived_from(reducer, senders[:-1])
+            nursery.cancel_scope.cancel()
+        assert min(arrived) > 4 * LAYOUT.values
+
+    among(scenario, [1.0] * 4, layout=LAYOUT, fractions=ONE_REDUCER, window_bytes=4 * WINDOW_BYTES)
+
+
+def arrived_from(reducer: Peer, senders: Sequence[Peer]) -> list[int]:
+    links = [reducer.network.link(one.network.peer_id) for one in senders]
+    return [0 if link is None else link.bytes_received for link in links]
 
 
 @pytest.mark.parametrize("says_something", [True, False])

@@ -21,7 +21,7 @@ from protocols.moshpit.outcome import Committed
 from protocols.tensors import CODECS, CodecName, encode_into
 from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
-from tests.moshpit.averagers import SETTINGS, averagers
+from tests.moshpit.averagers import SETTINGS, AveragingPeer, average_all, averagers, peer_in
 
 VALUES = 5_000  # not a whole number of blocks
 
@@ -31,7 +31,7 @@ def digest_of(result: torch.Tensor, layout: Layout, cut: ResultCut) -> bytes:
     digests = {}
     for part in cut.parts:
         digest = PartHash()
-        for chunk in part.chunks(layout, cut.chunk_bytes):
+        for chunk in cut.chunks_of(part, layout):
             encoded = bytearray(chunk.encoded_bytes)
             encode_into(result[chunk.start : chunk.stop], chunk.codec, encoded, name="w")
             digest.add(memoryview(encoded))
@@ -66,6 +66,44 @@ def test_decoded_values_have_the_digest_that_the_group_has_decided_on(codec: Cod
             assert digest_of(result, layout, outcome.cut) == outcome.digest
             result[0] += 1.0
             assert digest_of(result, layout, outcome.cut) != outcome.digest
+
+    run_simulation(scenario, seed=0, settings=WORLD)
+
+
+@pytest.mark.parametrize(
+    ("rates", "chunk_bytes"),
+    [
+        pytest.param((4e7, 4e7, 4e7), {128 << 10}, id="fast links"),
+        pytest.param((1e5, 1e5, 1e5), {32 << 10}, id="slow links"),
+        pytest.param((2.8e7, 4e7, 4e7), {128 << 10, 4 << 10}, id="a small part"),
+    ],
+)
+def test_the_cut_tells_in_which_chunks_each_part_was_sent(
+    rates: tuple[float, ...], chunk_bytes: set[int]
+) -> None:
+    values = 200_000
+    layout = Layout((Segment("w", values),))
+
+    async def scenario(world: SimulatedWorld) -> None:
+        peers: list[AveragingPeer] = []
+        for number, rate in enumerate(rates):
+            settings = dataclasses.replace(
+                SETTINGS,
+                chunk_bytes=128 << 10,
+                up_bytes_per_second=rate,
+                down_bytes_per_second=rate,
+            )
+            peers.append(peer_in(world, f"peer-{number}", peers, settings=settings))
+            peers[-1].values = values
+            await peers[-1].ready.wait()
+        for ended in await average_all(peers):
+            assert isinstance(ended.outcome, Committed)
+            assert ended.result is not None
+            cut = ended.outcome.cut
+            assert cut is not None
+            lengths = {cut.chunks_of(part, layout)[0].encoded_bytes for part in cut.parts}
+            assert lengths == chunk_bytes
+            assert digest_of(ended.result, layout, cut) == ended.outcome.digest
 
     run_simulation(scenario, seed=0, settings=WORLD)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -107,7 +107,7 @@ async def hub_in(
     limits: RelayLimits | None = None,
     *,
     name: str = "hub",
-    admits: Callable[[PeerId], bool] = lambda _: True,
+    admits: Callable[[PeerId], Awaitable[bool]] | None = None,
     month_left: Callable[[], int] | None = None,
     spend: Callable[[int], None] = lambda _: None,
 ) -> AsyncIterator[Hub]:

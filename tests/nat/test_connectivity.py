@@ -113,6 +113,29 @@ async def test_every_pair_meets_and_is_direct_where_it_can_be(
             assert link.punched is (link.reach is Reach.DIRECT)
 
 
+@simulated
+async def test_a_node_that_becomes_dialable_lets_its_places_at_relays_lapse(
+    world: SimulatedWorld,
+) -> None:
+    async with town(world) as here:
+        home = await here.add_home("home", Nat.PORT_RESTRICTED)
+        await home.connectivity.stated.wait()
+        assert [relay.counts().reservations for relay in here.relays] == [1, 1]
+        home.network.settings = NodeSettings(nat=Nat.NONE)  # its owner has forwarded a port
+        home.connectivity.network_changed()
+        await trio.sleep(STATED_SECONDS)
+        assert home.connectivity.mode is ReachMode.DIRECT
+        assert not any("p2p-circuit" in one for one in home.network.addresses())
+        assert len(home.connectivity.reservations.held) == 2, "others may still come by them"
+        await trio.sleep(RelayLimits().reservation_seconds)
+        assert [relay.counts().reservations for relay in here.relays] == [0, 0]
+        home.network.settings = NodeSettings(nat=Nat.PORT_RESTRICTED)
+        home.connectivity.network_changed()
+        await trio.sleep(STATED_SECONDS)
+        assert home.connectivity.mode is ReachMode.PUNCHED
+        assert [relay.counts().reservations for relay in here.relays] == [1, 1]
+
+
 def test_no_hole_is_punched_to_a_node_that_listens_nowhere() -> None:
     facts = ReachFacts(nat=Nat.CONE, reservations=2, nobody=False)
     assert mode_of(facts) is ReachMode.PUNCHED

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from nat.mapping import Mapping, MappingProtocol, PortMapper, Router
 from nat.mapping.lease import LONGEST_DELAY_SECONDS
-from nat.mapping.mapper import RELEASE_SECONDS
+from nat.mapping.mapper import RELEASE_SECONDS, UNHEARD_RELEASE_SECONDS
 from nat.mapping.upnp import HTTP_SECONDS, LARGEST_DOCUMENT_BYTES
 from tests.nat.routers import (
     LOOPBACK,
@@ -298,7 +298,7 @@ async def test_a_mapping_whose_grant_was_not_heard_is_released_too(clock: MockCl
     async with port_control(table, mute) as control, mapped(control=control) as node:
         await trio.sleep(0.1)
         assert table.mappings == {OUR_PORT: OUR_PORT}
-        assert await node.leave() == pytest.approx(RELEASE_SECONDS)
+        assert await node.leave() == pytest.approx(UNHEARD_RELEASE_SECONDS)
         assert table.mappings == {}
 
 

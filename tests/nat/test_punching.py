@@ -29,6 +29,7 @@ from nat.punching import (
     Puncher,
     PunchOutcome,
     worth_dialling,
+    worth_punching,
 )
 from nat.relay_limits import RelayLimits
 from nat.relaying import STOP
@@ -85,6 +86,13 @@ def test_public_addresses_are_dialled_from_anywhere_in_their_order(
     assert worth_dialling(claimed, PUBLIC)[: len(public)] or not public
     if len(public) <= MOST_DIALLED:
         assert set(public) <= set(worth_dialling(claimed, PUBLIC))
+
+
+@pytest.mark.parametrize("ours", Nat)
+@pytest.mark.parametrize("theirs", Nat)
+def test_the_kinds_of_routers_only_count_for_ipv4(ours: Nat, theirs: Nat) -> None:
+    expected = PUBLIC if can_punch(ours, theirs) else PUBLIC[1:]
+    assert worth_punching(PUBLIC, Outside(ours, PUBLIC), theirs) == expected
 
 
 # ---- two peers with a link through a relay
@@ -268,6 +276,22 @@ async def test_many_attempts_that_fail_do_not_keep_another_peer_from_meeting(
         await trio.sleep(2 * (PUNCH_SECONDS + 1))
         assert left.reach_of(right) is Reach.DIRECT
         assert right.puncher.attempts[PunchOutcome.PUNCHED] == 1
+
+
+@simulated
+async def test_a_relayed_link_that_was_there_before_becomes_direct_as_well(
+    world: SimulatedWorld,
+) -> None:
+    async with street(world) as here:
+        left, right = await here.home("left"), await here.home("right", punches=False)
+        await left.calls(right)
+        await trio.sleep(60)
+        assert left.reach_of(right) is Reach.RELAYED
+        async with trio.open_nursery() as nursery:
+            await nursery.start(right.puncher.run)
+            await trio.sleep(2)
+            assert left.reach_of(right) is right.reach_of(left) is Reach.DIRECT
+            nursery.cancel_scope.cancel()
 
 
 # ---- links that are lost

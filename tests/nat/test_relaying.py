@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ from nat.relaying import (
     MOST_ASKING_PER_PEER,
     STOP,
     TALK_SECONDS,
+    TELL_AGAIN_SECONDS,
     Pace,
     Refusal,
     RelayCounts,
@@ -179,6 +181,27 @@ def test_a_limit_below_zero_is_refused() -> None:
             RelayLimits(**{field.name: -1})
 
 
+# ---- what the owner reads
+
+
+@simulated
+async def test_refusals_are_all_counted_and_logged_once_a_minute_for_each_reason(
+    world: SimulatedWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "potluck.relay")
+    async with hub_in(world, RelayLimits(reservations=1)) as hub:
+        lucky, late = await hub.guests(2)
+        await lucky.reserve()
+        for _ in range(50):
+            assert await late.status_of_reserving() == Status.RESERVATION_REFUSED
+            assert await late.status_of_connecting(late.peer) == Status.PERMISSION_DENIED
+        assert hub.relay.refusals == {Refusal.RESERVATIONS: 50, Refusal.ITSELF: 50}
+        assert len(caplog.messages) == 2
+        await trio.sleep(TELL_AGAIN_SECONDS)
+        await late.status_of_reserving()
+        assert caplog.messages[2].endswith("reservations (51 so far)")
+
+
 # ---- reservations
 
 
@@ -283,7 +306,12 @@ async def test_a_peer_that_is_not_admitted_gets_neither_place_nor_circuit(
     world: SimulatedWorld,
 ) -> None:
     admitted: set[PeerId] = set()
-    async with hub_in(world, admits=lambda peer: peer in admitted) as hub:
+
+    async def admits(peer: PeerId) -> bool:
+        await trio.sleep(1)  # it has to be asked
+        return peer in admitted
+
+    async with hub_in(world, admits=admits) as hub:
         member, stranger = await hub.guests(2)
         admitted.add(member.peer)
         await member.reserve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -18,11 +19,14 @@ from nat.relay_limits import RelayLimits
 from nat.relaying import HOP, TALK_SECONDS
 from nat.reservations import (
     ADDRESSES_PER_RELAY,
+    AWAY_DELAY_SECONDS,
+    AWAY_DELAY_WITH_A_PLACE_SECONDS,
     LONGEST_DELAY_SECONDS,
     LONGEST_SECONDS,
     MOST_CANDIDATES,
     NO_RELAY_SECONDS,
     SHORTEST_SECONDS,
+    SLOW_SECONDS,
     WANTED,
     RelayChoice,
     Reservation,
@@ -40,6 +44,7 @@ from tests.simulated.worlds import LATENCY_SECONDS, SETTINGS, simulated
 A, B, C, D = (PeerId(name) for name in "abcd")
 LIFE_SECONDS = 100.0
 REPLACED_SECONDS = 1.0  # after it is known to be dead
+BACK_SECONDS = 15.0
 
 
 def reservation(relay: PeerId, now: float, seconds: float = LIFE_SECONDS) -> Reservation:
@@ -50,7 +55,7 @@ def reservation(relay: PeerId, now: float, seconds: float = LIFE_SECONDS) -> Res
 
 
 class ChoiceInTime(RuleBasedStateMachine):
-    """All that relays may do to a RelayChoice, in any order."""
+    """All that relays may do to a RelayChoice, in any order and after any time."""
 
     relays = some.sampled_from([PeerId(name) for name in "abcdef"])
 
@@ -59,40 +64,55 @@ class ChoiceInTime(RuleBasedStateMachine):
         self.now = 1000.0
         self.choice = RelayChoice()
         self.candidates = [PeerId(name) for name in "abcdef"]
-        self.failures: dict[PeerId, tuple[float, float]] = {}  # the last, and the pause before it
+        self.failures: dict[PeerId, tuple[float, float]] = {}  # the last, and the pause after it
+        self.asked: dict[PeerId, float] = {}
         self.had: dict[PeerId, Reservation] = {}
 
     @rule(seconds=some.sampled_from([0.5, 3.0, 20.0, 51.0, 700.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(order=some.permutations("abcdef"), outcomes=some.lists(some.booleans(), min_size=6))
-    def look(self, order: list[str], outcomes: list[bool]) -> None:
-        """What `Reservations` does in one round."""
+    @rule(order=some.permutations("abcdef"))
+    def look(self, order: list[str]) -> None:
+        """What `Reservations` does whenever something has happened."""
         candidates = [PeerId(name) for name in order]
         live = [one for one in self.choice.held if one.ends_at > self.now]
         asked = self.choice.to_ask(candidates, self.now)
         assert set(self.choice.held) == set(live), "a live one is never dropped, a dead one always"
+        assert len(asked) == len(set(asked))
+        assert not set(asked) & set(self.asked), "one question at a time"
         renewed = [relay for relay in asked if self.choice.holds(relay)]
         fresh = [relay for relay in asked if not self.choice.holds(relay)]
-        assert len(asked) == len(set(asked))
-        assert len(live) + len(fresh) <= max(WANTED, len(live))
-        for one in live:
+        held = {one.relay for one in live}
+        expected = [
+            relay
+            for relay, at in self.asked.items()
+            if self.now < at + SLOW_SECONDS and relay not in held
+        ]
+        wanted = self.choice.wanted
+        assert len(live) + len(expected) + len(fresh) <= max(wanted, len(live) + len(expected))
+        assert len(renewed) <= wanted
+        for one in live[:wanted]:
             if one.relay in renewed:
                 assert one.renew_at <= self.now
             elif one.renew_at <= self.now:
-                assert one.relay in self.failures, "it is renewed unless that has just failed"
+                assert one.relay in {*self.failures, *self.asked}, "renewed unless it just failed"
         for relay in fresh:
             failed_at, pause = self.failures.get(relay, (float("-inf"), 0.0))
             assert self.now >= failed_at + min(pause, LONGEST_DELAY_SECONDS)
-        for relay, good in zip(asked, outcomes, strict=False):
-            if good:
-                self.choice.reserved(reservation(relay, self.now))
-                self.failures.pop(relay, None)
-            else:
-                _, pause = self.failures.get(relay, (0.0, 1.0))
-                self.choice.failed(relay, "no", self.now)
-                self.failures[relay] = (self.now, min(2 * pause, LONGEST_DELAY_SECONDS))
+        self.asked |= dict.fromkeys(asked, self.now)
+
+    @rule(relay=relays, good=some.booleans())
+    def answers(self, relay: PeerId, good: bool) -> None:
+        if self.asked.pop(relay, None) is None:
+            return
+        if good:
+            self.choice.reserved(reservation(relay, self.now))
+            self.failures.pop(relay, None)
+        else:
+            _, pause = self.failures.get(relay, (0.0, 1.0))
+            self.choice.failed(relay, "no", self.now)
+            self.failures[relay] = (self.now, min(2 * pause, LONGEST_DELAY_SECONDS))
 
     @rule(relay=relays)
     def link_ends(self, relay: PeerId) -> None:
@@ -102,17 +122,26 @@ class ChoiceInTime(RuleBasedStateMachine):
     def forgive(self) -> None:
         self.choice.forgive()
         self.failures.clear()
+        self.asked.clear()
+
+    @rule(is_needed=some.booleans())
+    def need(self, is_needed: bool) -> None:
+        self.choice.wanted = WANTED if is_needed else 0
 
     @invariant()
-    def holds_no_more_than_wanted(self) -> None:
+    def remembers_what_is_held(self) -> None:
         self.had = {one.relay: one for one in self.choice.held}
-        assert len(self.had) <= WANTED
 
     @invariant()
     def sleeps_until_there_is_something_to_do(self) -> None:
-        next_at = self.choice.next_at(self.candidates)
+        """It is woken by every answer, by lost links, and by what else is called."""
+        twin = copy.deepcopy(self.choice)
+        next_at = twin.next_at(self.candidates, self.now)
         if next_at > self.now:
-            assert self.choice.to_ask(self.candidates, self.now) == []
+            assert twin.to_ask(self.candidates, self.now) == []
+            just_before = min(next_at, self.now + 10_000.0) - 0.01
+            if just_before > self.now:
+                assert twin.to_ask(self.candidates, just_before) == []
 
 
 ChoiceInTime.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
@@ -123,10 +152,10 @@ def test_two_are_asked_at_first_and_none_when_both_are_held() -> None:
     choice = RelayChoice()
     assert choice.to_ask([A, B, C], 0) == [A, B]
     choice.reserved(reservation(A, 0))
-    assert choice.to_ask([A, B, C], 0) == [B]
+    assert choice.to_ask([A, B, C], 0) == []
     choice.reserved(reservation(B, 0))
     assert choice.to_ask([A, B, C], 0) == []
-    assert choice.next_at([A, B, C]) == LIFE_SECONDS / 2
+    assert choice.next_at([A, B, C], 0) == LIFE_SECONDS / 2
 
 
 def test_each_is_renewed_at_half_of_its_life() -> None:
@@ -156,14 +185,14 @@ def test_the_delay_doubles_up_to_ten_minutes_and_ends_with_a_success() -> None:
     delays = []
     for _ in range(12):
         choice.failed(A, "full", now)
-        delays.append(choice.next_at([A]) - now)
+        delays.append(choice.next_at([A], now) - now)
         now += delays[-1]
         assert choice.to_ask([A], now) == [A]
     assert delays == [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]
     choice.reserved(reservation(A, now))
     choice.lost(A)
     choice.failed(A, "gone", now)
-    assert choice.next_at([A]) == now + 2
+    assert choice.next_at([A], now) == now + 2
 
 
 def test_those_that_never_failed_are_asked_before_others() -> None:
@@ -181,7 +210,59 @@ def test_a_relay_that_was_lost_is_asked_at_once_but_after_another() -> None:
     choice.reserved(reservation(A, 0))
     choice.lost(A)
     assert choice.to_ask([A, B], 1) == [B]
-    assert choice.to_ask([A], 1) == [A]
+    choice.failed(B, "full", 1)
+    assert choice.to_ask([A, B], 1) == [A]
+
+
+def test_another_is_asked_beside_one_that_is_slow_and_both_may_answer() -> None:
+    choice = RelayChoice(wanted=1)
+    assert choice.to_ask([A, B, C], 0) == [A]
+    assert choice.is_waiting(0)
+    assert choice.next_at([A, B, C], 0) == SLOW_SECONDS
+    assert choice.to_ask([A, B, C], SLOW_SECONDS / 2) == []
+    assert choice.to_ask([A, B, C], SLOW_SECONDS) == [B]
+    choice.reserved(reservation(B, 3))
+    assert choice.to_ask([A, B, C], 10) == []
+    assert not choice.is_waiting(10)
+    choice.reserved(reservation(A, 10))
+    assert choice.to_ask([A, B, C], 3 + LIFE_SECONDS / 2) == [B]
+    choice.reserved(reservation(B, 3 + LIFE_SECONDS / 2))
+    assert {one.relay for one in choice.held} == {A, B}
+    choice.to_ask([A, B, C], 10 + LIFE_SECONDS)
+    assert [one.relay for one in choice.held] == [B], "one too many lapses"
+
+
+def test_a_relay_that_is_away_is_tried_often_without_a_place_and_at_once_with_a_link() -> None:
+    choice, now = RelayChoice(), 0.0
+    for _ in range(10):
+        choice.failed(A, "unreachable", now, is_away=True)
+        now = choice.next_at([A], now)
+    choice.failed(A, "unreachable", now, is_away=True)
+    assert choice.next_at([A], now) == now + AWAY_DELAY_SECONDS
+    choice.reserved(reservation(B, now, 1e6))
+    assert choice.to_ask([A, B], now) == [A], "what kept both away may be over"
+    choice.failed(A, "unreachable", now, is_away=True)
+    assert choice.next_at([A, B], now) == now + AWAY_DELAY_WITH_A_PLACE_SECONDS
+    choice.linked(A)
+    assert choice.to_ask([A, B], now) == [A]
+    choice.failed(A, "full", now)
+    choice.linked(A)
+    assert choice.to_ask([A, B], now) == []
+
+
+def test_what_is_not_needed_lapses_and_is_taken_up_again_when_it_is() -> None:
+    choice = RelayChoice()
+    for relay in (A, B):
+        choice.reserved(reservation(relay, 0))
+    choice.wanted = 0
+    assert choice.to_ask([A, B, C], LIFE_SECONDS - 1) == []
+    assert choice.holds(A)
+    choice.wanted = WANTED
+    assert choice.to_ask([A, B, C], LIFE_SECONDS - 1) == [A, B]
+    choice.failed(A, "busy", LIFE_SECONDS - 1)
+    choice.wanted = 0
+    assert choice.to_ask([A, B, C], LIFE_SECONDS) == []
+    assert choice.held == ()
 
 
 def test_forgiving_makes_all_of_them_worth_asking() -> None:
@@ -202,7 +283,7 @@ def test_only_so_many_relays_are_remembered() -> None:
         else:
             choice.reserved(reservation(relay, 0))
             choice.lost(relay)
-    assert len(choice.why) == len(choice._delays) == len(choice._not_before) == MOST_CANDIDATES
+    assert len(choice.why) == MOST_CANDIDATES
 
 
 # ---- what a relay says of itself
@@ -345,6 +426,18 @@ async def test_a_relay_that_dies_is_replaced(
 
 
 @simulated
+async def test_a_silent_candidate_does_not_delay_the_next_one(world: SimulatedWorld) -> None:
+    async with hubs_in(world, 3) as hubs:
+        deaf = _liar(world, _silent)
+        home = Home(world, lambda: [*hubs[:2], deaf, hubs[2]])
+        await home.reservations.asked_once.wait()
+        assert home.relays == {hubs[0].peer, hubs[1].peer}
+        world.crash(hubs[0].network, silently=True)
+        await trio.sleep(SETTINGS.silence_seconds + SLOW_SECONDS + REPLACED_SECONDS)
+        assert home.relays == {hubs[1].peer, hubs[2].peer}
+
+
+@simulated
 async def test_full_relays_are_passed_over_for_others(world: SimulatedWorld) -> None:
     async with (
         hubs_in(world, 2, RelayLimits(reservations=0)) as full,
@@ -378,7 +471,25 @@ async def test_when_all_relays_are_down_for_two_minutes_their_places_come_back(
         assert home.relays == set()
         assert home.reservations.addresses() == ()
         world.heal(cuts)
-        await trio.sleep(130)  # the delay has grown to 128 seconds at most
+        await trio.sleep(BACK_SECONDS)
+        assert home.relays == {hub.peer for hub in hubs}
+
+
+@pytest.mark.parametrize("away_seconds", [10, 119, 121, 124, 1200])
+@simulated
+async def test_relays_that_come_back_after_a_crash_are_found_in_time(
+    world: SimulatedWorld, away_seconds: int
+) -> None:
+    async with hubs_in(world, 2) as hubs:
+        home = Home(world, lambda: hubs)
+        await home.reservations.asked_once.wait()
+        cuts = world.partition([home.network], [hub.network for hub in hubs])
+        for hub in hubs:
+            world.break_link(home.network, hub.network)
+        await trio.sleep(away_seconds)
+        assert home.relays == set()
+        world.heal(cuts)
+        await trio.sleep(BACK_SECONDS)
         assert home.relays == {hub.peer for hub in hubs}
 
 

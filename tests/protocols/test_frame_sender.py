@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
-from protocols.rpc.frames import CONGESTED_BYTES, CROWDED_BYTES, FrameSender, QueuedBytes
+from protocols.rpc.frames import (
+    BATCH_BYTES,
+    CONGESTED_BYTES,
+    CROWDED_BYTES,
+    SHORT_REST_BYTES,
+    FrameSender,
+    QueuedBytes,
+)
 
 STALL_SECONDS = 30.0
 FRAME = bytes(8 << 10)
@@ -69,3 +77,30 @@ async def test_a_stream_that_ends_gives_back_what_it_held_and_takes_no_more() ->
     assert of_node.total == 0
     assert not sender.was_sent(sender.push(FRAME))
     assert of_node.total == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "sends"),
+    [
+        (BATCH_BYTES, [BATCH_BYTES]),
+        (BATCH_BYTES + 100, [BATCH_BYTES + 100]),
+        (BATCH_BYTES + SHORT_REST_BYTES, [BATCH_BYTES, SHORT_REST_BYTES]),
+        (2 * BATCH_BYTES + 1, [BATCH_BYTES, BATCH_BYTES + 1]),
+    ],
+)
+async def test_a_large_frame_is_sent_in_parts_of_which_none_is_short(
+    size: int, sends: list[int]
+) -> None:
+    seen: list[int] = []
+
+    async def note() -> None:
+        seen.append(len(near.send_stream.get_data_nowait()))
+
+    near = trio.StapledStream(
+        trio.testing.MemorySendStream(note), trio.testing.MemoryReceiveStream()
+    )
+    sender = FrameSender(STALL_SECONDS, QueuedBytes(64 << 20))
+    sender.push(bytes(size))
+    sender.finish()
+    await sender.run(near)
+    assert seen == sends

@@ -13,7 +13,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -127,7 +127,8 @@ class Hub:
 
 @asynccontextmanager
 async def our_relay(
-    limits: RelayLimits | None = None, admits: Callable[[PeerId], bool] = lambda _: True
+    limits: RelayLimits | None = None,
+    admits: Callable[[PeerId], Awaitable[bool]] | None = None,
 ) -> AsyncIterator[Hub]:
     async with our_node() as network, trio.open_nursery() as nursery:
         relay = Relay(network, limits or RelayLimits(), admits=admits)
@@ -284,7 +285,10 @@ async def test_a_circuit_with_limits_is_good_enough_for_a_stranger(
 async def test_js_is_told_that_it_may_not_have_a_place_at_our_relay(
     js: JavascriptStranger,
 ) -> None:
-    async with our_relay(admits=lambda _: False) as hub:
+    async def nobody(_peer: PeerId) -> bool:
+        return False
+
+    async with our_relay(admits=nobody) as hub:
         with pytest.raises(StrangerRefused, match="PERMISSION_DENIED"):
             await js.reserve(hub.address)
 

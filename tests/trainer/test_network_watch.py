@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from node.core.training_view import TrainerPhase
-from node.training.network_watch import FIRST_TRY_SECONDS, LOST_SECONDS, watch_network
+from node.training.happenings import PeerCame, PeerWent
+from node.training.network_watch import (
+    FIRST_TRY_SECONDS,
+    LOST_SECONDS,
+    STAYS_SECONDS,
+    watch_network,
+)
 from node.training.session import TrainingSession
 from protocols.accumulation.progress_slot import SLOT_SECONDS
 from protocols.dht import DhtSettings
@@ -99,3 +106,24 @@ async def test_the_organisers_first_peer_trains_on_alone(world: SimulatedWorld) 
     session, _ = await watched(world, keeper, begins=True)
     await trio.sleep(SLOT_SECONDS)
     assert session.gate.is_open
+
+
+@simulated
+async def test_a_peer_that_hangs_up_at_once_is_not_told_of(world: SimulatedWorld) -> None:
+    volunteer = member(world, "volunteer")
+    await volunteer.ready.wait()
+    _, shown = await watched(world, volunteer)
+    stranger, other = world.add_node("stranger"), world.add_node("other")
+    await trio.testing.wait_all_tasks_blocked()
+    for one in (stranger, other):
+        one.learn_addresses(volunteer.network.peer_id, [volunteer.network.address])
+        await one.connect(volunteer.network.peer_id)
+    await stranger.disconnect(volunteer.network.peer_id)
+    await trio.sleep(2 * STAYS_SECONDS)
+    await other.disconnect(volunteer.network.peer_id)
+    await trio.sleep(2 * STAYS_SECONDS)
+    assert shown.kinds() == ["PeerCame", "PeerWent"]
+    came, went = shown.happenings
+    assert isinstance(came, PeerCame)
+    assert isinstance(went, PeerWent)
+    assert came.peer == went.peer == other.peer_id

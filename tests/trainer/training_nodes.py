@@ -18,7 +18,6 @@ from pathlib import Path
 
 import trio
 
-from node.core.configuration import read_configuration
 from node.core.node import Node
 from node.run.building import build_task
 from node.run.definition import RunDefinition
@@ -26,6 +25,7 @@ from node.training.session import TrainingSession
 from node.training.trainer import TrainerOptions, train_run
 from protocols.testing.world import SimulatedNetwork, SimulatedWorld
 from tests.access.members import running_node, write_key
+from tests.homes import home_in
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -57,8 +57,7 @@ async def training_node(
     train: Callable[[TrainingNode], Awaitable[None]],
     *bootstrap: str,
 ) -> AsyncIterator[TrainingNode]:
-    variables = {"POTLUCK_HOME": str(home), "POTLUCK_DHT_BOOTSTRAP": ",".join(bootstrap)}
-    configuration = read_configuration(environment=variables)
+    configuration = home_in(home, POTLUCK_DHT_BOOTSTRAP=",".join(bootstrap))
     write_key(configuration.key_file, world.identity_of(name))
     async with running_node(world, name, configuration) as node, trio.open_nursery() as nursery:
         shown = Recorded()

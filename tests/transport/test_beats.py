@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import trio
 
-from node.net.transport.keep_alive import PARTS, Beats
+from node.net.transport.keep_alive import PARTS, REMEMBERED_BEATS, Beats
 
 
 class Calls:
@@ -93,3 +93,22 @@ async def test_late_wake_ups_do_not_make_beats_come_faster(
         await trio.sleep(3.4)
         nursery.cancel_scope.cancel()
     assert calls.at[0] == [1.0, 2.0, 32.5, 33.5, 34.5, 35.5]
+
+
+async def test_the_slowest_round_trip_of_any_member_is_remembered_for_some_beats(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    beats = Beats(1.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beats.run)
+        beats.join(lambda: None)
+        await trio.sleep(1.5)
+        beats.saw_round_trip(3.0)
+        beats.saw_round_trip(0.1)
+        assert beats.slowest_round_trip == 3.0
+        await trio.sleep(REMEMBERED_BEATS - 1.0)
+        beats.saw_round_trip(0.2)
+        assert beats.slowest_round_trip == 3.0
+        await trio.sleep(1.0)
+        assert beats.slowest_round_trip == 0.2
+        nursery.cancel_scope.cancel()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from node.net.transport.keep_alive import (
+    DOUBTED_SECONDS,
     EARLY_MEASUREMENTS,
     MEASURE_EVERY_SECONDS,
+    UNACKNOWLEDGED_SECONDS,
     KeepAlive,
     LifeVerdict,
 )
@@ -88,3 +90,97 @@ def test_the_one_that_does_not_lead_notices_silence_by_itself_two_beats_later() 
     keep_alive.beat(100, None)
     assert beats_until(keep_alive, LifeVerdict.PING) == 5 + 2
     assert beats_until(keep_alive, LifeVerdict.GONE) == 8
+
+
+# What the kernel knows: whether something waits to be acknowledged
+
+
+def beats_without_acknowledgement(
+    keep_alive: KeepAlive,
+    *,
+    idle_seconds: float = 0.0,
+    slowest: float | None = None,
+    elsewhere: float = 0.0,
+    doubted: bool = False,
+) -> int:
+    """After how many beats a connection is given up, if what is sent just before the first of them
+    is never acknowledged. `idle_seconds`: before that, nothing was sent for so long."""
+    for count in range(1, 1000):
+        waited = idle_seconds + count * keep_alive.beat_seconds
+        verdict = keep_alive.beat(
+            100,
+            slowest,
+            unacknowledged_seconds=waited,
+            slowest_elsewhere=elsewhere,
+            doubted=doubted and count == 1,
+        )
+        if verdict is LifeVerdict.GONE:
+            return count
+    raise AssertionError("it is never given up")
+
+
+def test_a_link_that_acknowledges_nothing_is_given_up_in_half_the_time() -> None:
+    beats = beats_without_acknowledgement(settled())
+    assert UNACKNOWLEDGED_SECONDS <= beats * settled().beat_seconds <= UNACKNOWLEDGED_SECONDS + 1.0
+
+
+def test_what_was_sent_a_moment_ago_after_a_long_rest_is_given_its_time() -> None:
+    beats = beats_without_acknowledgement(settled(), idle_seconds=3600.0)
+    assert (beats - 1) * settled().beat_seconds >= UNACKNOWLEDGED_SECONDS
+
+
+def test_a_slow_link_gets_longer_for_acknowledgements_too() -> None:
+    beats = beats_without_acknowledgement(settled(), slowest=2.0)
+    assert beats * settled().beat_seconds >= 8.0
+
+
+def test_a_link_beside_one_that_fills_the_line_gets_longer_too() -> None:
+    beats = beats_without_acknowledgement(settled(), elsewhere=5.0)
+    assert beats * settled().beat_seconds >= 10.0
+
+
+def test_a_process_that_is_busy_while_its_kernel_acknowledges_keeps_its_whole_deadline() -> None:
+    for waits in (None, 0.2):  # a full link always waits for some, and always gets some
+        keep_alive = settled()
+        for _ in range(5 + 8 - 1):
+            verdict = keep_alive.beat(100, 0.1, unacknowledged_seconds=waits)
+            assert verdict is not LifeVerdict.GONE
+        assert keep_alive.beat(100, 0.1, unacknowledged_seconds=waits) is LifeVerdict.GONE
+
+
+def test_bytes_that_arrive_count_more_than_missing_acknowledgements() -> None:
+    keep_alive = settled()
+    for count in range(100):
+        verdict = keep_alive.beat(200 + count, None, unacknowledged_seconds=float(count))
+        assert verdict is not LifeVerdict.GONE
+
+
+# When another connection of this node was given up
+
+
+def test_a_silent_connection_is_pinged_at_once_when_another_was_given_up() -> None:
+    keep_alive = settled()
+    assert keep_alive.beat(100, None) is LifeVerdict.FINE
+    assert keep_alive.beat(100, None, doubted=True) is LifeVerdict.PING
+    assert keep_alive.beat(100, None, doubted=True) is LifeVerdict.FINE  # once is enough
+
+
+def test_a_doubted_connection_is_given_up_sooner_if_nothing_is_acknowledged() -> None:
+    beats = beats_without_acknowledgement(settled(), doubted=True)
+    assert DOUBTED_SECONDS <= beats * settled().beat_seconds <= DOUBTED_SECONDS + 1.0
+    slow = beats_without_acknowledgement(settled(), slowest=2.0, doubted=True)
+    assert slow * settled().beat_seconds >= 8.0
+
+
+def test_a_doubted_connection_whose_kernel_answers_has_as_long_as_any() -> None:
+    keep_alive = settled()
+    assert keep_alive.beat(100, None, doubted=True) is LifeVerdict.PING
+    assert beats_until(keep_alive, LifeVerdict.GONE) * keep_alive.beat_seconds == 8.0
+
+
+def test_a_byte_ends_the_doubt() -> None:
+    keep_alive = settled()
+    keep_alive.beat(99, None)
+    assert keep_alive.beat(99, None, doubted=True) is LifeVerdict.PING
+    assert keep_alive.beat(100, None) is LifeVerdict.FINE
+    assert beats_until(keep_alive, LifeVerdict.PING) == 5

@@ -22,6 +22,9 @@ CODE_IN_SIGHT = (
     "warning: This invite contains a code, and every user of this machine can read a command line. "
     "Give such an invite as a file (--invite-file), or in POTLUCK_INVITE."
 )
+STILL_ACCEPTED = (
+    "The others accept the expired one a while longer: this node joins with it, and keeps asking."
+)
 LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second factor
 
 
@@ -114,8 +117,10 @@ def run(arguments: argparse.Namespace) -> int:
     need = pass_needed(configuration, invite, code)
     if need is not Need.NOTHING and shows_a_code(typed, invite):
         output.say(CODE_IN_SIGHT)
-    if need is Need.PERSON:
-        exit_code = _log_in(configuration, invite, code, output)
+    if need in (Need.PERSON, Need.RENEWAL):
+        exit_code = _log_in(
+            configuration, invite, code, output, expired_will_do=need is Need.RENEWAL
+        )
         if exit_code:
             return exit_code
         need = Need.NOTHING
@@ -140,11 +145,23 @@ def run(arguments: argparse.Namespace) -> int:
     return train_in_foreground(_with_places(configuration, invite), part, output, before=get_in)
 
 
-def _log_in(configuration: Configuration, invite: RunInvite, code: str, output: Output) -> int:
-    """A person logs in, as with `potluck login`."""
+def _log_in(
+    configuration: Configuration,
+    invite: RunInvite,
+    code: str,
+    output: Output,
+    *,
+    expired_will_do: bool,
+) -> int:
+    """A person logs in, as with `potluck login`, or the pass is renewed.
+
+    `expired_will_do`: the node may take part with the pass that it has while the server is away.
+    """
+    from node.app.commands.exit_codes import DONE
     from node.app.commands.log_output import log_to_stderr
     from node.app.commands.login_flow import Wishes, log_in
     from node.training.join import access_of
+    from protocols.errors import Unreachable
 
     log_to_stderr(debug=output.debug)
     wishes = Wishes(
@@ -155,7 +172,13 @@ def _log_in(configuration: Configuration, invite: RunInvite, code: str, output: 
         again=False,
         wait_seconds=LOGIN_SECONDS,
     )
-    return log_in(configuration, wishes, output)
+    try:
+        return log_in(configuration, wishes, output)
+    except Unreachable as outage:
+        if not expired_will_do:
+            raise
+        output.say(f"warning: {outage.what} {outage.why} {STILL_ACCEPTED}")
+        return DONE
 
 
 def _with_places(configuration: Configuration, invite: RunInvite) -> Configuration:

@@ -23,7 +23,7 @@ from node.app.commands.exit_codes import DONE, FAILED
 from node.app.commands.interruption import run_until_signal
 from node.app.commands.login_inputs import CODE_VARIABLE, ask_for_code
 from node.app.commands.output import Output
-from node.app.commands.status_view import clock_words, in_one_line
+from node.app.commands.status_view import clock_words, duration, in_one_line
 from node.core.access.auth_client import (
     About,
     AccessDenied,
@@ -45,7 +45,7 @@ from node.core.key_file import load_identity, load_or_create_identity
 from node.core.private_file import UnusableFile
 from node.core.wrong_use import WrongUse
 from node.net import machine_clocks
-from protocols.errors import PotluckError
+from protocols.errors import PotluckError, Unreachable
 from protocols.identity import Identity
 
 
@@ -77,7 +77,7 @@ def log_in(configuration: Configuration, wishes: Wishes, output: Output) -> int:
         if present.standing is TokenStanding.VALID and not present.kept.refused:
             _tell_done(configuration, output, "kept")
             return DONE
-        code = _renew(present, output, refusals)
+        code = _renew(present, invite, output, refusals)
         if code == DONE:
             _tell_done(configuration, output, "renewed")
         if code != FAILED:  # Ctrl-C, for one
@@ -121,8 +121,14 @@ def _present(
         return None
 
 
-def _renew(present: Membership, output: Output, refusals: list[AccessDenied]) -> int:
-    """Try without a person: an expired pass can be renewed for a while."""
+def _renew(
+    present: Membership, invite: Invite, output: Output, refusals: list[AccessDenied]
+) -> int:
+    """Try without a person: an expired pass can be renewed for a while.
+
+    Unreachable if the server is away, unless the invite names another address of it.
+    """
+    outages: list[Unreachable] = []
 
     async def renew() -> int:
         try:
@@ -130,13 +136,33 @@ def _renew(present: Membership, output: Output, refusals: list[AccessDenied]) ->
                 granted = await client.renew(present.access_pass.token)
                 await present.adopt(granted.signed, granted.opened)
         except (PotluckError, AuthError) as error:
+            if isinstance(error, Unreachable) and present.kept.auth_url == invite.auth_url:
+                outages.append(error)
+                return FAILED
             if isinstance(error, AccessDenied):
                 refusals.append(error)
             output.say(f"The old pass cannot be renewed, so this node asks for a new one: {error}")
             return FAILED
         return DONE
 
-    return run_until_signal(renew)
+    code = run_until_signal(renew)
+    if outages:
+        raise _still_without(present, outages[0])
+    return code
+
+
+def _still_without(present: Membership, outage: Unreachable) -> Unreachable:
+    """What an outage means for a node whose pass has to be renewed."""
+    status = present.status()
+    state = f"expired {duration(-status.expires_in_seconds)} ago"
+    if status.expires_in_seconds > 0:
+        state = "was refused before"
+    return Unreachable(
+        f"This node's pass for {status.run} {state}, and the auth server cannot be asked for a new "
+        "one.",
+        why=outage.why,
+        advice=f"{outage.advice} Then type the same command again: the pass is renewed by itself.",
+    )
 
 
 class _Login:

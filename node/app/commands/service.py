@@ -132,9 +132,9 @@ def _unit(arguments: argparse.Namespace, configuration: Configuration) -> Servic
     from node.training.join import Need, pass_needed, read_invited
 
     invite = read_invited(configuration.places, None, None, {})
-    if (
-        not configuration.key_file.exists()
-        or pass_needed(configuration, invite, "") is not Need.NOTHING
+    if not configuration.key_file.exists() or pass_needed(configuration, invite, "") not in (
+        Need.NOTHING,
+        Need.RENEWAL,
     ):
         raise WrongUse(
             f"This node has no key or pass for {invite.run}, and a service cannot ask for one.",

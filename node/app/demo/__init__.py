@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from node.faces import lazily
+from protocols.faces import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ of it into a file for a bug report, and `redaction` takes out what is nobody els
 
 from __future__ import annotations
 
-from node.faces import lazily
+from protocols.faces import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ From the inside out: `cells` measures text, `charts` and `layout` know nothing o
 
 from __future__ import annotations
 
-from node.faces import lazily
+from protocols.faces import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

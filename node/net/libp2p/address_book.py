@@ -4,6 +4,10 @@ Pure. The newest addresses of a peer are kept, and of all peers those heard of m
 `worked` moves an address that has just worked to the front and marks it. Marked addresses outlive
 the others, so a flood of hearsay cannot push out all working ones.
 
+A circuit that was cut off does not say who is at fault. Its relay may have died, or it may cut
+every circuit, whatever it promised. So for CUT_SECONDS the circuits of other relays to that peer
+are tried before those of this one.
+
 Addresses come from strangers and are not trusted. They are limited in number, and an address that
 names another peer is refused.
 """
@@ -12,10 +16,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Final
 
-from node.net.libp2p.addresses import Address, parse
+from node.net.libp2p.addresses import Address, AddressKind, parse, relay_of
 from protocols.errors import MalformedMessage
 from protocols.identity import PeerId
+
+CUT_SECONDS: Final = 600.0  # a relay that was at fault by chance is missed for no longer
 
 
 class AddressBook:
@@ -31,6 +38,9 @@ class AddressBook:
         # Both orders are oldest first. The value is True if the address has worked.
         self._book: OrderedDict[PeerId, OrderedDict[str, bool]] = OrderedDict()
         self._kept: set[PeerId] = set()
+        self._cut: OrderedDict[tuple[PeerId, str], float] = (
+            OrderedDict()
+        )  # peer and relay; newest last
 
     def __len__(self) -> int:
         return len(self._book)
@@ -56,6 +66,20 @@ class AddressBook:
     def worked(self, peer: PeerId, address: Address) -> None:
         """This address has just led to the peer."""
         self._put(peer, address.of_peer(peer), worked=True)
+
+    def cut_off(self, peer: PeerId, address: str, now: float) -> None:
+        """The circuit at this address has broken."""
+        self._cut[peer, relay_of(address)] = now
+        self._cut.move_to_end((peer, relay_of(address)))
+        if len(self._cut) > self._peers:
+            self._cut.popitem(last=False)
+
+    def to_try_later(self, peer: PeerId, addresses: list[Address], now: float) -> list[Address]:
+        """Of these, the circuits that were cut off lately, if there are others; oldest first."""
+        circuits = [one for one in addresses if one.kind is AddressKind.CIRCUIT]
+        cut_at = {one: self._cut.get((peer, relay_of(one.text)), -CUT_SECONDS) for one in circuits}
+        cut = [one for one in circuits if now - cut_at[one] < CUT_SECONDS]
+        return sorted(cut, key=cut_at.__getitem__) if len(cut) < len(circuits) else []
 
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         """All known addresses, in the order in which they were learned."""

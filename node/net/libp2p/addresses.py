@@ -95,6 +95,12 @@ def _parts(canonical: str) -> list[tuple[str, str]]:
     ]
 
 
+def relay_of(address: str) -> str:
+    """The peer id of the relay in the address of a circuit; empty if there is none."""
+    head, found, _ = address.partition("/p2p-circuit")
+    return head.rpartition("/p2p/")[2] if found else ""
+
+
 def of_socket(host: str, port: int) -> str:
     """The multiaddr of a TCP end point, from the values of the socket calls."""
     ip = ipaddress.ip_address(host.partition("%")[0])
@@ -109,14 +115,20 @@ def likelihood(address: Address) -> int:
     A literal address needs no look-up. Loopback and link-local addresses of another machine cannot
     work. They are still not last, because they fail at once, and because two nodes on one machine
     should meet over loopback: most people first try potluck in that way.
+
+    IPv4 is first because a peer only tells where our link to it comes from, and dials only that
+    address back. What a node has to find out is how its router treats IPv4: that is the version
+    that routers translate, and that every peer has.
     """
     if address.kind is AddressKind.NAME:
-        return 3
+        return 4
     if address.kind is not AddressKind.IP:
         return 9
     ip = ipaddress.ip_address(address.host)
     if ip.is_loopback:
         return 0
     if ip.is_link_local:
-        return 4
-    return 1 if ip.is_private else 2
+        return 5
+    if ip.is_private:
+        return 1
+    return 2 if ip.version == 4 else 3

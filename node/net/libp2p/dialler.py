@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
-from node.net.libp2p.addresses import Address, AddressKind, likelihood, parse
+from node.net.libp2p.addresses import Address, AddressKind, likelihood, of_socket, parse
 from node.net.libp2p.dial_failure import DialFailure, DialReason, of_os_error
 from node.net.libp2p.host import library_id
 from node.net.libp2p.upgrading import Upgraded, handshake_failure, prove, upgrade, upgrade_circuit
@@ -50,6 +50,9 @@ CONNECT_HEAD_START_SECONDS = 0.15
 # After the TCP connection the machine is known to be up. So the handshake (three more round trips)
 # gets longer before the next address is tried as well.
 HANDSHAKE_HEAD_START_SECONDS = 1.0
+# For all others together, before an address that did not keep what it promised.
+LATER_SECONDS = 3.0
+MOST_OF_A_NAME = 8  # addresses: its owner is a stranger, and a server has two
 
 T = TypeVar("T")
 
@@ -91,14 +94,24 @@ class Race(Generic[T]):
         self._failures: list[tuple[int, DialFailure]] = []
         self._winner: list[tuple[Address, T]] = []
 
-    async def run(self, addresses: Sequence[Address]) -> tuple[Address, T] | list[DialFailure]:
-        """The winner with its address, or every address's failure in the order of `addresses`."""
+    async def run(
+        self, addresses: Sequence[Address], later: Sequence[Address] = ()
+    ) -> tuple[Address, T] | list[DialFailure]:
+        """The winner with its address, or every address's failure, in their order.
+
+        `later` are tried when the others have failed, or LATER_SECONDS after the last of them.
+        """
+        states: list[DialAttempt] = []
         try:
             async with trio.open_nursery() as nursery:
-                for place, address in enumerate(addresses):
-                    state = DialAttempt()
-                    nursery.start_soon(self._run_one, place, address, state, nursery)
-                    await self._give_head_start(state)
+                for place, address in enumerate((*addresses, *later)):
+                    if place == len(addresses):
+                        with trio.move_on_after(LATER_SECONDS):
+                            for state in states:
+                                await state.ended.wait()
+                    states.append(DialAttempt())
+                    nursery.start_soon(self._run_one, place, address, states[-1], nursery)
+                    await self._give_head_start(states[-1])
         except BaseException:
             with trio.CancelScope(shield=True):
                 for _, connection in self._winner:
@@ -160,18 +173,20 @@ async def _connect_ip(host: str, port: int, version: int) -> trio.SocketStream:
 
 
 async def _connect_name(address: Address) -> trio.SocketStream:
-    """Look the name up and try its addresses one after the other."""
+    """Look the name up, and race its addresses of both versions of IP."""
     family = {0: socket.AF_UNSPEC, 4: socket.AF_INET, 6: socket.AF_INET6}[address.family]
     found = await trio.socket.getaddrinfo(
         address.host, address.port, family=family, type=socket.SOCK_STREAM
     )
-    last_error: OSError | None = None
-    for _, _, _, _, (host, port, *_) in found:
-        try:
-            return await _connect_ip(str(host), int(port), 6 if ":" in str(host) else 4)
-        except OSError as error:
-            last_error = error
-    raise last_error or socket.gaierror(socket.EAI_NONAME, "the name stands for no address")
+    places = in_order([parse(of_socket(str(to[0]), int(to[1]))) for *_, to in found])
+
+    async def attempt(place: Address, _on_connected: Callable[[], None]) -> trio.SocketStream:
+        return await connect_tcp(place)
+
+    outcome = await Race(attempt, trio.aclose_forcefully).run(places[:MOST_OF_A_NAME])
+    if isinstance(outcome, list):
+        raise DialFailure(address.text, outcome[-1].reason, outcome[-1].detail)
+    return outcome[1]
 
 
 class Dialler:
@@ -193,14 +208,17 @@ class Dialler:
         self._open_circuit = open_circuit
 
     async def race(
-        self, addresses: Sequence[Address], expected: ID
+        self, addresses: Sequence[Address], expected: ID, later: Sequence[Address] = ()
     ) -> tuple[Address, Upgraded] | list[DialFailure]:
-        """The first connection to this peer with its address, or the failure of each address."""
+        """The first connection to this peer with its address, or the failure of each address.
+
+        `later` are tried after the others.
+        """
 
         async def attempt(address: Address, on_connected: Callable[[], None]) -> Upgraded:
             return await self.connect(address, expected, on_connected)
 
-        return await Race(attempt, _discard).run(addresses)
+        return await Race(attempt, _discard).run(addresses, later)
 
     async def connect(
         self, address: Address, expected: ID, on_connected: Callable[[], None]

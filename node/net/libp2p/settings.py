@@ -69,7 +69,7 @@ class Libp2pSettings:
     negotiation_seconds: float = 10.0
     """From a stream's first byte to an agreed protocol, for streams that others open."""
 
-    sign_of_life_seconds: float = 5.0
+    sign_of_life_seconds: float = 3.0
     """When a second connection to a peer comes up, the first must answer a ping within this time.
 
     Otherwise it is closed. A round trip halfway round the world with full queues is under two

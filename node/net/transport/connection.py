@@ -89,10 +89,13 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self._reason = ""
         self._has_ended = False
         self._peer_is_leaving = False
+        self._we_are_leaving = False
         self._round_trips = RoundTrips()
         self._received = LinkRateMeter()
         self._pings = Pings()
         self._bytes_sent_before = 0
+        self._unacknowledged_seconds: float | None = None
+        self._given_up_before = self._beats.given_up
         self._keep_alive = KeepAlive(
             self.settings.keep_alive_seconds,
             self.settings.keep_alive_deadline_seconds,
@@ -115,6 +118,11 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
     @property
     def is_closed(self) -> bool:
         return self._has_ended
+
+    @property
+    def was_cut_off(self) -> bool:
+        """Whether it has ended although neither side closed it."""
+        return self._has_ended and not (self._peer_is_leaving or self._we_are_leaving)
 
     @property
     def round_trip_seconds(self) -> float | None:
@@ -193,6 +201,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
 
         Cancelling this skips the flush; the connection still ends.
         """
+        self._we_are_leaving = self._we_are_leaving or not self._has_ended
         if self._has_ended or not self.event_started.is_set():
             self._end_everything("the connection was closed here")
             if self._tasks_scope is None:
@@ -294,11 +303,15 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             return
         try:
             self._streams.reset_abandoned()
-            if self.bytes_sent != self._bytes_sent_before:
-                self._bytes_sent_before = self.bytes_sent
-                self.secured_conn.count_resent()
-            slowest = self._round_trips.slowest_seconds
-            verdict = self._keep_alive.beat(self.bytes_received, slowest)
+            doubted = self._given_up_before != self._beats.given_up
+            self._given_up_before = self._beats.given_up
+            verdict = self._keep_alive.beat(
+                self.bytes_received,
+                self._round_trips.slowest_seconds,
+                unacknowledged_seconds=self._unacknowledged_for(),
+                slowest_elsewhere=self._beats.slowest_round_trip,
+                doubted=doubted,
+            )
             if verdict is LifeVerdict.PING:
                 self._measure()
         except Exception:
@@ -306,8 +319,18 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             self._end_everything("a fault on this side, see the log")
         else:
             if verdict is LifeVerdict.GONE:
+                self._beats.given_up += 1
                 logger.debug("connection with %s ended: %s", self.peer_id, SILENT)
                 self._end_everything(SILENT)
+
+    def _unacknowledged_for(self) -> float | None:
+        """If something that was sent waits: how long ago the last acknowledgement came."""
+        if self.bytes_sent != self._bytes_sent_before or self._unacknowledged_seconds is not None:
+            self._bytes_sent_before = self.bytes_sent
+            delivery = self.secured_conn.look_at_delivery()
+            self._unacknowledged_seconds = delivery.unacknowledged_seconds
+            self._beats.saw_round_trip(delivery.round_trip_seconds)
+        return self._unacknowledged_seconds
 
     # ---- ending
 

@@ -5,6 +5,11 @@ stopped, a laptop sleeps, or a link drops all packets, nothing is noticed by its
 (no I/O, no clock) pings a connection that was silent for a while, and gives it up if it stays
 silent. Any byte is a sign of life, not only the answer to a ping.
 
+Two things make it sooner. If the kernel waits for an acknowledgement of what it has sent, and none
+comes, then the link carries nothing. It is the other kernel that acknowledges, so a busy process or
+a full queue there is not taken for a dead link. And when one connection of a node was given up, all
+others that are silent are pinged at once, because mostly it is our own network that has lost them.
+
 Time is counted in *beats*, moments at which our own event loop really ran, not in seconds. If this
 process was the one that was stopped (or busy, or asleep), the peer's bytes are unread in our
 socket, and by the clock every peer would seem dead at once. Every beat lets the reader run first.
@@ -23,6 +28,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import deque
 from collections.abc import Callable
 
 import trio
@@ -33,6 +39,18 @@ BEAT_SECONDS = 1.0
 
 # On a link with a long queue an answer may take several times the slowest recent round trip.
 PATIENCE_IN_ROUND_TRIPS = 4
+
+# So long without any acknowledgement means that the link is dead. The kernel has sent the same
+# again four times by then. A full line of 1 Mb/s may hold two seconds of data in each direction,
+# and changing between two base stations takes a second or two.
+UNACKNOWLEDGED_SECONDS = 5.0
+
+# The same, once another connection was given up.
+DOUBTED_SECONDS = 3.0
+
+# The kernel knows the round trip of a full line as it is now, but it grows while the queue does.
+ROUND_TRIPS_ELSEWHERE = 2
+REMEMBERED_BEATS = 8
 
 # Round trips are measured this often even while data flows, because windows depend on them.
 MEASURE_EVERY_SECONDS = 15.0
@@ -72,30 +90,60 @@ class KeepAlive:
         self._silence_beats = self._beats(silence_seconds) + (0 if leads else BEATS_BEHIND)
         self._deadline_seconds = deadline_seconds
         self._silent_beats = 0
+        self._waiting_beats = 0
+        self._asked_at: int | None = None  # after so many silent beats
+        self._is_doubted = False
         self._beats_since_ping = 0
         self._bytes_seen = 0
         self._early_left = EARLY_MEASUREMENTS
 
-    def beat(self, bytes_received: int, slowest_round_trip: float | None) -> LifeVerdict:
+    def beat(
+        self,
+        bytes_received: int,
+        slowest_round_trip: float | None,
+        *,
+        unacknowledged_seconds: float | None = None,
+        slowest_elsewhere: float = 0.0,
+        doubted: bool = False,
+    ) -> LifeVerdict:
+        """`unacknowledged_seconds`: how long ago the last acknowledgement came, if something waits
+        for one. `slowest_elsewhere`: the slowest round trip on any connection of the node now; if
+        one of them fills the line, all wait in the same queue. `doubted`: another connection was
+        given up since the last beat."""
         self._beats_since_ping += 1
+        self._waiting_beats = 0 if unacknowledged_seconds is None else self._waiting_beats + 1
         if bytes_received != self._bytes_seen:
             self._bytes_seen = bytes_received
             self._silent_beats = 0
+            self._asked_at, self._is_doubted = None, False
             if self._beats_since_ping >= self._beats(MEASURE_EVERY_SECONDS) or self._early_left:
                 self._early_left = max(0, self._early_left - 1)
                 return self._ping()
             return LifeVerdict.FINE
         self._silent_beats += 1
-        if self._silent_beats < self._silence_beats:
-            return LifeVerdict.FINE
-        patience = max(
-            self._deadline_seconds, PATIENCE_IN_ROUND_TRIPS * (slowest_round_trip or 0.0)
+        self._is_doubted = self._is_doubted or doubted
+        slowest = max(
+            PATIENCE_IN_ROUND_TRIPS * (slowest_round_trip or 0.0),
+            ROUND_TRIPS_ELSEWHERE * slowest_elsewhere,
         )
-        if self._silent_beats >= self._silence_beats + self._beats(patience):
+        if self._waiting_beats:
+            # the first of these bytes may have been sent just before the first of these beats
+            waited = min(
+                unacknowledged_seconds or 0.0, (self._waiting_beats - 1) * self.beat_seconds
+            )
+            patience = DOUBTED_SECONDS if self._is_doubted else UNACKNOWLEDGED_SECONDS
+            if waited >= max(patience, slowest):
+                return LifeVerdict.GONE
+        if self._asked_at is None:
+            is_due = self._is_doubted or self._silent_beats >= self._silence_beats
+            return self._ask() if is_due else LifeVerdict.FINE
+        if self._silent_beats >= self._asked_at + self._beats(max(self._deadline_seconds, slowest)):
             return LifeVerdict.GONE
-        if self._silent_beats == self._silence_beats:
-            return self._ping()
         return LifeVerdict.FINE
+
+    def _ask(self) -> LifeVerdict:
+        self._asked_at = self._silent_beats
+        return self._ping()
 
     def _ping(self) -> LifeVerdict:
         self._beats_since_ping = 0
@@ -118,9 +166,22 @@ class Beats:
 
     def __init__(self, beat_seconds: float) -> None:
         self.beat_seconds = beat_seconds
+        self.given_up = 0
+        """How many members have found their other side to be gone. A member that sees a new number
+        doubts its own."""
+        self._slowest: deque[float] = deque([0.0], maxlen=REMEMBERED_BEATS)
         self._parts: list[dict[Member, None]] = [{} for _ in range(PARTS)]
         self._part_of: dict[Member, int] = {}
         self._somebody = trio.Event()
+
+    @property
+    def slowest_round_trip(self) -> float:
+        """The slowest that a member saw in the last beats; 0 if none did."""
+        return max(self._slowest)
+
+    def saw_round_trip(self, seconds: float) -> None:
+        """A member has sent something, and its round trip is this long now."""
+        self._slowest[-1] = max(self._slowest[-1], seconds)
 
     def join(self, member: Member) -> None:
         """Call this member from now on, for the first time in about a beat."""
@@ -143,6 +204,8 @@ class Beats:
                 await self._somebody.wait()
             steps = self._steps_from(now)
             await trio.sleep(steps * self.beat_seconds / PARTS)
+            if now + steps >= PARTS:
+                self._slowest.append(0.0)
             now = (now + steps) % PARTS
             for member in tuple(self._parts[now]):
                 member()

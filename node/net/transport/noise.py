@@ -36,7 +36,14 @@ from node.net.transport.packets import (
     PacketSealer,
 )
 from node.net.transport.traffic import SMALL_BYTES, Throttle, Traffic
-from node.net.transport.wires import RawConnectionWire, SocketWire, Wire, socket_of, traffic_of
+from node.net.transport.wires import (
+    Delivery,
+    RawConnectionWire,
+    SocketWire,
+    Wire,
+    socket_of,
+    traffic_of,
+)
 
 # One system call and one wake-up carry up to this much. Larger batches were no faster in
 # measurements, and would make small streams wait longer behind bulk.
@@ -152,12 +159,18 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         """How many sent bytes may wait in the kernel; bytes in flight do not count."""
         self._wire.limit_unsent(limit_bytes)
 
-    def count_resent(self) -> None:
-        """Add the bytes that the kernel has resent since the last call to the traffic."""
-        resent = self._wire.resent_bytes()
-        if resent > self._resent_bytes:
-            self.traffic.sent(resent - self._resent_bytes, self._segment_bytes)
-            self._resent_bytes = resent
+    def pace(self) -> None:
+        """Send without bursts from now on, as far as the kernel can do that."""
+        self._wire.pace()
+
+    def look_at_delivery(self) -> Delivery:
+        """What is known now of the bytes that were sent. Adds those that the kernel has resent
+        since the last call to the traffic."""
+        delivery = self._wire.delivery()
+        if delivery.resent_bytes > self._resent_bytes:
+            self.traffic.sent(delivery.resent_bytes - self._resent_bytes, self._segment_bytes)
+            self._resent_bytes = delivery.resent_bytes
+        return delivery
 
     # ---- what py-libp2p uses, until the muxer takes over
 

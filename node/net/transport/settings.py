@@ -42,7 +42,8 @@ class YamuxSettings:
     `keep_alive_seconds`: after this much silence the side that opened the connection pings the
     other. The other side pings two beats (of a second at most) later if nothing has come by then.
     `keep_alive_deadline_seconds`: after this much further silence (or four times the slowest recent
-    round trip, if that is longer) the connection is given up.
+    round trip, if that is longer) the connection is given up. It is given up sooner if the other
+    side's kernel acknowledges nothing (keep_alive.py).
 
     `close_flush_seconds`: how long `close` waits for queued bytes to leave.
     `half_closed_seconds`: how long a stream that was closed by py-libp2p's `close` (a half-close)

@@ -18,7 +18,7 @@ import os
 import socket
 import struct
 import sys
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 from libp2p.abc import IRawConnection
@@ -38,10 +38,26 @@ except ImportError:  # on Windows
     _UNREAD = None
 
 _UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
+_PACING_RATE = 47 if sys.platform.startswith("linux") else None  # asm-generic/socket.h
+_FASTEST_PACING = 2**31 - 1  # bytes per second: no limit, but not the value for "not paced"
 _WINDOW_LIMIT = getattr(socket, "TCP_WINDOW_CLAMP", None)  # Linux
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
-_RESENT_AT = 208  # tcpi_bytes_retrans in linux/tcp.h's tcp_info, since Linux 4.19; else nothing
+# In linux/tcp.h's tcp_info: tcpi_unacked, tcpi_last_ack_recv (in milliseconds), tcpi_rtt (in
+# microseconds) and tcpi_bytes_retrans (since Linux 4.19; before, there is nothing at this place).
+_UNACKNOWLEDGED_AT, _ACKNOWLEDGED_AT, _ROUND_TRIP_AT, _RESENT_AT = 24, 56, 68, 208
 _HAS_VECTORS = hasattr(os, "readv")  # not on Windows, where a socket is no file descriptor
+
+
+class Delivery(NamedTuple):
+    """What is known below of the bytes that were sent."""
+
+    resent_bytes: int = 0
+    """How many were sent again because they were lost."""
+    unacknowledged_seconds: float | None = None
+    """If some wait for an acknowledgement: how long ago the last one of this connection came. None
+    if none wait, or if that is not known."""
+    round_trip_seconds: float = 0.0
+    """As the kernel sees it now, with all queues on the way; 0 if that is not known."""
 
 
 class Wire(Protocol):
@@ -58,14 +74,17 @@ class Wire(Protocol):
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Limit the bytes that wait below to be sent; None: the system's default."""
 
+    def pace(self) -> None:
+        """Send without bursts from now on. May be called again."""
+
     def limit_unread(self, limit_bytes: int) -> None:
         """Limit the unread bytes that have arrived below."""
 
     def segment_bytes(self) -> int:
         """The payload of one segment."""
 
-    def resent_bytes(self) -> int:
-        """How many bytes were resent so far because they were lost below."""
+    def delivery(self) -> Delivery:
+        """What became of the bytes that were sent."""
 
 
 class SocketWire:
@@ -80,6 +99,7 @@ class SocketWire:
         self._stream = stream
         self._socket = stream.socket
         self._least = 1
+        self._is_paced = False
 
     async def receive_into(self, buffer: memoryview, least: int) -> int:
         try:
@@ -134,6 +154,17 @@ class SocketWire:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.IPPROTO_TCP, _UNSENT_LIMIT, limit_bytes or 0)
 
+    def pace(self) -> None:
+        """Have TCP spread its segments over the round trip.
+
+        Else a piece of bulk leaves as one burst after each pause, and a home's router drops what
+        its queue does not hold. (Linux then paces at up to twice the rate of the connection.)
+        """
+        if _PACING_RATE is not None and not self._is_paced:
+            self._is_paced = True
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, _PACING_RATE, _FASTEST_PACING)
+
     def limit_unread(self, limit_bytes: int) -> None:
         """Limit both the buffer and the window.
 
@@ -152,15 +183,20 @@ class SocketWire:
             return ETHERNET_SEGMENT_BYTES
         return max(found, 1)
 
-    def resent_bytes(self) -> int:
+    def delivery(self) -> Delivery:
         if _TCP_INFO is None:
-            return 0
+            return Delivery()
         try:
             facts = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RESENT_AT + 8)
         except OSError:
-            return 0
-        resent: int = int.from_bytes(facts[_RESENT_AT : _RESENT_AT + 8], sys.byteorder)
-        return resent
+            return Delivery()
+
+        def number(at: int, size: int) -> int:
+            return int.from_bytes(facts[at : at + size], sys.byteorder)
+
+        waits = number(_UNACKNOWLEDGED_AT, 4) > 0
+        seconds = number(_ACKNOWLEDGED_AT, 4) / 1000 if waits else None
+        return Delivery(number(_RESENT_AT, 8), seconds, number(_ROUND_TRIP_AT, 4) / 1e6)
 
     def _descriptor(self) -> int:
         """Read before each use: after a close the number may belong to another file."""
@@ -208,14 +244,17 @@ class RawConnectionWire:
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Does nothing: only the relay's connection knows what waits."""
 
+    def pace(self) -> None:
+        """Does nothing: the relay's connection has its own pace."""
+
     def limit_unread(self, limit_bytes: int) -> None:
         """Does nothing: the connection below has the limit."""
 
     def segment_bytes(self) -> int:
         return ETHERNET_SEGMENT_BYTES
 
-    def resent_bytes(self) -> int:
-        return 0
+    def delivery(self) -> Delivery:
+        return Delivery()
 
 
 def socket_of(connection: IRawConnection) -> trio.SocketStream | None:

@@ -5,6 +5,11 @@ quickly doubles the next, up to the half megabyte that a fast link needs; each t
 it. The queue behind it and the unsent bytes in the kernel are limited accordingly: if a message
 waits in the kernel behind a second of bulk, no order here can help.
 
+After a pause the kernel takes much at once, however slow the link is. So a batch is also not
+larger than what the link carries, as measured, in the time that a batch may take. (Bulk that comes
+in pieces had grown batches to half a megabyte on links of 1.5 MB/s, and credit for the other
+direction waited behind that for half a second.)
+
 If the node has an upload limit, a batch is small and waits for its turn among those of all
 connections (below).
 
@@ -82,18 +87,28 @@ class ConnectionWriter:
             now = trio.current_time()
             size = sum(map(len, frames))
             self.sent.sent(size, began, now)
-            if now - began > SLOW_BATCH_SECONDS:
+            most = self._most_bytes()
+            if now - began > SLOW_BATCH_SECONDS or batch_bytes > 2 * most:
+                self._session.pace()
                 if batch_bytes > SMALLEST_BATCH_BYTES:
                     batch_bytes = max(batch_bytes // 2, SMALLEST_BATCH_BYTES)
                     self._expect(batch_bytes)
-            elif now - began < QUICK_BATCH_SECONDS and size >= batch_bytes < self._largest_batch:
-                batch_bytes = min(batch_bytes * 2, self._largest_batch)
+            elif now - began < QUICK_BATCH_SECONDS and size >= batch_bytes < most:
+                batch_bytes = min(batch_bytes * 2, most)
                 self._expect(batch_bytes)
+
+    def _most_bytes(self) -> int:
+        """The largest batch that this link sends in time, as far as its rate is known."""
+        rate = self.sent.bytes_per_second
+        if rate is None:
+            return self._largest_batch
+        timely = max(SMALLEST_BATCH_BYTES, int(rate * SLOW_BATCH_SECONDS))
+        return min(self._largest_batch, timely)
 
     def _expect(self, batch_bytes: int) -> None:
         self.outgoing.expect_batches(batch_bytes)
-        is_slow = batch_bytes <= FRAME_PAYLOAD_BYTES
-        self._session.limit_unsent(batch_bytes if is_slow else None)
+        is_fast = batch_bytes >= SEND_BATCH_BYTES
+        self._session.limit_unsent(None if is_fast else batch_bytes)
 
     def wake(self) -> None:
         """Something was queued, or the connection may be over. Never waits."""

@@ -192,6 +192,8 @@ class Need(enum.Enum):
     """The run is open, or there is a pass that is good."""
     CODE = "code"
     """There is a code, and no pass: nobody has to be asked."""
+    RENEWAL = "renewal"
+    """The pass has expired. The others accept it a while longer, because the server may be away."""
     PERSON = "person"
     """A person has to log in, or the pass has to be renewed."""
 
@@ -236,8 +238,16 @@ def pass_needed(configuration: Configuration, invite: RunInvite, code: str) -> N
         member = open_membership(configuration, own_identity(configuration))
     except UnusableFile:
         return Need.PERSON
-    is_good = member is not None and member.standing is TokenStanding.VALID and not kept.refused
-    return Need.NOTHING if is_good and kept.fingerprint == access.fingerprint else Need.PERSON
+    if member is None or kept.refused or kept.fingerprint != access.fingerprint:
+        return Need.PERSON
+    return _NEEDS[member.standing]
+
+
+_NEEDS: Final = {
+    TokenStanding.VALID: Need.NOTHING,
+    TokenStanding.GRACE: Need.RENEWAL,
+    TokenStanding.OVER: Need.PERSON,
+}
 
 
 def access_of(invite: RunInvite, code: str) -> Invite:

@@ -4,8 +4,8 @@
         ann = run.join("ann", await run.code_for("ann"))        # potluck join, in a home of its own
         await run.until(lambda: has(ann, "began"), "ann's start", ann)
 
-All are the commands that people type, over real libp2p: `auth serve`, `run start --keep-only`,
-`join`. The output of each is read as it comes, with the moment at which it came (`Heard`).
+All are the commands that people type, over real libp2p: `auth serve`, `backbone`, `join`. The
+output of each is read as it comes, with the moment at which it came (`Heard`).
 
 Promises: no process that was started here outlives the block. If a part ends although it should
 not, the error names it, with its last output.
@@ -27,6 +27,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -159,6 +160,7 @@ class ClosedRun:
         self._folder, self._nursery, self._hub = folder, nursery, hub
         self._one_is_alone = one_is_alone
         self._heard: list[Heard] = []
+        self._starts: dict[str, Callable[[], Heard]] = {}  # the last command of each name
         self._changed = trio.Event()
 
     async def open(self, definition: str) -> None:
@@ -172,19 +174,36 @@ class ClosedRun:
         run = self._folder / "run"
         run.mkdir()
         (run / "run.toml").write_text(definition)
-        places = ("--listen", f"/ip4/{self._hub.host}/tcp/0")
-        words = ("run", "start", str(run), "--keep-only", "--threads", "1", "--json", *places)
-        organiser = self._start(ORGANISER, words, variables={"POTLUCK_RELAY_SERVE": "true"})
+        organiser = self._start(ORGANISER, _backbone(run, self._hub))
         await self.until(lambda: has(organiser, "began"), "the organiser's start", organiser)
         self.invite = str(organiser.all("started")[0][1]["invite"])
+
+    async def add_backbone(self, name: str, place: VolunteerPlace) -> Heard:
+        """One more `potluck backbone`. Later invites lead to it as well."""
+        first = _address_of(self.organiser)
+        run, copy, home = self._folder / "run", self._folder / f"{name}-run", self._folder / name
+        copy.mkdir()
+        for kept in run.glob("run.*"):
+            shutil.copy(kept, copy)
+        code = await self.code_for(name, "--role", "backbone")
+        invite = copy / "invite"
+        invite.write_text(self.invite)
+        variables = {"POTLUCK_LOGIN_CODE": code}
+        await self._do("login", str(invite), home=home, through=place.through, variables=variables)
+        words = (*_backbone(copy, place), "--bootstrap", first)
+        one = self._start(name, words, home=home, through=place.through)
+        await self.until(lambda: has(one, "began"), f"the start of {name}", one)
+        ways_in = [word for at in (first, _address_of(one)) for word in ("--bootstrap", at)]
+        self.invite = str((await self._do("run", "invite", str(run), *ways_in))["invite"])
+        return one
 
     @property
     def organiser(self) -> Heard:
         return next(one for one in self._heard if one.child.name == ORGANISER)
 
-    async def code_for(self, name: str) -> str:
+    async def code_for(self, name: str, *words: str) -> str:
         """An enrolment code for this name."""
-        return str((await self._do("auth", "codes", "new", "--name", name))["code"])
+        return str((await self._do("auth", "codes", "new", "--name", name, *words))["code"])
 
     def join(
         self, name: str, code: str, *words: str, place: VolunteerPlace = HERE, alone: bool = False
@@ -200,6 +219,10 @@ class ClosedRun:
             variables=variables,
             through=(*place.through, *self._processors(alone=alone)),
         )
+
+    def start_again(self, one: Heard) -> Heard:
+        """The same command in the same home and place, after its end."""
+        return self._starts[one.child.name]()
 
     async def ask(self, name: str, *words: str, place: VolunteerPlace = HERE) -> Event:
         """Run a command in this home until it ends; its last line of output."""
@@ -248,6 +271,9 @@ class ClosedRun:
         )
         one = Heard(child, time.monotonic())
         self._heard.append(one)
+        self._starts[name] = partial(
+            self._start, name, words, home=home, variables=variables, through=through
+        )
         child.start()
         self._nursery.start_soon(self._follow, one)
         return one
@@ -261,9 +287,15 @@ class ClosedRun:
         self._wake()
 
     async def _do(
-        self, *words: str, home: Path | None = None, through: tuple[str, ...] | None = None
+        self,
+        *words: str,
+        home: Path | None = None,
+        through: tuple[str, ...] | None = None,
+        variables: dict[str, str] | None = None,
     ) -> dict[str, Any]:
-        one = self._start(" ".join(words[:2]), [*words, "--json"], home=home, through=through)
+        name = " ".join(word for word in words[:2] if "/" not in word)
+        words = (*words, "--json")
+        one = self._start(name, words, home=home, variables=variables, through=through)
         await self.until(lambda: one.child.exit_code is not None, f"`potluck {' '.join(words)}`")
         if one.child.exit_code or not one.events:
             raise BenchFailed(f"`{one.child.command}` failed.", why=one.child.last_lines())
@@ -280,6 +312,18 @@ class ClosedRun:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+
+def _backbone(run: Path, place: VolunteerPlace) -> tuple[str, ...]:
+    listen = f"/ip4/{place.host}/tcp/0"
+    return (
+        *("backbone", str(run), "--threads", "1", "--json"),
+        *("--listen", listen, "--http", "127.0.0.1:0"),
+    )
+
+
+def _address_of(one: Heard) -> str:
+    return str(one.all("started")[0][1]["addresses"][0])
 
 
 @asynccontextmanager

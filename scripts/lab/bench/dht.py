@@ -107,7 +107,7 @@ async def measure_dht(effort: DhtEffort, say: Talk = lambda _line: None) -> dict
             )
             for number in range(effort.processes)
         ]
-        nodes, join_seconds = await _join_all(processes, effort.nodes, chance)
+        nodes, join_seconds = await join_all(processes, effort.nodes, chance)
         say("warming up")
         for node in nodes:
             await node.process.ask("warm", node=node.number, keys=WARM_UP_KEYS)
@@ -146,7 +146,7 @@ async def measure_dht(effort: DhtEffort, say: Talk = lambda _line: None) -> dict
     }
 
 
-async def _join_all(
+async def join_all(
     processes: Sequence[BenchProcess], count: int, chance: random.Random
 ) -> tuple[list[SwarmNode], list[float]]:
     """Start the nodes, one after another, over the processes in turn."""

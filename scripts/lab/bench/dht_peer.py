@@ -9,6 +9,7 @@ Only the one call is timed. Finding the node, and talking with the bench, is not
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -16,7 +17,7 @@ import trio
 from lab.bench.orders import obey_with_nursery
 from node.core.status import memory_in_use
 from node.net import Libp2pSettings, open_libp2p_network
-from protocols.dht import Dht, DhtSettings, open_dht
+from protocols.dht import Dht, DhtSettings, Family, open_dht
 from protocols.errors import PotluckError
 from protocols.identity import Identity
 from protocols.network import Network
@@ -32,8 +33,9 @@ JOIN_SECONDS = 30.0
 class DhtBenchPeer:
     """The orders of this process: each public coroutine is one."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, families: Iterable[Family] = ()) -> None:
         self._nursery = nursery
+        self._families = tuple(families)
         self._nodes: list[tuple[Network, Dht]] = []
 
     async def join(self, addresses: list[str]) -> dict[str, Any]:
@@ -99,7 +101,7 @@ class DhtBenchPeer:
                 Identity.generate(), Libp2pSettings(listen_addresses=(LOOPBACK,))
             ) as network,
             open_rpc(network) as rpc,
-            open_dht(network, rpc, settings=settings) as dht,
+            open_dht(network, rpc, families=self._families, settings=settings) as dht,
         ):
             task_status.started((network, dht))
             await trio.sleep_forever()

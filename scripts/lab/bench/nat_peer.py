@@ -14,10 +14,10 @@ import trio
 
 from lab.bench.orders import obey
 from lab.bench.pouring import POUR, Basin, make_block, pour
-from nat.connectivity import ReachMode
 from node.core.configuration import read_configuration
 from node.core.node import Node
 from node.core.status import memory_in_use
+from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.network import Reach
 from protocols.rpc import ping
@@ -59,15 +59,6 @@ class NatPeer:
         await self._node.connectivity.looked.wait()
         return {"router": self._node.connectivity.nat.name.lower()}
 
-    async def wait_for(self, mode: str, within: float) -> dict[str, Any]:
-        """Wait until this node has a mode; how long it took."""
-        began = time.monotonic()
-        wanted = ReachMode(mode)
-        with trio.fail_after(within):
-            while self._node.connectivity.mode is not wanted:
-                await self._node.connectivity.changed.wait()
-        return {"seconds": time.monotonic() - began}
-
     async def meet(self, peer: str, addresses: list[str], direct_within: float) -> dict[str, Any]:
         """Connect, call once, and wait for a direct link: how, and when each came."""
         network, other = self._node.network, PeerId(peer)
@@ -95,6 +86,23 @@ class NatPeer:
         poured = await pour(self._node.rpc, PeerId(peer), self._block, chunks, check=True)
         seconds = poured.ended - poured.began
         return {"MB_per_s": poured.bytes_sent / 1e6 / seconds, **self._way(PeerId(peer))}
+
+    async def carry(self, peer: str, chunks: int, seconds: float) -> dict[str, Any]:
+        """Send this many chunks, again and again until they have arrived: each try."""
+        tries: list[dict[str, Any]] = []
+        with trio.move_on_after(seconds):
+            while not tries or tries[-1]["why"]:
+                one = {"began": time.monotonic(), "why": "it was not over in time", "ended": 0.0}
+                tries.append(one)
+                try:
+                    await pour(self._node.rpc, PeerId(peer), self._block, chunks, check=True)
+                except (PotluckError, trio.BrokenResourceError) as error:
+                    one["why"] = str(error) or "the stream broke"
+                    await trio.sleep(RETRY_SECONDS)
+                else:
+                    one["why"] = ""
+                one["ended"] = time.monotonic()
+        return {"tries": tries}
 
     async def hold(
         self, run: str, values: int, seed: int, up: float, down: float, dials_out_only: bool
@@ -172,7 +180,10 @@ class NatPeer:
 
 async def main(home: str, port: str, *bootstrap: str) -> None:
     began = time.monotonic()
-    flags = {"network.listen": (f"/ip4/0.0.0.0/tcp/{port}",), "dht.bootstrap": bootstrap}
+    flags = {
+        "network.listen": (f"/ip4/0.0.0.0/tcp/{port}", f"/ip6/::/tcp/{port}"),
+        "dht.bootstrap": bootstrap,
+    }
     configuration = read_configuration(flags, environment={}, home=home)
     async with Node(configuration) as node, trio.open_nursery() as nursery:
         await obey(NatPeer(node, began, nursery), {"peer": node.network.peer_id})

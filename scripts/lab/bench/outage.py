@@ -286,7 +286,7 @@ async def _hit(lab: _Lab, one: NetworkTrouble) -> dict[str, Any]:
 
     await lab.run.until(is_back, f"the end of {one}", *everybody)
     back = time.monotonic()
-    gaps = [_longest_gap(other, began, back) for other in others]
+    gaps = [longest_gap(other, began, back) for other in others]
     failed = sum(
         len(other.all("round_failed", start)) for other, start in zip(others, seen, strict=True)
     )
@@ -355,7 +355,7 @@ def _line(seconds: float, event: dict[str, Any]) -> str:
     return f"{seconds:.1f} s: {event['event']} {words}".strip()
 
 
-def _longest_gap(one: Heard, since: float, until: float) -> float:
+def longest_gap(one: Heard, since: float, until: float) -> float:
     moments = [at for at, _ in one.all("step_taken") if since <= at <= until]
     return max(later - earlier for earlier, later in pairwise([since, *moments, until]))
 

@@ -74,6 +74,13 @@ def leave_for_own_network() -> None:
     choose_congestion_control()
 
 
+def congestion_control() -> str:
+    """The first of CONGESTION_CONTROLS that this machine has. A route may choose it, even one that
+    the machine does not allow as a new network's choice."""
+    offered = (_TCP / "tcp_available_congestion_control").read_text().split()
+    return next(name for name in CONGESTION_CONTROLS if name in offered)
+
+
 def choose_congestion_control() -> None:
     """Have this network's TCP fill its links, whatever the machine's choice is."""
     for name in CONGESTION_CONTROLS:

@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from lab.bench.orders import obey
+from lab.bench.processes import BenchFailed
 from nat.circuits import CircuitTaker
 from nat.relaying import STOP
 from nat.reservations import Reservation, reserve
@@ -75,24 +76,35 @@ class RelayPeers:
         return {"relayed": ways.count(Reach.RELAYED.value)}
 
     async def pour(self, bytes_per_second: float, seconds: float) -> dict[str, Any]:
-        """All streams together send this much; how much went, and how long it took."""
+        """All streams together send this much; how much went, and how long it took.
+
+        BenchFailed if the relay ends a circuit.
+        """
         each = bytes_per_second / len(self._streams)
         block = bytes(CHUNK_BYTES)
         began = time.monotonic()
         sent = 0
+        lost: list[PeerId] = []
 
         async def send(stream: Stream) -> None:
             nonlocal sent
             first, number = trio.current_time(), 0
             while time.monotonic() - began < seconds:
                 await trio.sleep_until(first + number * CHUNK_BYTES / each)
-                await stream.send_all(block)
+                try:
+                    await stream.send_all(block)
+                except trio.BrokenResourceError:
+                    lost.append(stream.remote_peer)
+                    nursery.cancel_scope.cancel()
+                    return
                 sent += CHUNK_BYTES
                 number += 1
 
         async with trio.open_nursery() as nursery:
             for stream in self._streams:
                 nursery.start_soon(send, stream)
+        if lost:
+            raise BenchFailed(f"The circuit to {lost[0]} has ended.")
         return {"bytes": sent, "seconds": time.monotonic() - began}
 
 

@@ -50,17 +50,25 @@ class AddressLease:
     gateway_ipv4: str = ""
     gateway_ipv6: str = ""
 
-    def commands(self, interface: str, families: AddressFamilies) -> list[str]:
-        """How `ip` gives these addresses to an interface, in place of those that it has."""
+    def commands(
+        self, interface: str, families: AddressFamilies, congestion_control: str = ""
+    ) -> list[str]:
+        """How `ip` gives these addresses to an interface, in place of those that it has. Its TCP
+        connections have this congestion control, if one is named."""
+        ends = f"congctl {congestion_control}" if congestion_control else ""
         lines = [f"addr flush dev {interface} scope global"]
-        for wanted, address, gateway in (
-            (families.ipv4, self.ipv4, self.gateway_ipv4),
-            (families.ipv6, self.ipv6, self.gateway_ipv6),
+        for wanted, address, gateway, found_by in (
+            (families.ipv4, self.ipv4, self.gateway_ipv4, f"scope link src {self.ipv4.ip}"),
+            (families.ipv6, self.ipv6, self.gateway_ipv6, "metric 256"),
         ):
-            if wanted:
-                lines.append(f"addr add {address} dev {interface}")
-            if wanted and gateway:
-                lines.append(f"route replace default via {gateway} dev {interface}")
+            if not wanted:
+                continue
+            lines.append(f"addr add {address} dev {interface}")
+            # in place of the route that comes with the address
+            direct = f"{address.network} dev {interface} proto kernel {found_by}"
+            lines.append(f"route replace {direct} {ends}")
+            if gateway:
+                lines.append(f"route replace default via {gateway} dev {interface} {ends}")
         return lines
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from socket import AF_INET, SOCK_STREAM, AddressFamily, SocketKind, socket
 from typing import IO
 
-from lab.bench.own_network import NetworkCommandFailed
+from lab.bench.own_network import NetworkCommandFailed, congestion_control
 from lab.net.addresses import AddressFamilies, AddressLease, machine_line
 from lab.net.cable import Cable
 from lab.net.internet import Internet
@@ -167,7 +167,7 @@ class Machine:
             self._lease: AddressLease = machine_line(self._host)
         else:
             self._lease = self._place.lease(self._host)
-        self._namespace.ip(*self._lease.commands(INTERFACE, self.families))
+        self._namespace.ip(*self._lease.commands(INTERFACE, self.families, congestion_control()))
 
     def close(self) -> None:
         """Kill what was started on it."""

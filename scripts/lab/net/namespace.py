@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from lab.bench.own_network import NetworkCommandFailed, NoOwnNetwork, choose_congestion_control
+from lab.bench.own_network import NetworkCommandFailed, NoOwnNetwork
 from lab.net.removal import NAMESPACES
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -66,7 +66,6 @@ class Namespace:
             _write("ipv6/conf/default/accept_dad", 0)
             _write("ipv6/conf/default/dad_transmits", 0)
             _write("ipv6/conf/default/disable_ipv6", int(not ipv6))
-            choose_congestion_control()
 
         self.inside(settle)
         self.ip("link set lo up")
@@ -78,8 +77,9 @@ class Namespace:
     def tc(self, *commands: str) -> None:
         _command(["tc", "-n", self.name, "-batch", "-"], "\n".join(commands))
 
-    def nft(self, text: str) -> None:
-        _command(self.command(["nft", "-f", "-"]), text)
+    def nft(self, text: str) -> str:
+        """Run commands of nft here; what they print."""
+        return _command(self.command(["nft", "-f", "-"]), text)
 
     def set(self, settings: Mapping[str, int]) -> None:
         """Write kernel settings, which are named as under /proc/sys/net."""
@@ -136,10 +136,11 @@ def _write(name: str, value: object) -> None:
     (SETTINGS / name).write_text(str(value))
 
 
-def _command(words: Sequence[str], text: str = "") -> None:
+def _command(words: Sequence[str], text: str = "") -> str:
     done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise NetworkCommandFailed(
             f"`{' '.join(words)}` failed: {done.stderr.strip()}",
             why=f"It was told: {text}" if text else "",
         )
+    return done.stdout

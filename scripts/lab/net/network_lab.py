@@ -111,12 +111,13 @@ class NetworkLab:
         upload_bits_per_second: float | None = None,
         download_bits_per_second: float | None = None,
         udp_blocked: bool = False,
+        ipv6_open: bool = False,
         forwarded_ports: Sequence[int] = (),
     ) -> Machine:
         """A machine in a home of its own. The rates are those of the home's line.
 
         `forwarded_ports` are for homes of the kind FORWARDED. For IPv6, the router of any kind is a
-        firewall that lets nothing unsolicited in.
+        firewall that lets nothing unsolicited in, or everything if it is `ipv6_open`.
         """
         check_name(name)
         if (nat is RouterKind.FORWARDED) != bool(forwarded_ports):
@@ -125,6 +126,8 @@ class NetworkLab:
             raise ProtocolMisuse("A router blocks UDP, and a machine on the internet has none.")
         if nat is RouterKind.DOUBLE and families.ipv6:
             raise ProtocolMisuse("A home behind a carrier's NAT has no IPv6 here.")
+        if ipv6_open and (nat is RouterKind.NONE or not families.ipv6):
+            raise ProtocolMisuse("Only a router with IPv6 has a firewall for it that can be open.")
         rates = upload_bits_per_second, download_bits_per_second
         namespace = self._namespace(name, families)
         if nat is RouterKind.NONE:
@@ -136,7 +139,12 @@ class NetworkLab:
             )
             carrier.start()
         router = self._router(
-            f"{name}.router", nat, families, carrier=carrier, udp_blocked=udp_blocked
+            f"{name}.router",
+            nat,
+            families,
+            carrier=carrier,
+            udp_blocked=udp_blocked,
+            ipv6_open=ipv6_open,
         )
         router.start(*rates)
         machine = self._add(Machine(name, namespace, families, router))
@@ -167,6 +175,7 @@ class NetworkLab:
         carrier: HomeRouter | None = None,
         is_carrier: bool = False,
         udp_blocked: bool = False,
+        ipv6_open: bool = False,
     ) -> HomeRouter:
         router = HomeRouter(
             self._namespace(name, families),
@@ -178,6 +187,7 @@ class NetworkLab:
             carrier=carrier,
             is_carrier=is_carrier,
             udp_blocked=udp_blocked,
+            ipv6_open=ipv6_open,
         )
         self._routers.append(router)
         return router

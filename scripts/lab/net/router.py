@@ -1,6 +1,7 @@
 """A home's router: what it lets pass, its line to the provider, and the network inside.
 
-For IPv6 it is a firewall: it lets the inside begin connections, and nothing unsolicited in. All of
+For IPv6 it is a firewall: it lets the inside begin connections, and nothing unsolicited in, unless
+it is an open one. All of
 the laboratory's IPv6 is one segment, so it answers on its outside for the machines inside (proxy
 neighbour discovery) and no other router needs a route to them.
 """
@@ -31,9 +32,12 @@ from lab.net.cable import Cable
 from lab.net.internet import Internet
 from lab.net.namespace import SETTINGS, Namespace
 from lab.net.rules import (
+    ASKED_FOR,
+    TABLE,
     RouterKind,
     forgetting_rule,
     forwarding_rule,
+    mapped_places,
     mapping_daemon_settings,
     router_rules,
 )
@@ -94,6 +98,7 @@ class HomeRouter:
         carrier: HomeRouter | None = None,
         is_carrier: bool = False,
         udp_blocked: bool = False,
+        ipv6_open: bool = False,
     ) -> None:
         if nat is RouterKind.MAPPED and shutil.which(MAPPING_DAEMON) is None:
             raise NoOwnNetwork(
@@ -109,6 +114,7 @@ class HomeRouter:
         self._namespace, self._internet, self._folder = namespace, internet, folder
         self._is_carrier = is_carrier
         self._udp_blocked = udp_blocked
+        self._ipv6_open = ipv6_open
         self._forwards: dict[int, str] = {}
         self._daemon: subprocess.Popen[bytes] | None = None
         self._cable: Cable | None = None
@@ -178,6 +184,11 @@ class HomeRouter:
             raise ProtocolMisuse(f"Port {port} is forwarded to {self._forwards[port]} already.")
         self._namespace.nft(forwarding_rule(port, address))
 
+    def mapped(self) -> list[str]:
+        """The addresses and ports inside that it forwards to, because machines have asked for it.
+        For the kind MAPPED."""
+        return mapped_places(self._namespace.nft(f"list chain inet {TABLE} {ASKED_FOR}\n"))
+
     def unplug(self) -> None:
         """Let the provider's line go down."""
         self._line().pull()
@@ -219,7 +230,12 @@ class HomeRouter:
         return replace(own, gateway_ipv4="", gateway_ipv6="")  # it is the gateway
 
     def _load_rules(self) -> None:
-        rules = router_rules(self.nat, udp_blocked=self._udp_blocked, forwards=self._forwards)
+        rules = router_rules(
+            self.nat,
+            udp_blocked=self._udp_blocked,
+            ipv6_open=self._ipv6_open,
+            forwards=self._forwards,
+        )
         self._namespace.nft(rules)
 
     def _start_daemon(self) -> None:

@@ -16,9 +16,11 @@ hands packets from them, of any port, to the machine that had sent.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 
 TABLE = "router"
+ASKED_FOR = "prerouting_miniupnpd"  # the chain in which miniupnpd keeps what it was asked for
 CONTACTED = "contacted"
 CONTACTED_SECONDS = 120  # RFC 4787 asks routers to keep a UDP mapping for two minutes or longer
 MOST_CONTACTED = 65536  # as many as a connection table of a small router
@@ -44,11 +46,16 @@ class RouterKind(enum.Enum):
 
 
 def router_rules(
-    nat: RouterKind, *, udp_blocked: bool = False, forwards: Mapping[int, str] | None = None
+    nat: RouterKind,
+    *,
+    udp_blocked: bool = False,
+    ipv6_open: bool = False,
+    forwards: Mapping[int, str] | None = None,
 ) -> str:
     """A router's whole table. Loading it replaces the one that is there, and what it has learnt.
 
-    `forwards` says which inside address gets a public port, over TCP and UDP.
+    `forwards` says which inside address gets a public port, over TCP and UDP; `ipv6_open` lets in
+    all IPv6.
     """
     return "\n".join(
         [
@@ -56,7 +63,7 @@ def router_rules(
             f"delete table inet {TABLE}",
             f"table inet {TABLE} {{",
             *_sets(nat, forwards or {}),
-            *_filters(nat, udp_blocked),
+            *_filters(nat, udp_blocked, ipv6_open),
             *_translations(nat),
             "}",
             "",
@@ -67,6 +74,11 @@ def router_rules(
 def forwarding_rule(port: int, address: str) -> str:
     """What makes a router forward one more port."""
     return f"add element inet {TABLE} forwards {{ {_forwarded(port, address)} }}\n"
+
+
+def mapped_places(chain: str) -> list[str]:
+    """To where a router forwards ports because it was asked, from what nft says of ASKED_FOR."""
+    return re.findall(r"dnat ip to (\S+)", chain)
 
 
 def forgetting_rule() -> str:
@@ -99,7 +111,7 @@ def _sets(nat: RouterKind, forwards: Mapping[int, str]) -> list[str]:
     return lines
 
 
-def _filters(nat: RouterKind, udp_blocked: bool) -> list[str]:
+def _filters(nat: RouterKind, udp_blocked: bool, ipv6_open: bool) -> list[str]:
     lines = [
         "chain to_the_router {",
         "  type filter hook input priority filter; policy drop",
@@ -117,6 +129,7 @@ def _filters(nat: RouterKind, udp_blocked: bool) -> list[str]:
         "  ct state invalid drop",
         '  iifname "lan" oifname "wan" accept',
         '  iifname "wan" ct status dnat accept',
+        '  iifname "wan" meta nfproto ipv6 accept' if ipv6_open else "",
         "}",
     ]
     if nat is RouterKind.MAPPED:
@@ -135,7 +148,7 @@ def _translations(nat: RouterKind) -> list[str]:
     how = " random,fully-random" if nat is RouterKind.SYMMETRIC else ""
     lines = []
     if nat is RouterKind.MAPPED:
-        lines += ["chain prerouting_miniupnpd {", "}", "chain postrouting_miniupnpd {", "}"]
+        lines += [f"chain {ASKED_FOR} {{", "}", "chain postrouting_miniupnpd {", "}"]
     lines += [
         "chain inwards {",
         "  type nat hook prerouting priority dstnat; policy accept",
@@ -145,7 +158,7 @@ def _translations(nat: RouterKind) -> list[str]:
         arrived = "meta l4proto . th dport . ip saddr"
         lines.append(f"  {arriving} dnat ip to {arrived} map @{CONTACTED}")
     if nat is RouterKind.MAPPED:
-        lines.append('  iifname "wan" jump prerouting_miniupnpd')
+        lines.append(f'  iifname "wan" jump {ASKED_FOR}')
     lines += ["}", "chain outwards {", "  type nat hook postrouting priority srcnat; policy accept"]
     if nat is RouterKind.MAPPED:
         lines.append('  oifname "wan" jump postrouting_miniupnpd')
@@ -165,7 +178,7 @@ def mapping_daemon_settings(inside_address: str, port: int) -> str:
         "upnp_table_name": TABLE,
         "upnp_nat_table_name": TABLE,
         "upnp_forward_chain": "miniupnpd",
-        "upnp_nat_chain": "prerouting_miniupnpd",
+        "upnp_nat_chain": ASKED_FOR,
         "upnp_nat_postrouting_chain": "postrouting_miniupnpd",
         "uuid": "7c0e4f0a-7b6a-4b43-9a53-0d6b5a1f0c11",
         "friendly_name": f"router {inside_address}",

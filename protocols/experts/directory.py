@@ -1,0 +1,445 @@
+"""The directory of experts: servers announce what they host, trainers find who is there.
+
+    async with open_dht(network, rpc, families=[EXPERTS], …) as dht:
+        experts = ExpertDirectory(network, dht, run="poem")
+        lost = await experts.announce(uids, load=0.2)      # a server, every ANNOUNCE_SECONDS
+        below = await experts.active([Uid("ffn"), Uid("ffn", (3,))])           # a trainer
+
+A server has one slot under `experts/RUN/PREFIX` for each prefix of its experts. The slot under
+`ffn` lists the first indices of its experts, the slot under `ffn.3` the second indices of those
+that begin with 3. The publisher of a slot under the longest prefix hosts the experts themselves, so
+the last step of a search brings the hosts as well, and no expert needs a slot of its own. That slot
+also says where the server can be dialled, how much work is waiting there, and since when it hosts
+all these experts. A slot lives for `RECORD_SECONDS`, so a dead server is soon forgotten.
+
+One expert has one host. If two servers announce the same uid, both order the claims in the same way
+(`claim_order`), and the later one learns from `announce` that it has to stop.
+
+Easy to get wrong: everything in a slot is a claim of its publisher. A false one costs a trainer
+some calls that fail, after which the publisher is out of its searches until it announces itself
+again (`forget`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+import trio
+from msgspec import Meta
+
+from auth.bounded_map import BoundedMap
+from protocols.dht import Dht, Family, SlotEntry
+from protocols.errors import ProtocolMisuse
+from protocols.experts.grid import (
+    LARGEST_DIMENSION,
+    MOST_DIMENSIONS,
+    Grid,
+    Uid,
+    WrongUid,
+    parse_uid,
+)
+from protocols.identity import PeerId
+from protocols.network import Network
+from protocols.rpc import Message
+
+log = logging.getLogger("potluck.experts")
+
+ANNOUNCE_SECONDS: Final = 10.0
+"""How often a server announces its experts; up to a fifth sooner, so that servers that started
+together do not all write at once."""
+
+RECORD_SECONDS: Final = 3 * ANNOUNCE_SECONDS
+"""How long a slot lives: two lost announcements in a row make no server disappear."""
+
+CHECK_SECONDS: Final = 30.0
+"""How often a server looks for others with its uids when nothing has changed. Two servers can only
+come to share a uid later than at their start if the swarm was split."""
+
+CACHED_SECONDS: Final = 5.0
+"""How long a trainer uses what it has read. It hears of a new server this much later."""
+
+STALE_SECONDS: Final = CACHED_SECONDS + ANNOUNCE_SECONDS
+"""How long a trainer uses it while another task reads it anew. That takes seconds if nodes of the
+directory have just died, and all batches in flight would wait for it."""
+
+LEAVING_SECONDS = 2.0  # to withdraw everything; what is left then expires
+CACHED_PAIRS = 1 << 19  # of an index and a host, in all prefixes: some 50 MB
+KEYS_AT_ONCE = 1024  # read at once: a lookup each
+MOST_PREFIXES = 8192  # of one length, read for all experts of a grid
+REMEMBERED_SERVERS = 4096
+SAME_ANNOUNCEMENT_MS = 1000  # between the first and the last signature of one announcement
+
+MOST_SERVERS = 1024  # with experts below one prefix
+MOST_RECORDS = 480  # of one server; a node of a small swarm keeps 512 slots of a publisher
+MOST_ADDRESSES = 6  # direct ones of both families, and some relays
+LONGEST_ADDRESS = 200  # characters; a relayed one has some 150
+LONGEST_LOAD_SECONDS = 1e6
+LATEST_SINCE = 1 << 53  # milliseconds; exact as a float, for all languages
+LARGEST_BITMAP_BYTES = LARGEST_DIMENSION // 8
+RECORD_LIMIT_BYTES = 2048
+
+
+class ExpertSlot(Message, frozen=True):
+    """What one server has below one prefix.
+
+    - `active`: a bitmap of the next indices: index i is bit i % 8 of byte i // 8. The last byte is
+      not zero.
+
+    Only under the longest prefixes, whose next index is the last one of a uid:
+
+    - `load`: for how many seconds the requests that wait at the server will keep it busy.
+    - `since`: when the server added the last of these experts, in milliseconds since 1970 by its
+      own clock. From then on it has hosted all of them.
+    - `addresses`: where it can be dialled.
+    """
+
+    active: Annotated[bytes, Meta(min_length=1, max_length=LARGEST_BITMAP_BYTES)]
+    load: Annotated[float, Meta(ge=0.0, le=LONGEST_LOAD_SECONDS)] = 0.0
+    since: Annotated[int, Meta(ge=0, le=LATEST_SINCE)] = 0
+    addresses: Annotated[
+        tuple[Annotated[str, Meta(max_length=LONGEST_ADDRESS)], ...],
+        Meta(max_length=MOST_ADDRESSES),
+    ] = ()
+
+
+def _check(key: str, slot: Any) -> str | None:
+    """Checks what the types cannot express."""
+    try:
+        prefix = parse_uid(key.rpartition("/")[2])
+    except WrongUid as error:
+        return str(error)
+    if len(prefix.cells) >= MOST_DIMENSIONS:
+        return "A uid with so many indices is no prefix."
+    if not slot.active[-1]:
+        return "The last byte of its bitmap is zero."
+    if not math.isfinite(slot.load):
+        return "Its load is not a finite number."
+    return None
+
+
+EXPERTS = Family(
+    "experts",
+    ExpertSlot,
+    value_limit_bytes=RECORD_LIMIT_BYTES,
+    slots_per_key=MOST_SERVERS,
+    longest_ttl_seconds=120.0,
+    check=_check,
+)
+"""Every node of a swarm declares it (node/core/directory.py)."""
+
+
+def experts_key(run: str, prefix: Uid) -> str:
+    return f"{EXPERTS.name}/{run}/{prefix}"
+
+
+# ---- pure
+
+
+@dataclass(frozen=True)
+class Host:
+    """A server with experts below a prefix. `load` and `since`: see `ExpertSlot`."""
+
+    peer: PeerId
+    load: float = 0.0
+    since: int = 0
+
+
+Below = Mapping[int, tuple[Host, ...]]
+"""The active next indices of a prefix, each with the servers that have experts there."""
+
+
+def claim_order(uid: Uid, host: Host) -> tuple[int, bytes]:
+    """Of two servers with one uid, the one for which this is smaller keeps it.
+
+    It is the one that has hosted it longer; if both came in the same millisecond, the hash decides.
+    Both servers, and all trainers, evaluate this alike.
+    """
+    return host.since, hashlib.sha256(f"{uid} {host.peer}".encode()).digest()
+
+
+def in_order_of_claim(uid: Uid, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """These hosts of one expert, the one that keeps it first."""
+    return tuple(sorted(hosts, key=lambda host: claim_order(uid, host)))
+
+
+def slots_for(
+    uids: Iterable[Uid], load: float, since: Mapping[Uid, int], addresses: Iterable[str]
+) -> dict[Uid, ExpertSlot]:
+    """The slots of a server with these experts, by prefix. `since`: by longest prefix."""
+    uids = set(uids)
+    indices: dict[Uid, set[int]] = {}
+    for uid in uids:
+        for length, index in enumerate(uid.cells):
+            indices.setdefault(Uid(uid.grid, uid.cells[:length]), set()).add(index)
+    longest = {uid.parent for uid in uids}
+    short = [one for one in addresses if len(one) <= LONGEST_ADDRESS][:MOST_ADDRESSES]
+    load = min(max(0.0, load), LONGEST_LOAD_SECONDS)
+    return {
+        prefix: ExpertSlot(bitmap_of(active), load, since[prefix], tuple(short))
+        if prefix in longest
+        else ExpertSlot(bitmap_of(active))
+        for prefix, active in indices.items()
+    }
+
+
+def bitmap_of(indices: Iterable[int]) -> bytes:
+    bits = sum(1 << index for index in set(indices))
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def indices_of(bitmap: bytes) -> list[int]:
+    bits = f"{int.from_bytes(bitmap, 'little'):b}"
+    return [index for index, bit in enumerate(reversed(bits)) if bit == "1"]
+
+
+def hosts_by_index(slots: Iterable[tuple[PeerId, ExpertSlot]]) -> Below:
+    """The content of these slots, which are all under one prefix."""
+    hosts: dict[int, list[Host]] = {}
+    alone: dict[int, tuple[Host, ...]] = {}  # mostly an index has one host: its tuple is shared
+    for peer, slot in slots:
+        host = Host(peer, slot.load, slot.since)
+        one = (host,)
+        for index in indices_of(slot.active):
+            if index in alone:
+                hosts.setdefault(index, [*alone[index]]).append(host)
+            else:
+                alone[index] = one
+    return alone | {index: tuple(several) for index, several in hosts.items()}
+
+
+# ---- the directory
+
+
+@dataclass(frozen=True)
+class _Reading:
+    below: Below
+    servers: frozenset[PeerId]
+    read_at: float
+    pairs: int  # of an index and a host
+
+
+class ExpertDirectory:
+    """The experts of a run, of all its grids. One object serves a node, as a server and as a
+    trainer. Every task of the node may use it.
+
+    Invariant: `_cache` has at most `CACHED_PAIRS`, the oldest readings first.
+    """
+
+    def __init__(self, network: Network, dht: Dht, run: str) -> None:
+        self._network = network
+        self._dht = dht
+        self._run = run
+        # as a server
+        self._hosted: frozenset[Uid] = frozenset()
+        self._since: dict[Uid, int] = {}
+        self._published: frozenset[Uid] = frozenset()
+        self._check_at = -math.inf
+        # as a trainer
+        self._cache: dict[Uid, _Reading] = {}
+        self._cached_pairs = 0
+        self._reading: dict[Uid, trio.Event] = {}
+        self._last_heard = BoundedMap[PeerId, int](REMEMBERED_SERVERS)
+        self._forgotten = BoundedMap[PeerId, int](REMEMBERED_SERVERS)
+
+    # -- for servers
+
+    async def keep_announcing(
+        self,
+        hosted: Callable[[], Iterable[Uid]],
+        load: Callable[[], float],
+        lost: Callable[[frozenset[Uid]], object],
+    ) -> None:
+        """Announce the experts that `hosted` returns, for ever. Withdraw them when cancelled.
+
+        `lost` is called with the uids that other servers keep: `hosted` must not return them again.
+        """
+        with trio.move_on_after(ANNOUNCE_SECONDS):  # a node that is alone has nobody to meet
+            await self._dht.joined()
+        try:
+            while True:
+                while taken := await self.announce(hosted(), load()):
+                    lost(taken)
+                await trio.sleep(ANNOUNCE_SECONDS * self._network.random.uniform(0.8, 1.0))
+        finally:
+            with (
+                trio.CancelScope(shield=True),
+                trio.move_on_after(LEAVING_SECONDS),
+                suppress(trio.ClosedResourceError),  # the dht ended at the same time
+            ):
+                await self.withdraw()
+
+    async def announce(self, uids: Iterable[Uid], load: float = 0.0) -> frozenset[Uid]:
+        """Publish for `RECORD_SECONDS` that this node hosts these experts, and no others.
+
+        Returns those of them that another server keeps (`claim_order`): stop serving them. Cannot
+        be called by two tasks at once. If peers refuse a slot, that is logged.
+        """
+        uids = frozenset(uids)
+        self._note_added(uids)
+        slots = slots_for(uids, load, self._since, self._network.addresses())
+        if len(slots) > MOST_RECORDS:
+            raise ProtocolMisuse(
+                f"These {len(uids):,} experts have {len(slots):,} prefixes.",
+                why=f"A server may have slots under {MOST_RECORDS}.",
+                advice="Host experts that share prefixes, as `free_cells` places them.",
+            )
+        gone = self._published - slots.keys()
+        self._hosted, self._published = uids, frozenset(slots)
+        entries = [(self._key(prefix), slot, RECORD_SECONDS) for prefix, slot in slots.items()]
+        written = await self._dht.put_many(entries, keep_up=False)
+        if gone:
+            await self._dht.withdraw_many(map(self._key, gone))
+        for one in written:
+            if not one.replicas and (one.refused or one.not_allowed):  # else they may be slow
+                log.warning("These experts cannot be announced: %s", one.error())
+                break
+        return await self._lost()
+
+    async def withdraw(self) -> None:
+        """Withdraw what was announced: trainers need not wait until it expires."""
+        published, self._published, self._hosted = self._published, frozenset(), frozenset()
+        await self._dht.withdraw_many(map(self._key, published))
+
+    def _note_added(self, uids: frozenset[Uid]) -> None:
+        now_ms = max(0, int(self._network.wall_time() * 1000))
+        added = {uid.parent for uid in uids - self._hosted}
+        self._since = {
+            parent: now_ms if parent in added else self._since[parent]
+            for parent in {uid.parent for uid in uids}
+        }
+        if added:
+            self._check_at = -math.inf
+
+    async def _lost(self) -> frozenset[Uid]:
+        """The hosted uids that another server keeps."""
+        now = trio.current_time()
+        if now < self._check_at or not self._hosted:
+            return frozenset()
+        self._check_at = now + CHECK_SECONDS
+        below = await self._read({uid.parent for uid in self._hosted})
+        me = self._network.peer_id
+        lost = set()
+        for uid in self._hosted:
+            hosts = below[uid.parent].get(uid.cells[-1], ())
+            if hosts and in_order_of_claim(uid, hosts)[0].peer != me:
+                lost.add(uid)
+        return frozenset(lost)
+
+    # -- for trainers
+
+    async def active(self, prefixes: Iterable[Uid]) -> dict[Uid, Below]:
+        """The active next indices of each prefix, and the servers there.
+
+        The prefixes that were not read in the last seconds are read together. Tasks that want the
+        same ones at the same time share a reading; while one of them reads anew what it has read
+        before, the others use the old reading.
+        """
+        prefixes = list(dict.fromkeys(prefixes))
+        found: dict[Uid, Below] = {}
+        while True:
+            now = trio.current_time()
+            for prefix in prefixes:
+                reading = self._cache.get(prefix)
+                longest = STALE_SECONDS if prefix in self._reading else CACHED_SECONDS
+                if reading is not None and reading.read_at >= now - longest:
+                    found.setdefault(prefix, reading.below)
+            missing = [prefix for prefix in prefixes if prefix not in found]
+            if not missing:
+                return found
+            unread = [prefix for prefix in missing if prefix not in self._reading]
+            if unread:
+                found |= await self._read(unread[:KEYS_AT_ONCE])
+            else:
+                await self._reading[missing[0]].wait()
+
+    async def live(self, grid: Grid) -> dict[Uid, tuple[Host, ...]]:
+        """All experts of a grid, with their hosts: for a server that looks for free cells."""
+        found: dict[Uid, tuple[Host, ...]] = {grid.root: ()}
+        for size in grid.sizes:
+            below = await self.active(list(found)[:MOST_PREFIXES])
+            found = {
+                prefix.child(index): hosts
+                for prefix, indices in below.items()
+                for index, hosts in indices.items()
+                if index < size
+            }
+        return found
+
+    def forget(self, peer: PeerId) -> None:
+        """A call to this server failed: leave it out until it has announced itself again."""
+        self._forgotten[peer] = self._last_heard.get(peer, 0) + SAME_ANNOUNCEMENT_MS
+        for prefix, reading in self._cache.items():
+            if peer in reading.servers:
+                below = {
+                    index: left
+                    for index, hosts in reading.below.items()
+                    if (left := tuple(host for host in hosts if host.peer != peer))
+                }
+                self._cache[prefix] = replace(reading, below=below)
+
+    def forget_expert(self, uid: Uid) -> None:
+        """Its server answered that it does not host it: leave it out until the next reading."""
+        reading = self._cache.get(uid.parent)
+        if reading is not None:
+            below = {index: at for index, at in reading.below.items() if index != uid.cells[-1]}
+            self._cache[uid.parent] = replace(reading, below=below)
+
+    # -- reading
+
+    async def _read(self, prefixes: Iterable[Uid]) -> dict[Uid, Below]:
+        """Read these prefixes now."""
+        keys = {prefix: self._key(prefix) for prefix in prefixes}
+        over = trio.Event()
+        self._reading.update(dict.fromkeys(keys, over))
+        began = trio.current_time()
+        try:
+            entries = await self._dht.get_many([*keys.values()], latest_enough=True)
+            found = {}
+            for prefix, key in keys.items():
+                found[prefix] = hosts_by_index(self._counted(entries[key].values()))
+                self._keep(prefix, found[prefix], began)
+                await trio.lowlevel.checkpoint()
+            return found
+        finally:
+            for prefix in keys:
+                if self._reading.get(prefix) is over:
+                    del self._reading[prefix]
+            over.set()
+
+    def _counted(self, entries: Iterable[SlotEntry]) -> Sequence[tuple[PeerId, ExpertSlot]]:
+        """The slots that count, after noting where their publishers can be dialled."""
+        counted = []
+        for entry in entries:
+            peer, slot = entry.publisher, entry.value
+            if entry.sequence > self._last_heard.get(peer, -1):
+                self._last_heard[peer] = entry.sequence
+            if entry.sequence <= self._forgotten.get(peer, -1):
+                continue
+            known = self._network.addresses_of(peer)
+            if peer != self._network.peer_id and not set(slot.addresses) <= set(known):
+                self._network.learn_addresses(peer, slot.addresses)
+            counted.append((peer, slot))
+        return counted
+
+    def _keep(self, prefix: Uid, below: Below, read_at: float) -> None:
+        self._drop(prefix)
+        servers = frozenset(host.peer for hosts in below.values() for host in hosts)
+        reading = _Reading(below, servers, read_at, 1 + sum(map(len, below.values())))
+        self._cache[prefix] = reading
+        self._cached_pairs += reading.pairs
+        while self._cached_pairs > CACHED_PAIRS:
+            self._drop(next(iter(self._cache)))
+
+    def _drop(self, prefix: Uid) -> None:
+        reading = self._cache.pop(prefix, None)
+        if reading is not None:
+            self._cached_pairs -= reading.pairs
+
+    def _key(self, prefix: Uid) -> str:
+        return experts_key(self._run, prefix)
