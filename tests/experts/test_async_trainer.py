@@ -12,11 +12,11 @@ import torch
 import trio
 from torch import Tensor, nn
 
-from lab.bench.local_experts import FeedForward, LocalExperts
+from lab.bench.local_experts import LocalExperts
 from protocols.errors import PotluckError
 from protocols.experts import AsyncTrainer, DMoE, Done, Grid, GridGate, TooFewExperts, Uid
 from protocols.guest import Portal, open_portal
-from tests.experts.test_layer import Closed, visit
+from tests.experts.test_layer import Closed, an_expert, visit
 from tests.waiting import PATIENCE_SECONDS
 
 WIDTH = 6
@@ -199,9 +199,8 @@ class Mixture(nn.Module):
 
 
 def some_experts(*, failure_rate: float = 0.0) -> LocalExperts:
-    torch.manual_seed(5)
     return LocalExperts(
-        {GRID.at(number): FeedForward(WIDTH, 8).double() for number in range(GRID.cells)},
+        {GRID.at(number): an_expert(WIDTH, number) for number in range(GRID.cells)},
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         failure_rate=failure_rate,
     )

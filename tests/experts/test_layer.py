@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lab.bench.local_experts import FeedForward, LocalExperts
+from lab.bench.local_experts import LocalExperts
+from models.experts import build_expert
 from protocols.errors import PotluckError, ProtocolMisuse, Unreachable
 from protocols.experts import Choice, DMoE, Grid, GridGate, TooFewExperts, Uid, balance_loss
 from protocols.experts.layer import Tally
@@ -48,15 +49,19 @@ def visit(guest: Callable[[Portal], Result]) -> Result:
     return trio.run(main)
 
 
+def an_expert(width: int, seed: int) -> nn.Module:
+    settings = {"name": "feed-forward", "width": width, "inner": [16, 16]}
+    return build_expert(settings, seed=seed).double()
+
+
 class Experts(LocalExperts):
     """All twelve of the grid. Those that are named fail, in one direction."""
 
     def __init__(
         self, *, fail_forward: Collection[str] = (), fail_backward: Collection[str] = ()
     ) -> None:
-        torch.manual_seed(5)
         uids = [GRID.at(number) for number in range(GRID.cells)]
-        modules = {uid: FeedForward(WIDTH, 16).double() for uid in uids}
+        modules = {uid: an_expert(WIDTH, seed) for seed, uid in enumerate(uids)}
         super().__init__(modules, lambda parameters: torch.optim.SGD(parameters, lr=RATE))
         self.fail_forward = set(map(GRID.uid, fail_forward))
         self.fail_backward = set(map(GRID.uid, fail_backward))

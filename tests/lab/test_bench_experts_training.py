@@ -12,7 +12,15 @@ import torch
 
 from lab.bench.experts_convergence import in_flight, name_of, numbers, summary
 from lab.bench.experts_delay import figures_of
-from lab.bench.experts_tasks import HELD_OUT_DIGITS, DigitsTask, TextTask, read_digits
+from lab.bench.experts_tasks import (
+    ACTIVE,
+    HELD_OUT_DIGITS,
+    DigitsTask,
+    Task,
+    TextTask,
+    read_digits,
+)
+from models.experts import build_expert
 from tests.commands.console import laboratory, objects
 
 
@@ -92,6 +100,16 @@ def test_the_digits_are_all_there_and_the_held_out_are_in_no_batch() -> None:
     assert len(seen) == epoch * task.examples
     held_out = {tuple(image.tolist()) for image in task._images[:HELD_OUT_DIGITS]}
     assert not held_out & {tuple(image.tolist()) for image in seen}
+
+
+@pytest.mark.parametrize("task", [DigitsTask(), TextTask()])
+def test_the_active_experts_take_the_multiplications_of_the_dense_network(task: Task) -> None:
+    def multiplications(*, is_dense: bool) -> int:
+        network = build_expert(task.expert(is_dense=is_dense), seed=None)
+        return sum(matrix.numel() for matrix in network.parameters() if matrix.dim() == 2)
+
+    dense, expert = multiplications(is_dense=True), multiplications(is_dense=False)
+    assert ACTIVE * expert == pytest.approx(dense, rel=0.01)
 
 
 def test_every_seed_has_texts_of_its_own() -> None:

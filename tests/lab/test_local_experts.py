@@ -10,7 +10,8 @@ import trio
 import trio.testing
 from torch import Tensor
 
-from lab.bench.local_experts import FeedForward, LocalExperts, quarter_of
+from lab.bench.local_experts import LocalExperts
+from models.experts import build_expert
 from protocols.errors import DeadlineExceeded, Unreachable
 from protocols.experts import Grid, Uid
 
@@ -22,9 +23,12 @@ TIMEOUT = 1000.0
 def some(
     *, examples_per_step: int = 1, delay_seconds: float = 0.0, failure_rate: float = 0.0
 ) -> LocalExperts:
-    torch.manual_seed(1)
+    settings = {"name": "feed-forward", "width": 4, "inner": [8]}
     return LocalExperts(
-        {GRID.at(number): FeedForward(4, 8).double() for number in range(GRID.cells)},
+        {
+            GRID.at(number): build_expert(settings, seed=number).double()
+            for number in range(GRID.cells)
+        },
         lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         examples_per_step=examples_per_step,
         delay_seconds=delay_seconds,
@@ -116,14 +120,3 @@ async def test_the_search_finds_the_best_experts_the_best_first() -> None:
         [Uid("ffn", (1, 1)), Uid("ffn", (1, 0)), Uid("ffn", (0, 1))]
     ]
     assert len((await some().select(scores, 9))[0]) == 4
-
-
-def test_a_quarter_has_a_quarter_of_the_multiplications() -> None:
-    def multiplications(width: int, hidden: int) -> int:
-        return 2 * width * hidden + hidden * hidden
-
-    for width, hidden in ((64, 256), (1024, 4096)):
-        quarter = quarter_of(width, hidden)
-        assert multiplications(width, quarter) == pytest.approx(
-            multiplications(width, hidden) / 4, rel=0.01
-        )

@@ -44,7 +44,7 @@ class DelayEffort:
     seconds: float
     layers: int
     width: int
-    hidden: int
+    inner: int
     batch: int
 
 
@@ -129,15 +129,18 @@ def _model(effort: DelayEffort, delay_seconds: float, portal: Portal) -> nn.Modu
     import torch
     from torch import nn
 
-    from lab.bench.local_experts import FeedForward, LocalExperts
+    from lab.bench.local_experts import LocalExperts
+    from models.experts import build_expert
     from protocols.experts import DMoE, Grid, GridGate
 
     torch.manual_seed(0)
     grid = Grid("ffn", EXPERTS)
+    inner = [effort.inner, effort.inner]
+    settings = {"name": "feed-forward", "width": effort.width, "inner": inner}
 
     def layer(number: int) -> nn.Module:
         experts = LocalExperts(
-            {grid.at(at): FeedForward(effort.width, effort.hidden) for at in range(grid.cells)},
+            {grid.at(at): build_expert(settings, seed=at) for at in range(grid.cells)},
             lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
             delay_seconds=delay_seconds,
             seed=number,
@@ -192,7 +195,7 @@ def add_parser(kinds: Subparsers) -> None:
     add_flag(parser, "--seconds", positive_seconds, 5.0, how_long, metavar="SECONDS")
     add_flag(parser, "--layers", positive_count, 2, "how many mixtures the model has")
     add_flag(parser, "--width", positive_count, 128, "the width of the model")
-    add_flag(parser, "--hidden", positive_count, 256, "the inner width of an expert")
+    add_flag(parser, "--inner", positive_count, 256, "the inner width of an expert")
     add_flag(parser, "--batch", positive_count, 128, "samples of a batch")
 
 
@@ -203,7 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         layers=arguments.layers,
         width=arguments.width,
-        hidden=arguments.hidden,
+        inner=arguments.inner,
         batch=arguments.batch,
     )
     return report(arguments, partial(measure_delays, effort), _lines)
