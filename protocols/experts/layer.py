@@ -124,7 +124,12 @@ class DMoE(nn.Module):
         # of a model: the experts need theirs.
         touch = torch.empty(0, requires_grad=True)
         dispatch = _Dispatch.of(choice, self.gate.grid)
-        answers, answered = _through_experts(x, touch, dispatch, self._calls)
+        # On the CPU, because backward waits for the network there. autograd has one thread for each
+        # GPU, in which all batches in flight would wait for one another; on the CPU each has its
+        # own. In at least 32 bits: fewer, on the way only, are a codec's business.
+        inputs = x.to("cpu", torch.promote_types(x.dtype, torch.float32))
+        answers, answered = _through_experts(inputs, touch, dispatch, self._calls)
+        answers, answered = answers.to(x.device), answered.to(x.device)
         if self.balance and torch.is_grad_enabled():
             scores = _with_gradient_of(scores, self.balance * balance_loss(scores, choice))
         weights = weights_of(choice.scores(scores), answered)  # equation 3
@@ -184,44 +189,36 @@ class _ThroughExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, _touch: Tensor, dispatch: _Dispatch, calls: _ExpertCalls
+        ctx: Any, inputs: Tensor, _touch: Tensor, dispatch: _Dispatch, calls: _ExpertCalls
     ) -> tuple[Tensor, Tensor]:
         """Returns the answers, (examples, places, …, width), with zeros where there are none, and
         which places have one, (examples, places)."""
-        inputs = _as_sent(x)
+        inputs = inputs.detach()
         found = calls.forward(dispatch, inputs)
         answers = inputs.new_zeros((dispatch.examples * dispatch.places, *inputs.shape[1:]))
         answered = torch.zeros(len(answers), dtype=torch.bool)
         for number, answer in found.items():
             answers.index_copy_(0, dispatch.slots[number], answer)
             answered[dispatch.slots[number]] = True
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(inputs)
         ctx.dispatch, ctx.calls = dispatch.only(sorted(found)), calls
         shape = (dispatch.examples, dispatch.places)
-        answers = answers.view(*shape, *inputs.shape[1:]).to(x.device)
-        answered = answered.view(shape).to(x.device)
+        answers, answered = answers.view(*shape, *inputs.shape[1:]), answered.view(shape)
         ctx.mark_non_differentiable(answered)
         return answers, answered
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grads: Tensor, _answered: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
-        inputs = _as_sent(x)
-        found = ctx.calls.backward(ctx.dispatch, inputs, grads.to(inputs))
+        (inputs,) = ctx.saved_tensors
+        found = ctx.calls.backward(ctx.dispatch, inputs, grads)
         total = torch.zeros_like(inputs)
         for number in sorted(found):  # in one order: sums of floats depend on it
             total.index_add_(0, ctx.dispatch.rows[number], found[number])
-        return total.to(x), None, None, None
+        return total, None, None, None
 
 
 _through_experts: Callable[..., tuple[Tensor, Tensor]] = _ThroughExperts.apply
-
-
-def _as_sent(x: Tensor) -> Tensor:
-    """On the CPU, and in at least 32 bits: fewer, on the way only, are a codec's business."""
-    x = x.detach().cpu()
-    return x.float() if torch.finfo(x.dtype).bits < 32 else x
 
 
 class _WithGradient(torch.autograd.Function):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lab.bench.local_experts import LocalExperts
+from lab.guest_thread import in_guest_thread
 from models.experts import build_expert
 from protocols.errors import PotluckError, ProtocolMisuse, Unreachable
 from protocols.experts import Choice, DMoE, Grid, GridGate, TooFewExperts, Uid, balance_loss
@@ -43,8 +44,7 @@ def visit(guest: Callable[[Portal], Result]) -> Result:
 
     async def main() -> Result:
         with trio.fail_after(PATIENCE_SECONDS):
-            async with open_portal(Closed("It has closed.")) as portal:
-                return await trio.to_thread.run_sync(guest, portal)
+            return await in_guest_thread(guest, Closed("It has closed."))
 
     return trio.run(main)
 

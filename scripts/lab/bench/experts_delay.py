@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lab import Talk
 from lab.bench.command import report
 from lab.bench.machine import machine_facts
+from lab.guest_thread import in_guest_thread
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,8 +57,10 @@ async def measure_delays(effort: DelayEffort, say: Talk) -> dict[str, Any]:
     machine, began = machine_facts(), time.monotonic()
     rows = []
     for delay in effort.delays_ms:
-        asynchronous = await _batches_per_second(effort, delay, effort.in_flight)
-        naive = await _batches_per_second(effort, delay, 1)
+        asynchronous, naive = [
+            await in_guest_thread(partial(_batches_per_second, effort, delay, in_flight))
+            for in_flight in (effort.in_flight, 1)
+        ]
         rows.append({"delay_ms": delay, "async_per_s": asynchronous, "naive_per_s": naive})
         say(f"{delay:g} ms: {asynchronous:.2f}/s with many in flight, {naive:.2f}/s with one")
     return figures_of(rows) | {
@@ -91,18 +94,10 @@ def figures_of(rows: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-async def _batches_per_second(effort: DelayEffort, delay_ms: float, in_flight: int) -> float:
-    import trio
-
-    from protocols.errors import PotluckError
-    from protocols.guest import open_portal
-
-    async with open_portal(PotluckError("The bench has ended.")) as portal:
-        return await trio.to_thread.run_sync(_train, effort, delay_ms, in_flight, portal)
-
-
-def _train(effort: DelayEffort, delay_ms: float, in_flight: int, portal: Portal) -> float:
-    """In a thread of its own: train for the measuring time."""
+def _batches_per_second(
+    effort: DelayEffort, delay_ms: float, in_flight: int, portal: Portal
+) -> float:
+    """Train for the measuring time, in a thread of its own."""
     import torch
 
     from protocols.experts import AsyncTrainer

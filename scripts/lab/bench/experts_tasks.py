@@ -22,16 +22,15 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-import trio
 from torch import Tensor, nn
 
 from lab.bench.local_experts import LocalExperts
 from lab.bench.training_task import TextSamples
+from lab.guest_thread import in_guest_thread
 from models.experts import build_expert
 from models.gpt import INITIAL_DEVIATION, Attention, GPTSettings
-from protocols.errors import PotluckError
 from protocols.experts import AsyncTrainer, DMoE, Grid, GridGate
-from protocols.guest import Portal, open_portal
+from protocols.guest import Portal
 
 ACTIVE = 4  # experts of an example; each has a quarter of the dense twin's multiplications
 BALANCE = 0.01
@@ -246,9 +245,12 @@ async def train(
     task: Task, arm: Arm, *, seed: int, batches: int, look_every: int
 ) -> dict[str, Any]:
     """Train a model from the beginning, and look at it every so many batches."""
-    async with open_portal(PotluckError("The bench has ended.")) as portal:
+
+    def guest(portal: Portal) -> dict[str, Any]:
         training = _Training(task, arm, portal, seed=seed, batches=batches)
-        return await trio.to_thread.run_sync(training.run, look_every)
+        return training.run(look_every)
+
+    return await in_guest_thread(guest)
 
 
 class _Training:
@@ -298,7 +300,6 @@ class _Training:
         return DMoE(gate, experts, portal, k=self._arm.active, balance=BALANCE)
 
     def run(self, look_every: int) -> dict[str, Any]:
-        """In a thread of its own."""
         task, began = self._task, time.monotonic()
         optimizer = self._optimizer(self._model.parameters())
         trainer = AsyncTrainer(self._model, self._share_of_loss, in_flight=self._arm.in_flight)
