@@ -1,7 +1,11 @@
 """A portal through which a thread outside of trio, the guest, calls the functions of a node.
 
-    async with open_portal(NodeEnded("The node has ended.")) as portal:    # in trio's thread
-        await trio.to_thread.run_sync(work, portal)
+    async with (                                    # in trio's thread
+        trio.open_nursery() as threads,
+        open_portal(NodeEnded("The node has ended.")) as portal,
+    ):
+        threads.start_soon(trio.to_thread.run_sync, work, portal)
+        ...
 
     call = portal.begin(fetch, key, timeout=5.0)    # in the guest's thread; returns at once
     portal.post(note, progress)                     # never waits, and has no result
@@ -12,7 +16,9 @@ never after the end of the block: each waiting guest is then woken with the erro
 chose, and every later call raises it. If a begun function raises an error of ours, that is raised
 in the guest's thread. Any other error ends the block, as it does in a task of a nursery.
 
-The block does not wait for the guest's thread. The code that started the thread must join it.
+The block does not wait for the guest's thread. The code that started the thread must join it, and
+outside of the block: a block that itself waits for the thread cannot be cancelled, because the
+guest is only woken when the block ends.
 """
 
 from __future__ import annotations
@@ -32,16 +38,12 @@ Arguments = TypeVarTuple("Arguments")
 
 
 @asynccontextmanager
-async def open_portal(
-    ended: PotluckError, *, ends_when_cancelled: bool = True
-) -> AsyncIterator[Portal]:
+async def open_portal(ended: PotluckError) -> AsyncIterator[Portal]:
     """A portal that is open until the block ends. From then on `ended` is raised in the guests'
     threads. The end cancels the calls under way. Errors of the block come out unwrapped."""
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         portal = Portal(nursery, trio.lowlevel.current_trio_token(), ended)
-        if ends_when_cancelled:  # else its owner ends it, in an order of its own
-            nursery.start_soon(_end_when_cancelled, portal)
         try:
             yield portal
         except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
@@ -51,14 +53,6 @@ async def open_portal(
             nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
-
-
-async def _end_when_cancelled(portal: Portal) -> None:
-    """A block that waits for the guest's own thread cannot be left before the guest is woken."""
-    try:
-        await trio.sleep_forever()
-    finally:
-        portal.end()
 
 
 class GuestCall(Generic[Value]):

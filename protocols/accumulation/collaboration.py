@@ -208,7 +208,7 @@ async def open_collaboration(
     )
     async with (
         open_averager(network, rpc, dht, settings.averager_settings()) as averager,
-        open_portal(ended, ends_when_cancelled=False) as portal,
+        open_portal(ended) as portal,
     ):
         collaboration = Collaboration(network, rpc, dht, averager, settings, portal, keeper)
         portal.nursery.start_soon(collaboration.bridge.hand_on_notes)

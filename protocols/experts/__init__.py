@@ -16,15 +16,15 @@ from protocols.experts.directory import (
     ExpertDirectory,
     Host,
 )
-from protocols.experts.grid import Grid, Uid, WrongUid, parse_uid
+from protocols.experts.grid import ExpertGrid, Uid, WrongUid, parse_uid
 from protocols.faces import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from protocols.experts.async_trainer import AsyncTrainer, Done
+    from protocols.experts.async_trainer import AsyncTrainer, DoneBatch
     from protocols.experts.beam import BeamSearch, select_experts
     from protocols.experts.client import ExpertClient
-    from protocols.experts.gating import Choice, GridGate, balance_loss
+    from protocols.experts.gating import ExpertChoice, GridGate, balance_loss
     from protocols.experts.layer import DMoE, Experts, TooFewExperts
     from protocols.experts.messages import (
         EXPERTS_PROTOCOL,
@@ -51,16 +51,16 @@ __all__ = [
     "AsyncTrainer",
     "BeamSearch",
     "Below",
-    "Choice",
     "DMoE",
-    "Done",
+    "DoneBatch",
     "ExpertBackend",
+    "ExpertChoice",
     "ExpertClient",
     "ExpertDirectory",
+    "ExpertGrid",
     "ExpertInfo",
     "ExpertStatistics",
     "Experts",
-    "Grid",
     "GridGate",
     "Host",
     "HostRecords",
@@ -86,10 +86,10 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "async_trainer": ("AsyncTrainer", "Done"),
+        "async_trainer": ("AsyncTrainer", "DoneBatch"),
         "beam": ("BeamSearch", "select_experts"),
         "client": ("ExpertClient",),
-        "gating": ("Choice", "GridGate", "balance_loss"),
+        "gating": ("ExpertChoice", "GridGate", "balance_loss"),
         "layer": ("DMoE", "Experts", "TooFewExperts"),
         "messages": ("EXPERTS_PROTOCOL", "ExpertInfo", "Rows", "UnknownExpert", "WrongTensor"),
         "runtime": ("ExpertBackend", "ExpertStatistics", "Runtime", "Work", "open_runtime"),

@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from random import Random
 
-from protocols.experts.grid import Grid, Uid
+from protocols.experts.grid import ExpertGrid, Uid
 
 
 def free_cells(
-    grid: Grid, live: Iterable[Uid], count: int, chance: Random, orphans: Collection[Uid] = ()
+    grid: ExpertGrid, live: Iterable[Uid], count: int, chance: Random, orphans: Collection[Uid] = ()
 ) -> list[Uid]:
     """`count` cells without a live expert, or as many as there are: orphans, then other cells."""
     taken = {uid for uid in live if uid in grid}
@@ -41,7 +41,7 @@ def free_cells(
     return chosen
 
 
-def _poorest_prefix(grid: Grid, experts_below: Counter[Uid], chance: Random) -> Uid:
+def _poorest_prefix(grid: ExpertGrid, experts_below: Counter[Uid], chance: Random) -> Uid:
     """The longest prefix at which one comes by always going where there are fewest experts, but
     never where all cells are taken."""
     prefix = grid.root

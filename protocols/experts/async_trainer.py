@@ -58,7 +58,7 @@ Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
-class Done(Generic[Batch]):
+class DoneBatch(Generic[Batch]):
     """A batch whose gradients have been added. `staleness` is the number of turns of the loop since
     the moment whose parameters it was computed with."""
 
@@ -89,7 +89,7 @@ class AsyncTrainer(Generic[Batch]):
         self._model, self._loss_of = model, loss_of
         self._in_flight, self._patience_seconds = in_flight, patience_seconds
 
-    def run(self, batches: Iterable[Batch]) -> Iterator[Done[Batch]]:
+    def run(self, batches: Iterable[Batch]) -> Iterator[DoneBatch[Batch]]:
         """Compute the gradients of all batches. The iterator ends when all are done or dropped."""
         source = iter(batches)
         turn, flying, last_success = 0, 0, time.monotonic()
@@ -113,7 +113,7 @@ class AsyncTrainer(Generic[Batch]):
                         last_success = time.monotonic()
                         for parameter, gradient in zip(parameters, gradients, strict=True):
                             _add(parameter, gradient)
-                        yield Done(task.batch, loss, turn - task.turn)
+                        yield DoneBatch(task.batch, loss, turn - task.turn)
                         turn += 1
                         values = _copies(parameters)
                     case TooFewExperts():

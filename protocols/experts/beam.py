@@ -37,7 +37,7 @@ from torch import Tensor
 from protocols.blocking import in_thread
 from protocols.errors import ProtocolMisuse
 from protocols.experts.directory import Below, Host, in_order_of_claim
-from protocols.experts.grid import Grid, Uid
+from protocols.experts.grid import ExpertGrid, Uid
 from protocols.tensors import NotFinite
 
 log = logging.getLogger("potluck.experts")
@@ -55,7 +55,7 @@ Active: TypeAlias = Callable[[Sequence[Uid]], Awaitable[Mapping[Uid, Below]]]
 
 
 async def select_experts(
-    scores: Sequence[Tensor], k: int, grid: Grid, active: Active
+    scores: Sequence[Tensor], k: int, grid: ExpertGrid, active: Active
 ) -> list[list[Chosen]]:
     """The k best live experts of each example, the best first, with their hosts.
 
@@ -90,7 +90,7 @@ class BeamSearch:
     one of the open prefixes; unless `is_exact` is false.
     """
 
-    def __init__(self, scores: Sequence[Tensor], k: int, grid: Grid) -> None:
+    def __init__(self, scores: Sequence[Tensor], k: int, grid: ExpertGrid) -> None:
         self._gates = [_as_array(one) for one in scores]
         self._k = k
         self._grid = grid
@@ -262,7 +262,7 @@ class BeamSearch:
 @dataclass(frozen=True)
 class _Open:
     """Open prefixes, in parallel arrays: the example, and the prefix's length, the number of the
-    first cell below it (`Grid.at`), its score, and its bound."""
+    first cell below it (`ExpertGrid.at`), its score, and its bound."""
 
     example: Integers
     depth: Integers

@@ -39,7 +39,7 @@ from protocols.errors import ProtocolMisuse
 from protocols.experts.grid import (
     LARGEST_DIMENSION,
     MOST_DIMENSIONS,
-    Grid,
+    ExpertGrid,
     Uid,
     WrongUid,
     parse_uid,
@@ -358,7 +358,7 @@ class ExpertDirectory:
             else:
                 await self._reading[missing[0]].wait()
 
-    async def live(self, grid: Grid) -> dict[Uid, tuple[Host, ...]]:
+    async def live(self, grid: ExpertGrid) -> dict[Uid, tuple[Host, ...]]:
         """All experts of a grid, with their hosts: for a server that looks for free cells."""
         found: dict[Uid, tuple[Host, ...]] = {grid.root: ()}
         for size in grid.sizes:

@@ -1,8 +1,8 @@
 """The gate: how well each expert of a grid suits an example (Learning@home, equation 2).
 
-    gate = GridGate(width, Grid("ffn", (64, 64)))
+    gate = GridGate(width, ExpertGrid("ffn", (64, 64)))
     scores = gate(x)                            # one tensor per dimension, (examples, size)
-    choice = Choice.of(chosen, gate.grid)       # the experts that a search found for each example
+    choice = ExpertChoice.of(chosen, gate.grid) # the experts that a search found for each example
     choice.scores(scores)                       # g(x, f) of these, (examples, k)
 
 The score of an expert is the sum of one score per dimension: g(x, f) = Σ g_i(x)[u_i]. So a gate for
@@ -22,7 +22,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from protocols.experts.grid import Grid, Uid
+from protocols.experts.grid import ExpertGrid, Uid
 
 
 class GridGate(nn.Module):
@@ -31,7 +31,7 @@ class GridGate(nn.Module):
     An example with several vectors, such as a sequence, is scored by their mean.
     """
 
-    def __init__(self, width: int, grid: Grid) -> None:
+    def __init__(self, width: int, grid: ExpertGrid) -> None:
         super().__init__()
         self.grid = grid
         self.projection = nn.Linear(width, sum(grid.sizes))
@@ -48,7 +48,7 @@ class GridGate(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class ExpertChoice:
     """The experts that were found for each example, at most k.
 
     - `cells`: (examples, k, dimensions), the indices of each; 0 where `present` is False.
@@ -59,16 +59,16 @@ class Choice:
     present: Tensor
 
     @staticmethod
-    def of(chosen: Sequence[Sequence[Uid]], grid: Grid) -> Choice:
+    def of(chosen: Sequence[Sequence[Uid]], grid: ExpertGrid) -> ExpertChoice:
         counts = torch.tensor([len(own) for own in chosen], dtype=torch.int64)
         most = max(map(len, chosen), default=0)
         present = torch.arange(most) < counts[:, None]
         indices = chain.from_iterable(uid.cells for own in chosen for uid in own)
         cells = torch.zeros((len(chosen), most, grid.dimensions), dtype=torch.int64)
         cells[present] = torch.tensor(list(indices), dtype=torch.int64).view(-1, grid.dimensions)
-        return Choice(cells, present)
+        return ExpertChoice(cells, present)
 
-    def numbers(self, grid: Grid) -> Tensor:
+    def numbers(self, grid: ExpertGrid) -> Tensor:
         """The numbers of the cells, as in `grid.at`: (examples, k)."""
         steps = [math.prod(grid.sizes[place + 1 :]) for place in range(grid.dimensions)]
         return (self.cells * torch.tensor(steps)).sum(dim=-1)
@@ -88,7 +88,7 @@ def weights_of(scores: Tensor, among: Tensor) -> Tensor:
     return torch.softmax(scores.masked_fill(~among, -torch.inf), dim=1)
 
 
-def balance_loss(scores: Sequence[Tensor], choice: Choice) -> Tensor:
+def balance_loss(scores: Sequence[Tensor], choice: ExpertChoice) -> Tensor:
     """How unevenly the examples of a batch are spread, per dimension of the grid: 0 if evenly.
 
     Two terms for each dimension, as in Shazeer et al. 2017 (appendix A), over the n indices that

@@ -1,6 +1,6 @@
 """The grid of experts: uid = (u_0 … u_{d-1}) with 0 ≤ u_i < M_i (Learning@home, equation 1).
 
-    grid = Grid("ffn", (64, 64))
+    grid = ExpertGrid("ffn", (64, 64))
     grid.uid("ffn.3.17")            # Uid("ffn", (3, 17)); WrongUid if it is not of this grid
     str(Uid("ffn", (3, 17)))        # "ffn.3.17"
 
@@ -55,7 +55,7 @@ class Uid:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ExpertGrid:
     """The name of a grid and the size of each dimension."""
 
     name: str

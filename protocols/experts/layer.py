@@ -34,14 +34,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import trio
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from protocols.errors import PotluckError, ProtocolMisuse
-from protocols.experts.gating import Choice, GridGate, balance_loss, weights_of
-from protocols.experts.grid import Grid, Uid
+from protocols.errors import DeadlineExceeded, PotluckError, ProtocolMisuse, Unreachable
+from protocols.experts.gating import ExpertChoice, GridGate, balance_loss, weights_of
+from protocols.experts.grid import ExpertGrid, Uid
 from protocols.guest import Portal
 
 GRACE_SECONDS = 3.0
@@ -52,6 +53,7 @@ TIMEOUT_SECONDS = 30.0
 """A large batch over a home's uplink takes seconds; a queue at a busy expert some more."""
 
 NAMED_FAILURES = 3  # in the text of an error
+ADVICE = "Drop the batch. If it stays so, see which experts are alive."
 
 
 class Experts(Protocol):
@@ -117,12 +119,17 @@ class DMoE(nn.Module):
         """x: (examples, …, width); the same shape and dtype back."""
         scores = self.gate(x)
         chosen = self._calls.select([own.detach().cpu() for own in scores], self.k)
-        choice = Choice.of(chosen, self.gate.grid)
+        choice = ExpertChoice.of(chosen, self.gate.grid)
         # The touch makes autograd come back here also if x needs no gradient, as in the first layer
         # of a model: the experts need theirs.
         touch = torch.empty(0, requires_grad=True)
         dispatch = _Dispatch.of(choice, self.gate.grid)
-        answers, answered = _through_experts(x, touch, dispatch, self._calls)
+        # On the CPU, because backward waits for the network there. autograd has one thread for each
+        # GPU, in which all batches in flight would wait for one another; on the CPU each has its
+        # own. In at least 32 bits: fewer, on the way only, are a codec's business.
+        inputs = x.to("cpu", torch.promote_types(x.dtype, torch.float32))
+        answers, answered = _through_experts(inputs, touch, dispatch, self._calls)
+        answers, answered = answers.to(x.device), answered.to(x.device)
         if self.balance and torch.is_grad_enabled():
             scores = _with_gradient_of(scores, self.balance * balance_loss(scores, choice))
         weights = weights_of(choice.scores(scores), answered)  # equation 3
@@ -151,7 +158,7 @@ class _Dispatch:
     places: int
 
     @staticmethod
-    def of(choice: Choice, grid: Grid) -> _Dispatch:
+    def of(choice: ExpertChoice, grid: ExpertGrid) -> _Dispatch:
         examples, places = choice.present.shape
         slots = choice.present.flatten().nonzero().flatten()
         numbers, order = choice.numbers(grid).flatten()[slots].sort(stable=True)
@@ -182,44 +189,36 @@ class _ThroughExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, _touch: Tensor, dispatch: _Dispatch, calls: _ExpertCalls
+        ctx: Any, inputs: Tensor, _touch: Tensor, dispatch: _Dispatch, calls: _ExpertCalls
     ) -> tuple[Tensor, Tensor]:
         """Returns the answers, (examples, places, …, width), with zeros where there are none, and
         which places have one, (examples, places)."""
-        inputs = _as_sent(x)
+        inputs = inputs.detach()
         found = calls.forward(dispatch, inputs)
         answers = inputs.new_zeros((dispatch.examples * dispatch.places, *inputs.shape[1:]))
         answered = torch.zeros(len(answers), dtype=torch.bool)
         for number, answer in found.items():
             answers.index_copy_(0, dispatch.slots[number], answer)
             answered[dispatch.slots[number]] = True
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(inputs)
         ctx.dispatch, ctx.calls = dispatch.only(sorted(found)), calls
         shape = (dispatch.examples, dispatch.places)
-        answers = answers.view(*shape, *inputs.shape[1:]).to(x.device)
-        answered = answered.view(shape).to(x.device)
+        answers, answered = answers.view(*shape, *inputs.shape[1:]), answered.view(shape)
         ctx.mark_non_differentiable(answered)
         return answers, answered
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grads: Tensor, _answered: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
-        inputs = _as_sent(x)
-        found = ctx.calls.backward(ctx.dispatch, inputs, grads.to(inputs))
+        (inputs,) = ctx.saved_tensors
+        found = ctx.calls.backward(ctx.dispatch, inputs, grads)
         total = torch.zeros_like(inputs)
         for number in sorted(found):  # in one order: sums of floats depend on it
             total.index_add_(0, ctx.dispatch.rows[number], found[number])
-        return total.to(x), None, None, None
+        return total, None, None, None
 
 
 _through_experts: Callable[..., tuple[Tensor, Tensor]] = _ThroughExperts.apply
-
-
-def _as_sent(x: Tensor) -> Tensor:
-    """On the CPU, and in at least 32 bits: fewer, on the way only, are a codec's business."""
-    x = x.detach().cpu()
-    return x.float() if torch.finfo(x.dtype).bits < 32 else x
 
 
 class _WithGradient(torch.autograd.Function):
@@ -258,7 +257,12 @@ class _ExpertCalls:
 
     def select(self, scores: Sequence[Tensor], k: int) -> list[list[Uid]]:
         timeout = self.timeout_seconds
-        return self.portal.begin(self.experts.select, scores, k, timeout=timeout).wait()
+        try:
+            return self.portal.begin(self.experts.select, scores, k, timeout=timeout).wait()
+        except (DeadlineExceeded, Unreachable) as error:
+            raise TooFewExperts(
+                "The search for experts found none.", why=error.what, advice=ADVICE
+            ) from error
 
     def forward(self, dispatch: _Dispatch, inputs: Tensor) -> dict[int, Tensor]:
         """The answers, by the number of their expert: `quorum` for each example, or the error."""
@@ -266,7 +270,7 @@ class _ExpertCalls:
             partial(self.experts.forward, uid, inputs.index_select(0, rows))
             for uid, rows in zip(dispatch.uids, dispatch.rows, strict=True)
         ]
-        tally = Tally(dispatch.rows, dispatch.examples, self.quorum)
+        tally = AnswerTally(dispatch.rows, dispatch.examples, self.quorum)
         direction = _Pass(calls, tally, self.grace_seconds, self.timeout_seconds, may_end=True)
         found = self.portal.begin(direction.run).wait()
         if not tally.is_met:
@@ -274,7 +278,7 @@ class _ExpertCalls:
                 f"{tally.lacking} of {dispatch.examples} examples have answers of fewer than "
                 f"{self.quorum} experts.",
                 why=_reasons(dispatch, direction.failures),
-                advice="Drop the batch. If it stays so, see which experts are alive.",
+                advice=ADVICE,
             )
         return found
 
@@ -290,29 +294,31 @@ class _ExpertCalls:
             )
             for uid, rows, slots in zip(dispatch.uids, dispatch.rows, dispatch.slots, strict=True)
         ]
-        tally = Tally(dispatch.rows, dispatch.examples, self.quorum)
+        tally = AnswerTally(dispatch.rows, dispatch.examples, self.quorum)
         direction = _Pass(calls, tally, self.grace_seconds, self.timeout_seconds, may_end=False)
         found = self.portal.begin(direction.run).wait()
         if not found and calls:
             raise TooFewExperts(
                 "No expert took its gradient.",
                 why=_reasons(dispatch, direction.failures),
-                advice="Drop the batch. If it stays so, see which experts are alive.",
+                advice=ADVICE,
             )
         return found
 
 
-class Tally:
+class AnswerTally:
     """How many answers each example has, and how many it can still get. Pure.
 
-    `rows` are the examples of each call; a call has each example at most once.
+    `rows` are the examples of each call; a call has each example at most once. It counts in numpy,
+    whose small operations keep the interpreter: trio's thread would get it back late from many
+    training threads.
     """
 
     def __init__(self, rows: Sequence[Tensor], examples: int, quorum: int) -> None:
-        self._rows, self._quorum = rows, quorum
-        self._answers = torch.zeros(examples, dtype=torch.int64)
-        self._hopes = torch.zeros(examples, dtype=torch.int64)
-        for own in rows:
+        self._rows, self._quorum = [own.numpy() for own in rows], quorum
+        self._answers = np.zeros(examples, dtype=np.int64)
+        self._hopes = np.zeros(examples, dtype=np.int64)
+        for own in self._rows:
             self._hopes[own] += 1
 
     def answered(self, call: int) -> None:
@@ -339,7 +345,7 @@ class Tally:
     @property
     def is_as_good_as_met(self) -> bool:
         """Every example has its quorum, or all that it can still have."""
-        return bool((self._answers >= self._hopes.clamp(max=self._quorum)).all())
+        return bool((self._answers >= np.minimum(self._hopes, self._quorum)).all())
 
 
 _Call = Callable[[float], Awaitable[Tensor]]  # with its timeout
@@ -351,7 +357,7 @@ class _Pass:
     def __init__(
         self,
         calls: Sequence[_Call],
-        tally: Tally,
+        tally: AnswerTally,
         grace_seconds: float,
         timeout_seconds: float,
         *,

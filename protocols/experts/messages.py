@@ -118,7 +118,7 @@ class BackwardRequest(Message, frozen=True, gc=False):
     gradients: EncodedTensor
 
 
-class Answer(Message, frozen=True, gc=False):
+class ExpertAnswer(Message, frozen=True, gc=False):
     """The outputs, or the gradients of the inputs."""
 
     tensor: EncodedTensor
@@ -156,7 +156,7 @@ FORWARD: Final = Method(
     EXPERTS_PROTOCOL,
     "forward",
     ForwardRequest,
-    Answer,
+    ExpertAnswer,
     LARGEST_UNARY_BYTES,
     LARGEST_UNARY_BYTES,
     errors=ERRORS,
@@ -166,7 +166,7 @@ BACKWARD: Final = Method(
     EXPERTS_PROTOCOL,
     "backward",
     BackwardRequest,
-    Answer,
+    ExpertAnswer,
     LARGEST_UNARY_BYTES,
     LARGEST_UNARY_BYTES,
     errors=ERRORS,

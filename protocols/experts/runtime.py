@@ -166,7 +166,7 @@ class ExpertBackend:
         self.statistics.steps += 1
 
 
-class Line(NamedTuple):
+class BatchLine(NamedTuple):
     """What can be computed in one batch: an expert, and forward or backward."""
 
     backend: ExpertBackend
@@ -200,7 +200,7 @@ class Work:
         inputs: EncodedTensor,
         gradients: EncodedTensor | None = None,
     ) -> None:
-        self.line = Line(backend, gradients is not None)
+        self.line = BatchLine(backend, gradients is not None)
         self.inputs = inputs
         self.gradients = gradients
         self.rows: int = inputs.header.shape[0]
@@ -224,7 +224,7 @@ class WorkQueue:
 
     def __init__(self) -> None:
         self._all: OrderedDict[Work, None] = OrderedDict()
-        self._lines: dict[Line, OrderedDict[Work, None]] = {}
+        self._lines: dict[BatchLine, OrderedDict[Work, None]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -295,7 +295,7 @@ def _decoded(work: Work) -> Pair:
     return inputs, decode_tensor(work.gradients, f"The gradients for {uid}")
 
 
-def _pass(line: Line, pairs: Sequence[Pair]) -> list[outcome.Value[Tensor] | outcome.Error]:
+def _pass(line: BatchLine, pairs: Sequence[Pair]) -> list[outcome.Value[Tensor] | outcome.Error]:
     """One pass over all these rows. If a step is refused because its gradient is not finite, the
     requests are computed one by one, so that only the one with that gradient fails."""
     if not pairs:
@@ -310,7 +310,7 @@ def _pass(line: Line, pairs: Sequence[Pair]) -> list[outcome.Value[Tensor] | out
     return [outcome.Error(again(whole.error)) for _ in pairs]
 
 
-def _whole(line: Line, pairs: Sequence[Pair]) -> Tensor:
+def _whole(line: BatchLine, pairs: Sequence[Pair]) -> Tensor:
     inputs = _joined([inputs for inputs, _ in pairs])
     if not line.is_backward:
         return line.backend.forward(inputs)
@@ -318,7 +318,7 @@ def _whole(line: Line, pairs: Sequence[Pair]) -> Tensor:
 
 
 def _attempt(
-    line: Line, function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments
+    line: BatchLine, function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments
 ) -> outcome.Value[Result] | outcome.Error:
     """What the function returns, or an error of ours; any other one is logged."""
     try:

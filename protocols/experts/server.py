@@ -23,10 +23,10 @@ from protocols.experts.messages import (
     FORWARD,
     INFO,
     TRANSFER,
-    Answer,
     BackwardRequest,
     BrokenTensor,
     EncodedTensor,
+    ExpertAnswer,
     ExpertInfo,
     ForwardRequest,
     InfoAnswer,
@@ -66,20 +66,20 @@ class ExpertServer:
         self._rpc = rpc
         self._runtime = runtime
 
-    async def forward(self, caller: Caller, request: ForwardRequest) -> Answer:
+    async def forward(self, caller: Caller, request: ForwardRequest) -> ExpertAnswer:
         return await self._answer(caller, request.uid, request.inputs, None)
 
-    async def backward(self, caller: Caller, request: BackwardRequest) -> Answer:
+    async def backward(self, caller: Caller, request: BackwardRequest) -> ExpertAnswer:
         return await self._answer(caller, request.uid, request.inputs, request.gradients)
 
     async def _answer(
         self, caller: Caller, uid: str, inputs: EncodedTensor, gradients: EncodedTensor | None
-    ) -> Answer:
+    ) -> ExpertAnswer:
         with self._blaming(caller):
             backend = self._runtime.find(uid)
             headers = _headers(inputs.header, gradients.header if gradients else None)
             with self._runtime.room(caller.peer, _request_bytes(backend, headers)):
-                return Answer(await self._runtime.work(Work(backend, inputs, gradients)))
+                return ExpertAnswer(await self._runtime.work(Work(backend, inputs, gradients)))
 
     def info(self, _caller: Caller, request: InfoRequest) -> InfoAnswer:
         wanted = set(request.uids)

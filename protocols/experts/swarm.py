@@ -47,7 +47,7 @@ from protocols.errors import Busy, HandlerFailed, PotluckError, Unreachable
 from protocols.experts.beam import select_experts
 from protocols.experts.client import LARGEST_AT_ONCE, ExpertClient
 from protocols.experts.directory import Below, ExpertDirectory, Host
-from protocols.experts.grid import Grid, Uid
+from protocols.experts.grid import ExpertGrid, Uid
 from protocols.experts.messages import UnknownExpert, WrongTensor
 from protocols.identity import PeerId
 from protocols.tensors import CodecName, NotFinite
@@ -219,7 +219,7 @@ class SwarmExperts:
         self,
         directory: ExpertDirectory,
         client: ExpertClient,
-        grid: Grid,
+        grid: ExpertGrid,
         records: HostRecords,
         *,
         codec: CodecName = "none",

@@ -14,9 +14,9 @@ from protocols.experts import EXPERTS_PROTOCOL, ExpertBackend
 from protocols.experts.messages import (
     BACKWARD,
     FORWARD,
-    Answer,
     BackwardRequest,
     EncodedTensor,
+    ExpertAnswer,
     ForwardRequest,
     encode_tensor,
 )
@@ -39,9 +39,9 @@ class Liar:
         self._lie = lie
 
     async def __call__(self, rpc: Rpc, _backends: Sequence[ExpertBackend]) -> None:
-        def answer(_caller: Caller, request: Request) -> Answer:
+        def answer(_caller: Caller, request: Request) -> ExpertAnswer:
             self.calls += 1
-            return Answer(self._lie(request.inputs.header))
+            return ExpertAnswer(self._lie(request.inputs.header))
 
         rpc.serve(FORWARD, answer)
         rpc.serve(BACKWARD, answer)
@@ -71,7 +71,7 @@ class Mute:
         self.calls = 0
 
     async def __call__(self, rpc: Rpc, _backends: Sequence[ExpertBackend]) -> None:
-        async def answer(_caller: Caller, _request: Request) -> Answer:
+        async def answer(_caller: Caller, _request: Request) -> ExpertAnswer:
             self.calls += 1
             await trio.sleep_forever()
 

@@ -14,7 +14,7 @@ from models.experts import build_expert
 from protocols.experts import (
     ExpertBackend,
     ExpertClient,
-    Grid,
+    ExpertGrid,
     Rows,
     Runtime,
     open_runtime,
@@ -25,7 +25,7 @@ from protocols.network import Network
 from protocols.rpc import Rpc, open_rpc
 from tests.contract.neighbourhood import LoopbackNeighbourhood, Neighbourhood
 
-GRID = Grid("ffn", (16,))
+GRID = ExpertGrid("ffn", (16,))
 UID = GRID.at(0)
 WIDTH = 1024
 ROWS = Rows((WIDTH,))

@@ -26,7 +26,7 @@ from protocols.experts import (
     ExpertBackend,
     ExpertClient,
     ExpertDirectory,
-    Grid,
+    ExpertGrid,
     GridGate,
     HostRecords,
     Rows,
@@ -45,7 +45,7 @@ from tests.waiting import PATIENCE_SECONDS
 
 Result = TypeVar("Result")
 
-GRID = Grid("ffn", (3, 4))
+GRID = ExpertGrid("ffn", (3, 4))
 WIDTH = 8
 RATE = 0.1  # of the experts' optimizers
 RUN = "poem"
@@ -106,7 +106,9 @@ class Swarm:
         return {one.uid: one.network for server in self.servers for one in server.backends}
 
 
-def _swarm(servers: Sequence[Server], grid: Grid, network: Network, rpc: Rpc, dht: Dht) -> Swarm:
+def _swarm(
+    servers: Sequence[Server], grid: ExpertGrid, network: Network, rpc: Rpc, dht: Dht
+) -> Swarm:
     """These servers, for a trainer on this node."""
     records = HostRecords()
     directory = ExpertDirectory(network, dht, RUN)
@@ -129,7 +131,7 @@ class Simulated:
 
     @staticmethod
     async def start(
-        world: SimulatedWorld, servers: Sequence[Server], grid: Grid = GRID
+        world: SimulatedWorld, servers: Sequence[Server], grid: ExpertGrid = GRID
     ) -> Simulated:
         members = await swarm(world, len(servers) + 1, [EXPERTS])
         for server, member in zip(servers, members, strict=False):
@@ -157,7 +159,7 @@ class Simulated:
 
 
 @asynccontextmanager
-async def in_real_time(servers: Sequence[Server], grid: Grid) -> AsyncIterator[Simulated]:
+async def in_real_time(servers: Sequence[Server], grid: ExpertGrid) -> AsyncIterator[Simulated]:
     async with SimulatedWorld(seed=1, settings=WorldSettings(link=LINK)) as world:
         with trio.fail_after(PATIENCE_SECONDS):
             simulated = await Simulated.start(world, servers, grid)
@@ -168,7 +170,7 @@ async def in_real_time(servers: Sequence[Server], grid: Grid) -> AsyncIterator[S
 
 
 @asynccontextmanager
-async def on_loopback(servers: Sequence[Server], grid: Grid) -> AsyncIterator[Swarm]:
+async def on_loopback(servers: Sequence[Server], grid: ExpertGrid) -> AsyncIterator[Swarm]:
     async with AsyncExitStack() as stack:
         bootstrap: tuple[str, ...] = ()
         nodes = []
@@ -199,7 +201,7 @@ async def in_training_thread(work: Callable[..., Result], *arguments: object) ->
         return await trio.to_thread.run_sync(work, *arguments)
 
 
-def spread(grid: Grid, servers: int) -> list[list[Uid]]:
+def spread(grid: ExpertGrid, servers: int) -> list[list[Uid]]:
     """All cells of a grid, dealt out to so many servers."""
     return [[grid.at(n) for n in range(one, grid.cells, servers)] for one in range(servers)]
 

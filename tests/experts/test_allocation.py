@@ -8,9 +8,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.experts import Grid, Uid, free_cells
+from protocols.experts import ExpertGrid, Uid, free_cells
 
-GRID = Grid("ffn", (4, 8))
+GRID = ExpertGrid("ffn", (4, 8))
 
 
 @given(
@@ -22,7 +22,7 @@ GRID = Grid("ffn", (4, 8))
 def test_only_free_cells_are_given_each_once_and_as_many_as_there_are(
     sizes: tuple[int, ...], data: st.DataObject, count: int, seed: int
 ) -> None:
-    grid = Grid("ffn", sizes)
+    grid = ExpertGrid("ffn", sizes)
     numbers = st.sets(st.integers(0, grid.cells - 1))
     live = {grid.at(number) for number in data.draw(numbers)}
     orphans = {grid.at(number) for number in data.draw(numbers)}
@@ -56,7 +56,7 @@ def test_the_cells_below_one_prefix_are_neighbours() -> None:
 
 
 def test_two_that_come_at_once_mostly_choose_different_cells() -> None:
-    grid = Grid("ffn", (64, 64))
+    grid = ExpertGrid("ffn", (64, 64))
     apart = sum(
         not set(free_cells(grid, [], 4, Random(seed)))
         & set(free_cells(grid, [], 4, Random(1000 + seed)))
@@ -72,5 +72,5 @@ def test_experts_of_other_grids_and_orphans_outside_of_this_one_do_not_count() -
 
 
 def test_a_grid_too_large_to_be_walked_is_no_trouble() -> None:
-    grid = Grid("ffn", (4096,) * 4)
+    grid = ExpertGrid("ffn", (4096,) * 4)
     assert len(free_cells(grid, [], 100, Random(1))) == 100

@@ -12,11 +12,19 @@ import torch
 import trio
 from torch import Tensor, nn
 
-from lab.bench.local_experts import FeedForward, LocalExperts
+from lab.bench.local_experts import LocalExperts
 from protocols.errors import PotluckError
-from protocols.experts import AsyncTrainer, DMoE, Done, Grid, GridGate, TooFewExperts, Uid
+from protocols.experts import (
+    AsyncTrainer,
+    DMoE,
+    DoneBatch,
+    ExpertGrid,
+    GridGate,
+    TooFewExperts,
+    Uid,
+)
 from protocols.guest import Portal, open_portal
-from tests.experts.test_layer import Closed, visit
+from tests.experts.test_layer import Closed, an_expert, visit
 from tests.waiting import PATIENCE_SECONDS
 
 WIDTH = 6
@@ -173,7 +181,7 @@ def test_any_other_error_is_raised_in_the_loop() -> None:
 
 def test_a_loop_that_is_left_early_leaves_no_thread() -> None:
     for done in AsyncTrainer(model(), loss_of, in_flight=4).run(batches(40)):
-        assert isinstance(done, Done)
+        assert isinstance(done, DoneBatch)
         break
     assert no_threads_are_left()
 
@@ -181,7 +189,7 @@ def test_a_loop_that_is_left_early_leaves_no_thread() -> None:
 # With experts
 
 
-GRID = Grid("ffn", (2, 4))
+GRID = ExpertGrid("ffn", (2, 4))
 
 
 class Mixture(nn.Module):
@@ -199,9 +207,8 @@ class Mixture(nn.Module):
 
 
 def some_experts(*, failure_rate: float = 0.0) -> LocalExperts:
-    torch.manual_seed(5)
     return LocalExperts(
-        {GRID.at(number): FeedForward(WIDTH, 8).double() for number in range(GRID.cells)},
+        {GRID.at(number): an_expert(WIDTH, number) for number in range(GRID.cells)},
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         failure_rate=failure_rate,
     )

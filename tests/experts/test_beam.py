@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protocols.errors import ProtocolMisuse
-from protocols.experts import BeamSearch, Below, Grid, Host, Uid, select_experts
+from protocols.experts import BeamSearch, Below, ExpertGrid, Host, Uid, select_experts
 from protocols.experts.beam import MOST_WIDENED
 from protocols.identity import PeerId
 from protocols.tensors import NotFinite
@@ -56,21 +56,21 @@ def best_of_all(scores: Sequence[Tensor], k: int, live: Iterable[Uid]) -> list[l
     return found
 
 
-async def chosen(scores: Sequence[Tensor], k: int, grid: Grid, live: Live) -> list[list[Uid]]:
+async def chosen(scores: Sequence[Tensor], k: int, grid: ExpertGrid, live: Live) -> list[list[Uid]]:
     found = await select_experts(scores, k, grid, live.active)
     assert all(hosts == (HOST,) for row in found for _, hosts in row)
     return [[uid for uid, _ in row] for row in found]
 
 
-def all_of(grid: Grid) -> list[Uid]:
+def all_of(grid: ExpertGrid) -> list[Uid]:
     return [grid.at(number) for number in range(grid.cells)]
 
 
 @st.composite
-def searches(draw: st.DrawFn) -> tuple[list[Tensor], int, Grid, list[Uid]]:
+def searches(draw: st.DrawFn) -> tuple[list[Tensor], int, ExpertGrid, list[Uid]]:
     """Small grids, full or sparse; scores with many ties, or with rounding."""
     sizes = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
-    grid = Grid("ffn", sizes)
+    grid = ExpertGrid("ffn", sizes)
     live = draw(st.sets(st.integers(0, grid.cells - 1), max_size=min(grid.cells, 40)))
     value = draw(
         st.sampled_from(
@@ -90,7 +90,7 @@ def searches(draw: st.DrawFn) -> tuple[list[Tensor], int, Grid, list[Uid]]:
 
 @given(searches())
 def test_the_best_of_all_live_experts_are_found(
-    search: tuple[list[Tensor], int, Grid, list[Uid]],
+    search: tuple[list[Tensor], int, ExpertGrid, list[Uid]],
 ) -> None:
     scores, k, grid, uids = search
     live = Live(uids)
@@ -108,7 +108,7 @@ def test_the_best_of_all_live_experts_are_found(
 async def test_the_best_of_a_batch_are_found_where_most_cells_are_empty(
     sizes: tuple[int, ...], live: int
 ) -> None:
-    grid = Grid("ffn", sizes)
+    grid = ExpertGrid("ffn", sizes)
     chance = torch.Generator().manual_seed(3)
     numbers = torch.randperm(grid.cells, generator=chance)[:live].tolist()
     uids = [grid.at(number) for number in numbers]
@@ -117,7 +117,7 @@ async def test_the_best_of_a_batch_are_found_where_most_cells_are_empty(
 
 
 async def test_a_full_grid_takes_one_reading_for_each_dimension_and_no_more_than_the_beam() -> None:
-    grid = Grid("ffn", (16, 16, 16))
+    grid = ExpertGrid("ffn", (16, 16, 16))
     chance = torch.Generator().manual_seed(5)
     scores = [torch.randn(3, 16, generator=chance) for _ in range(3)]
     live = Live(all_of(grid))
@@ -128,14 +128,14 @@ async def test_a_full_grid_takes_one_reading_for_each_dimension_and_no_more_than
 
 
 async def test_a_beam_alone_would_miss_a_good_expert_behind_a_poor_prefix() -> None:
-    grid = Grid("ffn", (2, 2))
+    grid = ExpertGrid("ffn", (2, 2))
     scores = [torch.tensor([[1.0, 0.9]]), torch.tensor([[0.0, 5.0]])]
     live = Live([grid.uid("ffn.0.0"), grid.uid("ffn.1.1")])
     assert await chosen(scores, 1, grid, live) == [[grid.uid("ffn.1.1")]]
 
 
 async def test_of_equal_scores_the_smaller_uids_are_better_and_nothing_is_read_for_it() -> None:
-    grid = Grid("ffn", (8, 8))
+    grid = ExpertGrid("ffn", (8, 8))
     live = Live(all_of(grid))
     found = await chosen([torch.zeros(2, 8), torch.zeros(2, 8)], 3, grid, live)
     assert found == [[grid.at(0), grid.at(1), grid.at(2)]] * 2
@@ -143,33 +143,33 @@ async def test_of_equal_scores_the_smaller_uids_are_better_and_nothing_is_read_f
 
 
 async def test_scores_of_any_type_and_with_a_gradient_are_taken() -> None:
-    grid = Grid("ffn", (4, 4))
+    grid = ExpertGrid("ffn", (4, 4))
     scores = [torch.randn(2, 4, requires_grad=True).to(torch.bfloat16) for _ in range(2)]
     plain = [one.detach().float() for one in scores]
     assert await chosen(scores, 2, grid, Live(all_of(grid))) == best_of_all(plain, 2, all_of(grid))
 
 
 async def test_without_experts_nothing_is_chosen() -> None:
-    grid = Grid("ffn", (4, 4))
+    grid = ExpertGrid("ffn", (4, 4))
     live = Live([])
     assert await chosen([torch.zeros(2, 4), torch.zeros(2, 4)], 2, grid, live) == [[], []]
     assert live.asked == [[grid.root]]
 
 
 async def test_an_empty_batch_chooses_nothing() -> None:
-    grid = Grid("ffn", (4, 4))
+    grid = ExpertGrid("ffn", (4, 4))
     scores = [torch.zeros(0, 4), torch.zeros(0, 4)]
     assert await chosen(scores, 2, grid, Live(all_of(grid))) == []
 
 
 async def test_cells_outside_of_the_grid_are_ignored() -> None:
-    grid = Grid("ffn", (2, 2))
+    grid = ExpertGrid("ffn", (2, 2))
     live = Live([Uid("ffn", (0, 1)), Uid("ffn", (0, 2)), Uid("ffn", (7, 0))])
     assert await chosen([torch.zeros(1, 2)] * 2, 4, grid, live) == [[Uid("ffn", (0, 1))]]
 
 
 async def test_prefixes_that_lead_nowhere_are_read_up_to_a_limit() -> None:
-    grid = Grid("ffn", (4096, 2))
+    grid = ExpertGrid("ffn", (4096, 2))
     live = Live([Uid("ffn", (4095, 1))])
     live.below[grid.root] = dict.fromkeys(range(4096), (HOST,))
     scores = [torch.arange(4096.0, 0.0, -1.0)[None], torch.zeros(1, 2)]
@@ -182,7 +182,7 @@ async def test_prefixes_that_lead_nowhere_are_read_up_to_a_limit() -> None:
 
 
 async def test_the_server_that_keeps_an_expert_is_its_first_host() -> None:
-    grid = Grid("ffn", (1,))
+    grid = ExpertGrid("ffn", (1,))
     later, earlier = Host(PeerId("a"), since=8), Host(PeerId("b"), since=7)
 
     async def active(_prefixes: Sequence[Uid]) -> dict[Uid, Below]:
@@ -204,15 +204,15 @@ async def test_the_server_that_keeps_an_expert_is_its_first_host() -> None:
 )
 def test_scores_of_another_shape_are_a_misuse(scores: list[Tensor]) -> None:
     with pytest.raises(ProtocolMisuse, match="do not fit the grid"):
-        BeamSearch(scores, 1, Grid("ffn", (4, 4)))
+        BeamSearch(scores, 1, ExpertGrid("ffn", (4, 4)))
 
 
 def test_a_search_for_no_expert_is_a_misuse() -> None:
     with pytest.raises(ProtocolMisuse):
-        BeamSearch([torch.zeros(1, 4)], 0, Grid("ffn", (4,)))
+        BeamSearch([torch.zeros(1, 4)], 0, ExpertGrid("ffn", (4,)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_gate_that_has_diverged_is_named(value: float) -> None:
     with pytest.raises(NotFinite, match="gate"):
-        BeamSearch([torch.full((1, 4), value)], 1, Grid("ffn", (4,)))
+        BeamSearch([torch.full((1, 4), value)], 1, ExpertGrid("ffn", (4,)))

@@ -19,10 +19,10 @@ from protocols.experts.messages import (
     LARGEST_TENSOR_BYTES,
     LARGEST_UNARY_TENSORS,
     TRANSFER,
-    Answer,
     BackwardRequest,
     BrokenTensor,
     EncodedTensor,
+    ExpertAnswer,
     ForwardRequest,
     TransferOpening,
     encode_tensor,
@@ -68,8 +68,9 @@ async def test_forward_and_backward_are_those_of_the_network(
     expected = network(alone)
     expected.backward(gradients)
     optimizer.step()
-    # not bit for bit: the order in which torch adds depends on how many threads it has at the moment
+    # not bit for bit: torch adds in an order that depends on its threads at that moment
     torch.testing.assert_close(outputs, expected.detach(), rtol=1e-5, atol=1e-5)
+    assert alone.grad is not None
     torch.testing.assert_close(input_gradients, alone.grad, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(again, network(inputs).detach(), rtol=1e-4, atol=1e-4)
 
@@ -183,8 +184,8 @@ async def test_a_server_that_lies_is_named_and_avoided(
 ) -> None:
     answer = told(rows)
 
-    async def call(_caller: Caller, _request: ForwardRequest) -> Answer:
-        return Answer(answer)
+    async def call(_caller: Caller, _request: ForwardRequest) -> ExpertAnswer:
+        return ExpertAnswer(answer)
 
     async def move(_caller: Caller, transfer: ExpertTransfer, _opening: TransferOpening) -> None:
         await transfer.accept(Empty())
@@ -207,8 +208,8 @@ async def test_a_server_that_lies_is_named_and_avoided(
 async def test_an_answer_in_another_codec_is_a_lie(place: Neighbourhood) -> None:
     inputs = torch.zeros(2, WIDTH)
 
-    async def call(_caller: Caller, _request: ForwardRequest) -> Answer:
-        return Answer(encode_tensor(inputs, "float16", "values"))
+    async def call(_caller: Caller, _request: ForwardRequest) -> ExpertAnswer:
+        return ExpertAnswer(encode_tensor(inputs, "float16", "values"))
 
     near, far = await place.pair()
     async with open_rpc(near) as asking, open_rpc(far) as answering:
@@ -226,7 +227,7 @@ async def test_the_timeout_covers_everything(place: Neighbourhood, rows: int) ->
     """The expert's server never computes."""
     near, far = await place.pair()
 
-    async def call(_caller: Caller, _request: ForwardRequest) -> Answer:
+    async def call(_caller: Caller, _request: ForwardRequest) -> ExpertAnswer:
         await trio.sleep_forever()
         raise AssertionError
 
@@ -257,7 +258,7 @@ async def test_a_server_that_vanishes_ends_the_call_at_once(
     near, far = await place.pair()
     arrived = trio.Event()
 
-    async def call(_caller: Caller, _request: ForwardRequest) -> Answer:
+    async def call(_caller: Caller, _request: ForwardRequest) -> ExpertAnswer:
         arrived.set()
         await trio.sleep_forever()
         raise AssertionError
@@ -297,7 +298,7 @@ async def test_a_backward_pass_whose_answer_is_lost_is_not_made_again(
         made += 1
         await far.disconnect(near.peer_id)
 
-    async def call(_caller: Caller, _request: BackwardRequest) -> Answer:
+    async def call(_caller: Caller, _request: BackwardRequest) -> ExpertAnswer:
         await make_and_hang_up()
         raise AssertionError
 
@@ -319,5 +320,5 @@ async def test_a_backward_pass_whose_answer_is_lost_is_not_made_again(
     assert made == 1
 
 
-async def _echo(_caller: Caller, request: ForwardRequest) -> Answer:
-    return Answer(request.inputs)
+async def _echo(_caller: Caller, request: ForwardRequest) -> ExpertAnswer:
+    return ExpertAnswer(request.inputs)

@@ -17,7 +17,7 @@ from protocols.experts import (
     EXPERTS,
     RECORD_SECONDS,
     ExpertDirectory,
-    Grid,
+    ExpertGrid,
     Host,
     Uid,
     free_cells,
@@ -42,7 +42,7 @@ from protocols.network import Network
 from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.dht.members import LATENCY_SECONDS, SETTINGS, Member, member, simulated, swarm
 
-GRID = Grid("ffn", (8, 8))
+GRID = ExpertGrid("ffn", (8, 8))
 FAMILIES: tuple[Family, ...] = (EXPERTS,)
 RUN = "poem"
 ONE, TWO, THREE = (Uid("ffn", cells) for cells in [(3, 1), (3, 7), (5, 0)])
@@ -501,7 +501,7 @@ MEASURED_SECONDS = 60.0
 def test_announcing_costs_a_server_few_messages(
     servers: int, experts: int, sizes: tuple[int, ...]
 ) -> None:
-    grid = Grid("ffn", sizes)
+    grid = ExpertGrid("ffn", sizes)
 
     async def scenario(world: SimulatedWorld) -> None:
         members = await swarm(world, servers, FAMILIES)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.experts import Grid, Uid, WrongUid, parse_uid
+from protocols.experts import ExpertGrid, Uid, WrongUid, parse_uid
 
-GRID = Grid("ffn", (4, 20))
+GRID = ExpertGrid("ffn", (4, 20))
 
 
 def test_a_uid_is_written_as_it_is_read() -> None:
@@ -32,13 +32,13 @@ def test_a_uid_outside_of_the_grid_is_refused_with_one_that_is_inside(text: str)
 @pytest.mark.parametrize(("name", "sizes"), [("Ffn", (2,)), ("f" * 33, (2,)), ("", (2,))])
 def test_a_grid_needs_a_name_of_the_grammar(name: str, sizes: tuple[int, ...]) -> None:
     with pytest.raises(WrongUid, match="cannot be called"):
-        Grid(name, sizes)
+        ExpertGrid(name, sizes)
 
 
 @pytest.mark.parametrize("sizes", [(), (2,) * 5, (0,), (4, 4097)])
 def test_a_grid_has_one_to_four_dimensions_of_limited_size(sizes: tuple[int, ...]) -> None:
     with pytest.raises(WrongUid):
-        Grid("ffn", sizes)
+        ExpertGrid("ffn", sizes)
 
 
 def test_the_numbers_of_the_cells_are_all_cells_once() -> None:

@@ -19,16 +19,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lab.bench.local_experts import FeedForward, LocalExperts
+from lab.bench.local_experts import LocalExperts
+from lab.guest_thread import in_guest_thread
+from models.experts import build_expert
 from protocols.errors import PotluckError, ProtocolMisuse, Unreachable
-from protocols.experts import Choice, DMoE, Grid, GridGate, TooFewExperts, Uid, balance_loss
-from protocols.experts.layer import Tally
+from protocols.experts import (
+    DMoE,
+    ExpertChoice,
+    ExpertGrid,
+    GridGate,
+    TooFewExperts,
+    Uid,
+    balance_loss,
+)
+from protocols.experts.layer import AnswerTally
 from protocols.guest import Portal, open_portal
 from tests.waiting import PATIENCE_SECONDS
 
 Result = TypeVar("Result")
 
-GRID = Grid("ffn", (3, 4))
+GRID = ExpertGrid("ffn", (3, 4))
 WIDTH, EXAMPLES, K = 8, 20, 4
 RATE = 0.1  # of the experts' own optimizers
 
@@ -42,10 +52,14 @@ def visit(guest: Callable[[Portal], Result]) -> Result:
 
     async def main() -> Result:
         with trio.fail_after(PATIENCE_SECONDS):
-            async with open_portal(Closed("It has closed.")) as portal:
-                return await trio.to_thread.run_sync(guest, portal)
+            return await in_guest_thread(guest, Closed("It has closed."))
 
     return trio.run(main)
+
+
+def an_expert(width: int, seed: int) -> nn.Module:
+    settings = {"name": "feed-forward", "width": width, "inner": [16, 16]}
+    return build_expert(settings, seed=seed).double()
 
 
 class Experts(LocalExperts):
@@ -54,9 +68,8 @@ class Experts(LocalExperts):
     def __init__(
         self, *, fail_forward: Collection[str] = (), fail_backward: Collection[str] = ()
     ) -> None:
-        torch.manual_seed(5)
         uids = [GRID.at(number) for number in range(GRID.cells)]
-        modules = {uid: FeedForward(WIDTH, 16).double() for uid in uids}
+        modules = {uid: an_expert(WIDTH, seed) for seed, uid in enumerate(uids)}
         super().__init__(modules, lambda parameters: torch.optim.SGD(parameters, lr=RATE))
         self.fail_forward = set(map(GRID.uid, fail_forward))
         self.fail_backward = set(map(GRID.uid, fail_backward))
@@ -257,7 +270,7 @@ def test_the_balance_loss_adds_its_gradient_to_the_gate_and_nothing_to_the_outpu
     scores = gate(x)
     total = (scores[0][:, :, None] + scores[1][:, None, :]).flatten(1)
     best = total.topk(K, dim=1).indices.tolist()
-    choice = Choice.of([[GRID.at(number) for number in own] for own in best], GRID)
+    choice = ExpertChoice.of([[GRID.at(number) for number in own] for own in best], GRID)
     (own,) = torch.autograd.grad(0.5 * balance_loss(scores, choice), gate.projection.weight)
     assert own.abs().max() > 1e-3
     torch.testing.assert_close(balanced_gradient - plain_gradient, own)
@@ -312,6 +325,20 @@ def test_without_live_experts_the_error_says_that_none_was_found() -> None:
     gate, x = gate_and_inputs()
     refusal = visit(lambda portal: refused(DMoE(gate, Nobody(), portal), x))
     assert refusal.why == "The search found no live expert."
+
+
+def test_a_search_that_does_not_end_in_time_has_found_nothing() -> None:
+    class Lost(Experts):
+        async def select(self, scores: Sequence[Tensor], k: int) -> list[list[Uid]]:
+            await trio.sleep_forever()
+            return await super().select(scores, k)
+
+    gate, x = gate_and_inputs()
+
+    def guest(portal: Portal) -> TooFewExperts:
+        return refused(DMoE(gate, Lost(), portal, timeout_seconds=0.05), x)
+
+    assert "within 0.05 s" in visit(guest).why
 
 
 def test_if_no_expert_takes_its_gradient_the_batch_has_none() -> None:
@@ -542,7 +569,7 @@ def test_the_tally_is_what_counting_anew_gives(
     drawn: tuple[int, list[list[int]], list[bool]], quorum: int
 ) -> None:
     examples, rows, outcomes = drawn
-    tally = Tally([torch.tensor(own) for own in rows], examples, quorum)
+    tally = AnswerTally([torch.tensor(own) for own in rows], examples, quorum)
     for done in range(len(rows) + 1):
         answers = [
             sum(row in own for own, good in zip(rows[:done], outcomes, strict=False) if good)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from protocols.experts import ExpertInfo, Grid, Rows
+from protocols.experts import ExpertGrid, ExpertInfo, Rows
 from protocols.experts.grid import LARGEST_DIMENSION, MOST_DIMENSIONS
 from protocols.experts.messages import (
     BACKWARD,
@@ -66,5 +66,5 @@ def test_the_messages_are_the_documented_arrays() -> None:
 
 
 def test_the_longest_uid_can_be_sent() -> None:
-    largest = Grid("g" * 32, (LARGEST_DIMENSION,) * MOST_DIMENSIONS)
+    largest = ExpertGrid("g" * 32, (LARGEST_DIMENSION,) * MOST_DIMENSIONS)
     assert len(str(largest.at(largest.cells - 1))) <= LONGEST_UID

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from models.experts import build_expert
 from models.schedules import Schedule, ScheduleSettings
 from protocols.errors import Busy, HandlerFailed, MalformedMessage, PotluckError, ProtocolMisuse
-from protocols.experts import ExpertBackend, Grid, Rows, UnknownExpert, WrongUid, open_runtime
+from protocols.experts import ExpertBackend, ExpertGrid, Rows, UnknownExpert, WrongUid, open_runtime
 from protocols.experts.messages import EncodedTensor, decode_tensor, encode_tensor
 from protocols.experts.runtime import (
     MOST_BYTES,
@@ -36,7 +36,7 @@ from protocols.identity import Identity
 from protocols.tensors import NotFinite
 from tests.waiting import PATIENCE_SECONDS, until
 
-GRID = Grid("ffn", (16,))
+GRID = ExpertGrid("ffn", (16,))
 WIDTH = 8
 ROWS = Rows((WIDTH,))
 ALICE, BOB = Identity.generate().peer_id, Identity.generate().peer_id

@@ -17,7 +17,7 @@ from protocols.errors import Busy, Unreachable
 from protocols.experts import (
     ANNOUNCE_SECONDS,
     DMoE,
-    Grid,
+    ExpertGrid,
     GridGate,
     Host,
     HostRecords,
@@ -60,7 +60,7 @@ from tests.experts.swarms import (
 )
 from tests.waiting import PATIENCE_SECONDS
 
-SQUARE = Grid("ffn", (4, 4))
+SQUARE = ExpertGrid("ffn", (4, 4))
 EXAMPLES, K = 20, 4
 EXACT = 1e-5
 GRACE_SECONDS = 1.5  # a call that is given up after less says nothing

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
@@ -293,37 +293,6 @@ def test_an_error_of_the_block_comes_out_unwrapped_and_wakes_the_guest() -> None
         trio.run(main)
     with pytest.raises(Closed):
         calls[0].wait()
-
-
-@pytest.mark.parametrize("ask", [breaks, trio.sleep_forever])
-def test_a_block_that_waits_for_the_guests_thread_ends_too(
-    ask: Callable[[], Awaitable[None]],
-) -> None:
-    """After an error, and when it is cancelled: no thread can be cancelled, so it is woken."""
-    waits = threading.Event()
-
-    def guest(portal: Portal) -> None:
-        call = portal.begin(ask)
-        waits.set()
-        with pytest.raises(Closed):
-            call.wait()
-
-    async def cancel(scope: trio.CancelScope) -> None:
-        await trio.to_thread.run_sync(waits.wait)
-        scope.cancel()
-
-    async def main() -> None:
-        async with trio.open_nursery() as owner:
-            if ask is not breaks:
-                owner.start_soon(cancel, owner.cancel_scope)
-            async with open_portal(Closed("It has closed.")) as portal:
-                await trio.to_thread.run_sync(guest, portal)
-
-    if ask is breaks:
-        with pytest.RaisesGroup(ValueError, flatten_subgroups=True):
-            trio.run(main)
-    else:
-        trio.run(main)
 
 
 def test_cancelling_the_owner_wakes_the_guest() -> None:

@@ -40,6 +40,9 @@ KINDS: Final = {
     "training": "training",
     "training-churn": "training",
     "experts-search": "experts_search",
+    "experts-digits": "experts_convergence",
+    "experts-text": "experts_convergence",
+    "experts-delay": "experts_delay",
 }
 
 

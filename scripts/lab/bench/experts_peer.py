@@ -30,7 +30,7 @@ from protocols.errors import Unreachable
 from protocols.experts import (
     ExpertBackend,
     ExpertClient,
-    Grid,
+    ExpertGrid,
     Rows,
     Uid,
     open_runtime,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 CALL_SECONDS = 60.0
 WARM_UP_CALLS = 10  # the reference's
-GRID = Grid("bench", (64,))
+GRID = ExpertGrid("bench", (64,))
 
 
 class ExpertsPeer:

@@ -30,12 +30,12 @@ from lab.bench.dht import NODES_PER_PROCESS, SETTLE_SECONDS, WARM_UP_KEYS, join_
 from lab.bench.machine import machine_facts
 from lab.bench.processes import open_process
 from node.core.wrong_use import WrongUse
-from protocols.experts import Grid, Uid, free_cells
+from protocols.experts import ExpertGrid, Uid, free_cells
 
 if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
 
-GRID = Grid("ffn", (64, 64))
+GRID = ExpertGrid("ffn", (64, 64))
 BATCH = 64
 CHOSEN = 4
 COLD_BAR_MS = 250.0

@@ -22,28 +22,30 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-import trio
 from torch import Tensor, nn
 
-from lab.bench.local_experts import FeedForward, LocalExperts, quarter_of
+from lab.bench.local_experts import LocalExperts
 from lab.bench.training_task import TextSamples
+from lab.guest_thread import in_guest_thread
+from models.experts import build_expert
 from models.gpt import INITIAL_DEVIATION, Attention, GPTSettings
-from protocols.errors import PotluckError
-from protocols.experts import AsyncTrainer, DMoE, Grid, GridGate
-from protocols.guest import Portal, open_portal
+from protocols.experts import AsyncTrainer, DMoE, ExpertGrid, GridGate
+from protocols.guest import Portal
 
 ACTIVE = 4  # experts of an example; each has a quarter of the dense twin's multiplications
 BALANCE = 0.01
 LAST_LOOKS = 3  # the final value is their mean
 LEAST_RATE = 0.05  # the learning rate falls to this share of its first value
+SEEDS_APART = 1000  # every expert of a training has a seed of its own
 
 Batch = Any
 Mixture = Callable[[int], nn.Module]  # the mixture of layer 0, 1, …
 
 
-class Task(Protocol):
+class ExpertTask(Protocol):
     """- `examples`: of a mixture, in a batch.
     - `batches_per_step`: of the trunk.
+    - `expert`: the settings of one (models/experts.py).
     - `value`: what `value_of` says of a model; `is_loss`: less is better.
     """
 
@@ -55,7 +57,7 @@ class Task(Protocol):
     value: str
     is_loss: bool
 
-    def expert(self, *, is_dense: bool) -> nn.Module: ...
+    def expert(self, *, is_dense: bool) -> dict[str, Any]: ...
     def model(self, mixture: Mixture) -> nn.Module: ...
     def batches(self, seed: int) -> Iterator[Batch]: ...
     def loss_of(self, model: nn.Module, batch: Batch) -> Tensor: ...
@@ -83,17 +85,22 @@ class DigitsModel(nn.Module):
     def __init__(self, width: int, layers: int, mixture: Mixture) -> None:
         super().__init__()
         self.first = nn.Linear(64, width)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
         self.mixtures = nn.ModuleList(mixture(layer) for layer in range(layers))
         self.norm = nn.LayerNorm(width)
         self.last = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:  # (images, 64) to (images, 10)
         x = self.first(images)
-        for norm, mixture in zip(self.norms, self.mixtures, strict=True):
-            x = x + mixture(norm(x))
+        for mixture in self.mixtures:
+            x = mixture(x)
         logits: Tensor = self.last(self.norm(x))
         return logits
+
+
+def quarter_of(width: int, inner: int) -> int:
+    """The inner width of a feed-forward block with a quarter of the multiplications."""
+    quarter = (2 * width * inner + inner * inner) / 4
+    return round(math.sqrt(width * width + quarter) - width)
 
 
 class DigitsTask:
@@ -101,7 +108,7 @@ class DigitsTask:
 
     layers = 4
     width = 64
-    hidden = 256
+    inner = 256
     examples = 4
     batches_per_step = 16
     learning_rate = 1e-3
@@ -115,9 +122,9 @@ class DigitsTask:
         self._images = CONTRAST * (images - images[HELD_OUT_DIGITS:].mean(dim=0))
         self._digits = digits[order]
 
-    def expert(self, *, is_dense: bool) -> nn.Module:
-        hidden = self.hidden if is_dense else quarter_of(self.width, self.hidden)
-        return FeedForward(self.width, hidden)
+    def expert(self, *, is_dense: bool) -> dict[str, Any]:
+        inner = self.inner if is_dense else quarter_of(self.width, self.inner)
+        return {"name": "feed-forward", "width": self.width, "inner": [inner, inner]}
 
     def model(self, mixture: Mixture) -> nn.Module:
         return DigitsModel(self.width, self.layers, mixture)
@@ -140,7 +147,7 @@ class DigitsTask:
 
 
 class TextModel(nn.Module):
-    """The default GPT of potluck, with a mixture in the place of each feed-forward part."""
+    """A small transformer, whose feed-forward blocks are mixtures. Each token has its experts."""
 
     def __init__(self, settings: GPTSettings, mixture: Mixture) -> None:
         super().__init__()
@@ -151,18 +158,16 @@ class TextModel(nn.Module):
             nn.init.normal_(table.weight, std=INITIAL_DEVIATION)
         self.attention_norms = nn.ModuleList(nn.LayerNorm(width) for _ in layers)
         self.attentions = nn.ModuleList(Attention(settings) for _ in layers)
-        self.mixture_norms = nn.ModuleList(nn.LayerNorm(width) for _ in layers)
         self.mixtures = nn.ModuleList(map(mixture, layers))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids: Tensor) -> Tensor:  # (samples, length) to (samples, length, vocabulary)
         x = self.embedding(ids) + self.positions.weight[: ids.shape[1]]
-        for attention_norm, attention, mixture_norm, mixture in zip(
-            self.attention_norms, self.attentions, self.mixture_norms, self.mixtures, strict=True
+        for norm, attention, mixture in zip(
+            self.attention_norms, self.attentions, self.mixtures, strict=True
         ):
-            x = x + attention(attention_norm(x))
-            tokens = mixture_norm(x).flatten(0, 1)  # each token has its own experts
-            x = x + mixture(tokens).view_as(x)
+            x = x + attention(norm(x))
+            x = mixture(x.flatten(0, 1)).view_as(x)
         return F.linear(self.norm(x), self.embedding.weight)
 
 
@@ -172,6 +177,7 @@ class TextTask:
     settings = GPTSettings(context=64, width=64, layers=2, heads=4)
     layers = settings.layers
     width = settings.width
+    inner = 172  # 8/3 of the width, and four times a whole number
     windows = 4
     examples = windows * settings.context
     batches_per_step = 4
@@ -182,11 +188,9 @@ class TextTask:
     def __init__(self) -> None:
         self._samples = TextSamples(self.settings.context + 1)
 
-    def expert(self, *, is_dense: bool) -> nn.Module:
-        hidden = 4 * self.width if is_dense else 4 * self.width // ACTIVE
-        return nn.Sequential(
-            nn.Linear(self.width, hidden), nn.GELU(), nn.Linear(hidden, self.width)
-        )
+    def expert(self, *, is_dense: bool) -> dict[str, Any]:
+        inner = self.inner if is_dense else self.inner // ACTIVE
+        return {"name": "gated", "width": self.width, "inner": inner}
 
     def model(self, mixture: Mixture) -> nn.Module:
         return TextModel(self.settings, mixture)
@@ -205,7 +209,7 @@ class TextTask:
         return float(self.loss_of(model, self._samples.held_out()))
 
 
-TASKS: dict[str, Callable[[], Task]] = {"digits": DigitsTask, "text": TextTask}
+TASKS: dict[str, Callable[[], ExpertTask]] = {"digits": DigitsTask, "text": TextTask}
 
 
 # One training
@@ -238,29 +242,39 @@ class Arm:
 
 
 async def train(
-    task: Task, arm: Arm, *, seed: int, batches: int, look_every: int
+    task: ExpertTask, arm: Arm, *, seed: int, batches: int, look_every: int
 ) -> dict[str, Any]:
     """Train a model from the beginning, and look at it every so many batches."""
-    async with open_portal(PotluckError("The bench has ended.")) as portal:
+
+    def guest(portal: Portal) -> dict[str, Any]:
         training = _Training(task, arm, portal, seed=seed, batches=batches)
-        return await trio.to_thread.run_sync(training.run, look_every)
+        return training.run(look_every)
+
+    return await in_guest_thread(guest)
 
 
 class _Training:
-    def __init__(self, task: Task, arm: Arm, portal: Portal, *, seed: int, batches: int) -> None:
+    def __init__(
+        self, task: ExpertTask, arm: Arm, portal: Portal, *, seed: int, batches: int
+    ) -> None:
         torch.manual_seed(seed)
         self._task, self._arm, self._seed, self._batches = task, arm, seed, batches
         side = math.isqrt(arm.experts)
-        grid = Grid("ffn", (side, arm.experts // side))
+        grid = ExpertGrid("ffn", (side, arm.experts // side))
         self._experts = [self._experts_of(grid, layer) for layer in range(task.layers)]
         self._model = task.model(lambda layer: self._mixture(grid, self._experts[layer], portal))
         nearby = [experts.nearby() for experts in self._experts]
         self._looked_at = task.model(lambda layer: self._mixture(grid, nearby[layer], portal))
 
-    def _experts_of(self, grid: Grid, layer: int) -> LocalExperts:
+    def _experts_of(self, grid: ExpertGrid, layer: int) -> LocalExperts:
         task, arm = self._task, self._arm
+        settings, first = task.expert(is_dense=arm.is_dense), layer * grid.cells
+        seed = self._seed * SEEDS_APART
         return LocalExperts(
-            {grid.at(at): task.expert(is_dense=arm.is_dense) for at in range(grid.cells)},
+            {
+                grid.at(at): build_expert(settings, seed=seed + first + at)
+                for at in range(grid.cells)
+            },
             self._optimizer,
             examples_per_step=task.examples * task.batches_per_step * arm.active // arm.experts,
             delay_seconds=arm.delay_ms / 1000.0 / (2 * task.layers),
@@ -283,12 +297,11 @@ class _Training:
         optimizer.register_step_post_hook(lower)
         return optimizer
 
-    def _mixture(self, grid: Grid, experts: LocalExperts, portal: Portal) -> nn.Module:
+    def _mixture(self, grid: ExpertGrid, experts: LocalExperts, portal: Portal) -> nn.Module:
         gate = GridGate(self._task.width, grid)
         return DMoE(gate, experts, portal, k=self._arm.active, balance=BALANCE)
 
     def run(self, look_every: int) -> dict[str, Any]:
-        """In a thread of its own."""
         task, began = self._task, time.monotonic()
         optimizer = self._optimizer(self._model.parameters())
         trainer = AsyncTrainer(self._model, self._share_of_loss, in_flight=self._arm.in_flight)

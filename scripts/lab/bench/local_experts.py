@@ -9,7 +9,6 @@ nothing else to do here: one device.
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,33 +21,6 @@ from protocols.errors import DeadlineExceeded, Unreachable
 from protocols.experts import Uid
 
 Optimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
-
-
-class FeedForward(nn.Module):
-    """width → hidden → hidden → width, with layer norm and ReLU between: the block of the paper's
-    section 4.1."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(width, hidden),
-            nn.LayerNorm(hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, hidden),
-            nn.LayerNorm(hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, width),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layers(x)
-        return y
-
-
-def quarter_of(width: int, hidden: int) -> int:
-    """The hidden size of a FeedForward with a quarter of the multiplications."""
-    quarter = (2 * width * hidden + hidden * hidden) / 4
-    return round(math.sqrt(width * width + quarter) - width)
 
 
 class LocalExperts:

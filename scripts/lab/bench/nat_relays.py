@@ -12,7 +12,7 @@ whole nodes that take orders (nat_peer.py), behind symmetric routers, which cann
     outage  all backbones of a run are killed for two minutes, while volunteers train
 
 What a node says of itself is read several times a second from its control socket, as `potluck
-status` does, with the moment (`Watched`). All processes of the bench share one clock.
+status` does, with the moment (`WatchedHome`). All processes of the bench share one clock.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ ANYWHERE: Final = "0.0.0.0"
 
 
 @dataclass(frozen=True)
-class Moment:
+class Sight:
     """What a node said at one moment. By peer, `ways`: its links; `through`: their addresses."""
 
     at: float
@@ -106,12 +106,12 @@ class Moment:
 
 
 @dataclass
-class Watched:
+class WatchedHome:
     """One node, in this home."""
 
     name: str
     home: Path
-    seen: list[Moment] = field(default_factory=list)
+    seen: list[Sight] = field(default_factory=list)
 
     async def run(self) -> None:
         """Look at it until cancelled. A node that does not answer is not there."""
@@ -121,7 +121,7 @@ class Watched:
                 self.seen.append(_moment_of(await trio.to_thread.run_sync(_status_at, path)))
             await trio.sleep(LOOK_SECONDS)
 
-    async def until(self, holds: Callable[[Moment], bool], since: float) -> float | None:
+    async def until(self, holds: Callable[[Sight], bool], since: float) -> float | None:
         """How long after that moment this held for the first time; None if it did not in time."""
         found: list[float] = []
         with trio.move_on_after(WAIT_SECONDS):
@@ -130,7 +130,7 @@ class Watched:
                 found = [one.at - since for one in self.seen if one.at >= since and holds(one)]
         return found[0] if found else None
 
-    def at(self, moment: float) -> Moment:
+    def at(self, moment: float) -> Sight:
         """What it said last before this moment."""
         return [one for one in self.seen if one.at <= moment or one is self.seen[0]][-1]
 
@@ -140,9 +140,9 @@ def _status_at(path: Path) -> dict[str, Any]:
     return status
 
 
-def _moment_of(status: dict[str, Any]) -> Moment:
+def _moment_of(status: dict[str, Any]) -> Sight:
     told, links = status["connectivity"], status["links"]
-    return Moment(
+    return Sight(
         time.monotonic(),
         status["peer_id"],
         told["mode"],
@@ -154,11 +154,11 @@ def _moment_of(status: dict[str, Any]) -> Moment:
     )
 
 
-def _is_placed(without: frozenset[str], at_least: int = WANTED) -> Callable[[Moment], bool]:
+def _is_placed(without: frozenset[str], at_least: int = WANTED) -> Callable[[Sight], bool]:
     return lambda moment: len(moment.relays - without) >= at_least
 
 
-def _says(moment: Moment) -> bool:
+def _says(moment: Sight) -> bool:
     return not moment.relays and bool(moment.trouble)
 
 
@@ -176,7 +176,7 @@ def _worst(*seconds: float | None) -> float | None:
 
 
 @dataclass
-class _Home(Watched):
+class _Home(WatchedHome):
     """A home's node, which takes orders."""
 
     process: BenchProcess = field(kw_only=True)
@@ -303,7 +303,7 @@ async def _meet(street: _Street, near: _Home, far: _Home, via: str = "") -> str:
     return peer
 
 
-def _relay_between(street: _Street, home: Watched, peer: str, at: float) -> str:
+def _relay_between(street: _Street, home: WatchedHome, peer: str, at: float) -> str:
     """The name of the relay through which this peer was linked at that moment."""
     address = home.at(at).through.get(peer, "")
     return street.name_of(address.partition("/p2p-circuit")[0].rpartition("/p2p/")[2])
@@ -517,7 +517,7 @@ async def _outage(talk: Talk, *, seconds: float) -> dict[str, Any]:
             for name, home in homes.items():
                 place = VolunteerPlace(ANYWHERE, tuple(home.command([])))
                 volunteers.append(run.join(name, await run.code_for(name), place=place))
-            watched = [Watched(name, Path(folder, name)) for name in homes]
+            watched = [WatchedHome(name, Path(folder, name)) for name in homes]
             for one in volunteers:
                 await _accepted(run, one, 0)
             for each in watched:
@@ -535,7 +535,7 @@ async def _backbones_go(
     run: ClosedRun,
     backbones: Sequence[Heard],
     volunteers: Sequence[Heard],
-    watched: Sequence[Watched],
+    watched: Sequence[WatchedHome],
     seconds: float,
     talk: Talk,
 ) -> dict[str, Any]:
@@ -612,11 +612,11 @@ async def _started_again(run: ClosedRun, one: Heard) -> None:
     await run.until(lambda: has(one, "started"), f"the return of {one.child.name}", one)
 
 
-def _is_punched_to(peer: str) -> Callable[[Moment], bool]:
+def _is_punched_to(peer: str) -> Callable[[Sight], bool]:
     return lambda moment: moment.ways.get(peer) == "punched"
 
 
-def _ways_to(names: Mapping[str, str], moment: Moment) -> dict[str, str]:
+def _ways_to(names: Mapping[str, str], moment: Sight) -> dict[str, str]:
     """The ways from one volunteer to the others, by their names."""
     return {names[peer]: way for peer, way in moment.ways.items() if peer in names}
 
