@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from models.embedding import empty_embedding
 from models.errors import NotThisModel, WrongSettings
-from models.initial import fill_constants, fill_evenly, seeded
+from models.initial import allocate, fill_constants, fill_evenly, seeded
 from models.masking import (
     ALBERT_VOCABULARY,
     BYTE_VOCABULARY,
@@ -133,7 +133,7 @@ class Albert(Trainable):
             self.guess_norm = nn.LayerNorm(narrow, eps=NORM_EPSILON)
             self.guess_bias = nn.Parameter(torch.empty(settings.vocabulary.size))
         if seed is not None:
-            self.to_empty(device="cpu")
+            allocate(self)
             generator = seeded(seed)
             fill_constants(self)
             for parameter in self.parameters():

@@ -22,7 +22,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from models.errors import NotThisModel
-from models.initial import fill_constants, fill_evenly, seeded
+from models.initial import allocate, fill_constants, fill_evenly, seeded
 from models.settings import checked
 from models.synthetic_images import KINDS, SIDE, ImageBatch
 from models.trainable import FLOAT32_BYTES, Trainable
@@ -94,7 +94,7 @@ class Classifier(Trainable):
                     before = width
             self.output = nn.Linear(before, settings.classes)
         if seed is not None:
-            self.to_empty(device="cpu")
+            allocate(self)
             self._fill(seeded(seed))
 
     def _fill(self, generator: torch.Generator) -> None:

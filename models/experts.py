@@ -25,7 +25,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from models.errors import WrongSettings
-from models.initial import fill_constants, fill_evenly, seeded
+from models.initial import allocate, fill_constants, fill_evenly, seeded
 from models.settings import read_settings, take_name
 
 Width = Annotated[int, Meta(ge=1, le=65_536)]
@@ -164,7 +164,7 @@ def build_expert(settings: Mapping[str, Any], *, seed: int | None) -> ExpertNetw
     with torch.device("meta"):  # nothing is drawn here from torch's global generator
         network = kind.build(read)
     if seed is not None:
-        network.to_empty(device="cpu")
+        allocate(network)
         _fill(network, seeded(seed))
     return network.eval()
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from models.embedding import empty_embedding
 from models.errors import NotThisModel, WrongSettings
-from models.initial import fill_constants, fill_evenly, seeded
+from models.initial import allocate, fill_constants, fill_evenly, seeded
 from models.settings import checked
 from models.trainable import FLOAT32_BYTES, Trainable
 
@@ -114,7 +114,7 @@ class GPT(Trainable):
             self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.layers))
             self.norm = nn.LayerNorm(settings.width)
         if seed is not None:
-            self.to_empty(device="cpu")
+            allocate(self)
             self._fill(seeded(seed))
 
     def _fill(self, generator: torch.Generator) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from models.errors import NotThisModel, WrongSettings
+from models.uncompiled import Uncompiled
 
 
-class Layerwise(Optimizer, ABC):
+class Layerwise(Uncompiled, ABC):
     """An optimizer whose step of one tensor depends only on that tensor and its gradient."""
 
     @torch.no_grad()

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import torch
 from msgspec import Meta
 from torch import nn
 from torch.optim import Optimizer
@@ -32,6 +31,7 @@ from models.lars import Lars
 from models.schedules import DECAYS, Schedule, ScheduleSettings
 from models.settings import read_settings, take_name
 from models.trainable import Trainable
+from models.uncompiled import SGD, AdamW
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 OptimizerFactory = Callable[[NamedParameters], Optimizer]
@@ -127,11 +127,11 @@ class LarsSettings(_Settings, frozen=True):
 
 
 def _sgd(groups: list[dict[str, Any]], s: SGDSettings) -> Optimizer:
-    return torch.optim.SGD(groups, s.lr, s.momentum, 0.0, s.weight_decay, s.nesterov)
+    return SGD(groups, s.lr, s.momentum, 0.0, s.weight_decay, s.nesterov)
 
 
 def _adamw(groups: list[dict[str, Any]], s: AdamSettings) -> Optimizer:
-    return torch.optim.AdamW(groups, s.lr, s.betas, s.eps, s.weight_decay)
+    return AdamW(groups, s.lr, s.betas, s.eps, s.weight_decay)
 
 
 def _lamb(groups: list[dict[str, Any]], s: LambSettings) -> Optimizer:

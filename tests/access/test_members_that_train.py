@@ -12,6 +12,7 @@ import pytest
 import torch
 import trio
 
+from models.uncompiled import SGD
 from node.core.configuration import read_configuration
 from node.core.node import Node
 from node.training.guest import NotInThisRun, train_in_thread
@@ -67,7 +68,7 @@ class Loop:
         """Until the collaboration ends."""
         torch.set_num_threads(1)
         optimizer = CollaborativeOptimizer(
-            self.model.named_parameters(), lambda named: torch.optim.SGD(named, lr=0.1), bridge
+            self.model.named_parameters(), lambda named: SGD(named, lr=0.1), bridge
         )
         try:
             while True:
@@ -126,6 +127,6 @@ async def test_a_loop_that_goes_on_after_the_end_is_told(tmp_path: Path) -> None
     with pytest.raises(CollaborationEnded):
         CollaborativeOptimizer(
             torch.nn.Linear(2, 1).named_parameters(),
-            lambda named: torch.optim.SGD(named, lr=0.1),
+            lambda named: SGD(named, lr=0.1),
             bridge,
         )

@@ -16,6 +16,7 @@ import pytest
 import torch
 import trio
 
+from models.uncompiled import SGD
 from node.core.configuration import Configuration
 from node.core.node import open_real_network
 from node.core.running_lock import AlreadyRunning
@@ -123,7 +124,7 @@ def train_until_it_fails(bridge: Bridge, meanwhile: Callable[[int], None]) -> No
     torch.set_num_threads(1)
     model = torch.nn.Linear(4, 1)
     optimizer = CollaborativeOptimizer(
-        model.named_parameters(), lambda named: torch.optim.SGD(named, lr=0.1), bridge
+        model.named_parameters(), lambda named: SGD(named, lr=0.1), bridge
     )
     while True:
         optimizer.zero_grad()

@@ -21,6 +21,7 @@ from lab.bench.interference_guest import TrainingGuest
 from lab.bench.memory_watch import PeakMemory
 from lab.bench.orders import obey
 from lab.bench.peer import open_bench_network
+from models.uncompiled import AdamW
 from protocols.accumulation.state_fetching import FetchedState, StateSource, fetch_state
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_serving import StateServer
@@ -108,7 +109,7 @@ class StatePeer(TrainingGuest):
             (f"layers.{number}.weight", torch.nn.Parameter(torch.randn(size, generator=chance)))
             for number, size in enumerate(sizes)
         ]
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=1e-3)
+        self._optimizer = AdamW(self._parameters, lr=1e-3)
         if stepped:
             for _, parameter in self._parameters:
                 parameter.grad = parameter.detach().clone()
