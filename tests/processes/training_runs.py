@@ -32,13 +32,13 @@ LINES_SHOWN: Final = 30  # of what each peer said, where a test fails
 SMALL: Final = (
     BEGINNING.decode()
     + """[training]
-batch = 2048
+batch = 1024
 samples_at_once = 8
 [averaging]
 grace_seconds = 3.0
 """
 )
-"""A step every few seconds, so that peers have time to come and go between them."""
+"""A step every second or two, so that peers have time to come and go between them."""
 
 
 @dataclass
