@@ -21,6 +21,7 @@ import msgspec
 import torch
 from torch import nn
 
+from models.uncompiled import AdamW
 from node.run.checkpoint_keeper import CheckpointSettings
 from node.run.checkpoints import KeepPolicy
 from node.training.guest import collaborate
@@ -70,7 +71,7 @@ def train(bridge: Bridge, *, assists: bool) -> None:
     held_out = torch.randn(512, 16)
     torch.seed()
     optimizer = CollaborativeOptimizer(
-        model.named_parameters(), partial(torch.optim.AdamW, lr=3e-3), bridge, auxiliary=assists
+        model.named_parameters(), partial(AdamW, lr=3e-3), bridge, auxiliary=assists
     )
     events = 0
     said = -1
