@@ -149,6 +149,7 @@ def training_layer(swarm: Swarm, portal: Portal) -> DMoE:
     return DMoE(gate, swarm.experts, portal, k=K, grace_seconds=GRACE_SECONDS)
 
 
+@pytest.mark.slow
 def test_when_half_of_the_servers_are_killed_training_goes_on() -> None:
     """Two of them without a goodbye. No error reaches the trainer's loop."""
     before, batches = 40, 160
@@ -179,6 +180,7 @@ def test_when_half_of_the_servers_are_killed_training_goes_on() -> None:
 MOST_CALLS = IN_FLIGHT + 8  # those that are under way together; then after 1, 2, 4 … seconds
 
 
+@pytest.mark.slow
 def test_servers_that_lie_are_refused_named_and_avoided(caplog: pytest.LogCaptureFixture) -> None:
     """The loss does not notice them, although half of the experts are theirs."""
     caplog.set_level(logging.INFO, "potluck")

@@ -81,7 +81,7 @@ def commands_named_in(text: str) -> list[str]:
     blocks = [block for mark, block in _ANY_BLOCK.findall(text) if mark in ("", "sh", "console")]
     typed = [line for block in blocks for line in _TYPED.findall(block)]
     between = _ANY_BLOCK.sub("", text).replace("\n", " ")
-    found = [command.partition(" | ")[0].partition(" < ")[0] for command in typed]
+    found = [re.split(" [|<>] ", command)[0] for command in typed]
     return [one for one in [*found, *_BETWEEN_WORDS.findall(between)] if "…" not in one]
 
 

@@ -65,6 +65,7 @@ def test_transformers_generates_the_bytes_that_we_do(tmp_path: Path) -> None:
     assert made[0, 4:].tolist() == expected
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_transformers_loads_our_albert_and_computes_the_same(tmp_path: Path) -> None:
     from transformers import AlbertForPreTraining
@@ -78,6 +79,7 @@ def test_transformers_loads_our_albert_and_computes_the_same(tmp_path: Path) -> 
     assert torch.allclose(answer.sop_logits, ours.orders(hidden), atol=CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "whole", "alone"),
     [("base", 11_813_810, 11_683_584), ("large", 17_847_474, 17_683_968)],
