@@ -54,7 +54,6 @@ INSIDE = {
     "node.run": ("safetensors_file",),
     "node.training": (
         "account",
-        "compiler_kept_out",
         "departure",
         "loop",
         "loss_curve",

@@ -40,7 +40,6 @@ from models.data.position import Position, read_position, write_position
 from node.core.caps.memory import MemoryUsedUp
 from node.run.out_of_memory import is_out_of_memory
 from node.training.batch_size import BatchSize
-from node.training.compiler_kept_out import keep_the_compiler_out
 from node.training.departure import ROUND_PATIENCE_SECONDS
 from node.training.happenings import Began, Notice, Paused, Resumed, RunComplete
 from node.training.parameters_digest import digest_of
@@ -184,7 +183,6 @@ class Loop:
         task, options = self._task, self._definition.optimizer_options()
         if self._keeps_only:
             options |= {"auxiliary": True, "delayed": False}
-        keep_the_compiler_out()
         return CollaborativeOptimizer(
             task.named_parameters,
             task.optimizer_factory,

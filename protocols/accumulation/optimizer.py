@@ -28,6 +28,7 @@ counts the run's steps.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -292,7 +293,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 why="All peers average the same tensors, in the same order.",
                 advice="Give all parameters when it is made, and their groups in the factory.",
             )
-        super().add_param_group(param_group)
+        # as it is without the wrapper that loads torch's compiler (models/uncompiled.py)
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch: drop the gradients of the last batch. Samples that were counted stay."""
