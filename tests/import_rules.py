@@ -109,23 +109,30 @@ def wrong_imports(module: str, source: str, *, is_package: bool = False) -> list
 def imports_of(module: str, source: str, *, is_package: bool = False) -> list[Import]:
     """Every import in the source. `from a import b` counts as a.b: b may be a module."""
     package = module if is_package else module.rpartition(".")[0]
-    return list(_walk(ast.parse(source), package, while_loading=True))
+    by_function = "import_module" in source or "__import__" in source
+    kinds = (ast.AST,) if by_function else (ast.stmt, ast.ExceptHandler, ast.match_case)
+    return list(_walk(ast.parse(source), package, kinds, while_loading=True))
 
 
-def _walk(node: ast.AST, package: str, *, while_loading: bool) -> Iterator[Import]:
+def _walk(
+    node: ast.AST, package: str, kinds: tuple[type[ast.AST], ...], *, while_loading: bool
+) -> Iterator[Import]:
+    """The imports in this node and in its children of these kinds: without expressions it takes a
+    fifth of the time."""
     for target in _targets(node, package):
         yield Import(target, getattr(node, "lineno", 0), while_loading)
     if isinstance(node, ast.If) and _tests_type_checking(node.test):
         for child in node.body:
-            yield from _walk(child, package, while_loading=False)
+            yield from _walk(child, package, kinds, while_loading=False)
         for child in node.orelse:
-            yield from _walk(child, package, while_loading=while_loading)
+            yield from _walk(child, package, kinds, while_loading=while_loading)
         return
     inside = while_loading and not isinstance(
         node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     )
     for child in ast.iter_child_nodes(node):
-        yield from _walk(child, package, while_loading=inside)
+        if isinstance(child, kinds):
+            yield from _walk(child, package, kinds, while_loading=inside)
 
 
 def _targets(node: ast.AST, package: str) -> list[str]:
