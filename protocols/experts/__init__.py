@@ -16,7 +16,14 @@ from protocols.experts.directory import (
     ExpertDirectory,
     Host,
 )
-from protocols.experts.grid import ExpertGrid, Uid, WrongUid, parse_uid
+from protocols.experts.grid import (
+    LARGEST_DIMENSION,
+    MOST_DIMENSIONS,
+    ExpertGrid,
+    Uid,
+    WrongUid,
+    parse_uid,
+)
 from protocols.faces import lazily
 
 TYPE_CHECKING = False
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from protocols.experts.layer import DMoE, Experts, TooFewExperts
     from protocols.experts.messages import (
         EXPERTS_PROTOCOL,
+        LARGEST_TENSOR_BYTES,
         ExpertInfo,
         Rows,
         UnknownExpert,
@@ -47,6 +55,9 @@ __all__ = [
     "ANNOUNCE_SECONDS",
     "EXPERTS",
     "EXPERTS_PROTOCOL",
+    "LARGEST_DIMENSION",
+    "LARGEST_TENSOR_BYTES",
+    "MOST_DIMENSIONS",
     "RECORD_SECONDS",
     "AsyncTrainer",
     "BeamSearch",
@@ -91,7 +102,14 @@ __getattr__ = lazily(
         "client": ("ExpertClient",),
         "gating": ("ExpertChoice", "GridGate", "balance_loss"),
         "layer": ("DMoE", "Experts", "TooFewExperts"),
-        "messages": ("EXPERTS_PROTOCOL", "ExpertInfo", "Rows", "UnknownExpert", "WrongTensor"),
+        "messages": (
+            "EXPERTS_PROTOCOL",
+            "LARGEST_TENSOR_BYTES",
+            "ExpertInfo",
+            "Rows",
+            "UnknownExpert",
+            "WrongTensor",
+        ),
         "runtime": ("ExpertBackend", "ExpertStatistics", "Runtime", "Work", "open_runtime"),
         "server": ("serve_experts",),
         "swarm": ("HostRecords", "ImplausibleAnswer", "SwarmExperts"),
