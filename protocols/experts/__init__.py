@@ -2,7 +2,8 @@
 
 Finding: `grid` names the experts, `directory` announces and finds them, `beam` chooses the best for
 each example, `allocation` gives a newcomer its cells. Serving: `messages` has the protocol,
-`runtime` computes, `server` answers for it, `client` asks. Training: `gating` scores the experts,
+`runtime` computes, `server` answers for it, `client` asks. Hosting: `copies` has what is saved of an
+expert, `keepers` passes it on to other servers, `hosting` is the life of a server. Training: `gating` scores the experts,
 `layer` is the mixture as a layer of a model, `swarm` gives it the experts that were found, and
 `async_trainer` trains such a model with many batches in flight.
 """
@@ -32,6 +33,18 @@ if TYPE_CHECKING:
     from protocols.experts.beam import BeamSearch, select_experts
     from protocols.experts.client import ExpertClient
     from protocols.experts.gating import ExpertChoice, GridGate, balance_loss
+    from protocols.experts.hosting import (
+        ExpertHost,
+        ExpertLost,
+        ExpertSaved,
+        ExpertTaken,
+        HostedExpert,
+        HostEvent,
+        HostSettings,
+        Maker,
+        SavingFailed,
+        open_expert_host,
+    )
     from protocols.experts.layer import DMoE, Experts, TooFewExperts
     from protocols.experts.messages import (
         EXPERTS_PROTOCOL,
@@ -69,15 +82,24 @@ __all__ = [
     "ExpertClient",
     "ExpertDirectory",
     "ExpertGrid",
+    "ExpertHost",
     "ExpertInfo",
+    "ExpertLost",
+    "ExpertSaved",
     "ExpertStatistics",
+    "ExpertTaken",
     "Experts",
     "GridGate",
     "Host",
+    "HostEvent",
     "HostRecords",
+    "HostSettings",
+    "HostedExpert",
     "ImplausibleAnswer",
+    "Maker",
     "Rows",
     "Runtime",
+    "SavingFailed",
     "SwarmExperts",
     "TooFewExperts",
     "Uid",
@@ -87,6 +109,7 @@ __all__ = [
     "WrongUid",
     "balance_loss",
     "free_cells",
+    "open_expert_host",
     "open_runtime",
     "parse_uid",
     "select_experts",
@@ -101,6 +124,18 @@ __getattr__ = lazily(
         "beam": ("BeamSearch", "select_experts"),
         "client": ("ExpertClient",),
         "gating": ("ExpertChoice", "GridGate", "balance_loss"),
+        "hosting": (
+            "ExpertHost",
+            "ExpertLost",
+            "ExpertSaved",
+            "ExpertTaken",
+            "HostEvent",
+            "HostSettings",
+            "HostedExpert",
+            "Maker",
+            "SavingFailed",
+            "open_expert_host",
+        ),
         "layer": ("DMoE", "Experts", "TooFewExperts"),
         "messages": (
             "EXPERTS_PROTOCOL",
