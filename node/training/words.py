@@ -18,6 +18,8 @@ from node.core.duration import span
 from node.core.training_view import TrainerPhase, TrainerView
 from node.training.happenings import (
     Began,
+    ExpertsBack,
+    ExpertsMissing,
     Failed,
     FirstSamplesAccepted,
     Happening,
@@ -87,6 +89,11 @@ def words_of(happening: Happening) -> str:
             return f"{short(peer)} went"
         case Notice(words=words):
             return words
+        case ExpertsMissing(reason=reason):
+            return f"waiting for experts: {reason} potluck keeps trying."
+        case ExpertsBack(seconds=seconds, dropped=dropped):
+            batches = "1 batch was" if dropped == 1 else f"{dropped:,} batches were"
+            return f"experts answer again after {span(seconds)}; {batches} dropped meanwhile"
         case RunComplete(epoch=epoch):
             return f"the run is complete: {epoch:,} steps"
         case RecordsSummed(steps=steps, samples=samples, people=people):

@@ -2,9 +2,10 @@
 
 Finding: `grid` names the experts, `directory` announces and finds them, `beam` chooses the best for
 each example, `allocation` gives a newcomer its cells. Serving: `messages` has the protocol,
-`runtime` computes, `server` answers for it, `client` asks. Training: `gating` scores the experts,
-`layer` is the mixture as a layer of a model, `swarm` gives it the experts that were found, and
-`async_trainer` trains such a model with many batches in flight.
+`runtime` computes, `server` answers for it, `client` asks. Hosting: `copies` has what is saved of
+an expert, `keepers` passes it on to other servers, `hosting` is the life of a server. Training:
+`gating` scores the experts, `layer` is the mixture as a layer of a model, `swarm` gives it the
+experts that were found, and `async_trainer` trains such a model with many batches in flight.
 """
 
 from protocols.experts.allocation import free_cells
@@ -16,7 +17,14 @@ from protocols.experts.directory import (
     ExpertDirectory,
     Host,
 )
-from protocols.experts.grid import ExpertGrid, Uid, WrongUid, parse_uid
+from protocols.experts.grid import (
+    LARGEST_DIMENSION,
+    MOST_DIMENSIONS,
+    ExpertGrid,
+    Uid,
+    WrongUid,
+    parse_uid,
+)
 from protocols.faces import lazily
 
 TYPE_CHECKING = False
@@ -25,15 +33,29 @@ if TYPE_CHECKING:
     from protocols.experts.beam import BeamSearch, select_experts
     from protocols.experts.client import ExpertClient
     from protocols.experts.gating import ExpertChoice, GridGate, balance_loss
+    from protocols.experts.hosting import (
+        ExpertHost,
+        ExpertLost,
+        ExpertSaved,
+        ExpertTaken,
+        HostedExpert,
+        HostEvent,
+        HostSettings,
+        Maker,
+        SavingFailed,
+        open_expert_host,
+    )
     from protocols.experts.layer import DMoE, Experts, TooFewExperts
     from protocols.experts.messages import (
         EXPERTS_PROTOCOL,
+        LARGEST_TENSOR_BYTES,
         ExpertInfo,
         Rows,
         UnknownExpert,
         WrongTensor,
     )
     from protocols.experts.runtime import (
+        MOST_BYTES,
         ExpertBackend,
         ExpertStatistics,
         Runtime,
@@ -47,6 +69,10 @@ __all__ = [
     "ANNOUNCE_SECONDS",
     "EXPERTS",
     "EXPERTS_PROTOCOL",
+    "LARGEST_DIMENSION",
+    "LARGEST_TENSOR_BYTES",
+    "MOST_BYTES",
+    "MOST_DIMENSIONS",
     "RECORD_SECONDS",
     "AsyncTrainer",
     "BeamSearch",
@@ -58,15 +84,24 @@ __all__ = [
     "ExpertClient",
     "ExpertDirectory",
     "ExpertGrid",
+    "ExpertHost",
     "ExpertInfo",
+    "ExpertLost",
+    "ExpertSaved",
     "ExpertStatistics",
+    "ExpertTaken",
     "Experts",
     "GridGate",
     "Host",
+    "HostEvent",
     "HostRecords",
+    "HostSettings",
+    "HostedExpert",
     "ImplausibleAnswer",
+    "Maker",
     "Rows",
     "Runtime",
+    "SavingFailed",
     "SwarmExperts",
     "TooFewExperts",
     "Uid",
@@ -76,6 +111,7 @@ __all__ = [
     "WrongUid",
     "balance_loss",
     "free_cells",
+    "open_expert_host",
     "open_runtime",
     "parse_uid",
     "select_experts",
@@ -90,9 +126,35 @@ __getattr__ = lazily(
         "beam": ("BeamSearch", "select_experts"),
         "client": ("ExpertClient",),
         "gating": ("ExpertChoice", "GridGate", "balance_loss"),
+        "hosting": (
+            "ExpertHost",
+            "ExpertLost",
+            "ExpertSaved",
+            "ExpertTaken",
+            "HostEvent",
+            "HostSettings",
+            "HostedExpert",
+            "Maker",
+            "SavingFailed",
+            "open_expert_host",
+        ),
         "layer": ("DMoE", "Experts", "TooFewExperts"),
-        "messages": ("EXPERTS_PROTOCOL", "ExpertInfo", "Rows", "UnknownExpert", "WrongTensor"),
-        "runtime": ("ExpertBackend", "ExpertStatistics", "Runtime", "Work", "open_runtime"),
+        "messages": (
+            "EXPERTS_PROTOCOL",
+            "LARGEST_TENSOR_BYTES",
+            "ExpertInfo",
+            "Rows",
+            "UnknownExpert",
+            "WrongTensor",
+        ),
+        "runtime": (
+            "MOST_BYTES",
+            "ExpertBackend",
+            "ExpertStatistics",
+            "Runtime",
+            "Work",
+            "open_runtime",
+        ),
         "server": ("serve_experts",),
         "swarm": ("HostRecords", "ImplausibleAnswer", "SwarmExperts"),
     },
