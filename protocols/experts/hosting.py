@@ -305,7 +305,7 @@ class ExpertHost:
         self._make, self._settings, self._tell = make, settings, tell
         self._me = rpc.network.peer_id
         self._chance = rpc.network.random
-        self._store = CopyStore(folder)
+        self._store = CopyStore(folder, self._me)
         self._forms = Forms(grids, make)
         self._hosted: dict[Uid, _Hosted] = {}
         self._taking: set[Uid] = set()
@@ -464,8 +464,7 @@ class ExpertHost:
     async def _look(self, *, is_first: bool) -> None:
         """Look which cells are vacant: those of orphans, and free ones if there are not enough."""
         live: set[Uid] = set()
-        own = {copy.uid for copy in self._store.kept()}
-        kept = set(own)
+        kept = {copy.uid for copy in self._store.kept()}
         for grid in self._grids:
             for uid, hosts in (await self._directory.live(grid)).items():
                 if any(host.peer != self._me for host in hosts):
@@ -479,7 +478,8 @@ class ExpertHost:
             orphans = sorted(uid for uid in kept - live if any(uid in grid for grid in self._grids))
             more = max(0, self._room() - len(orphans))
             free = cells_to_take(self._grids, live | kept, more, self._chance)
-        at_once = {*free, *own} if is_first else set()
+        own = [copy.uid for copy in self._store.kept() if copy.server == self._me]
+        at_once = [*free, *own] if is_first else []
         self._vacancies.saw([*orphans, *free], trio.current_time(), at_once)
 
     async def _take(self, uid: Uid, limit: trio.CapacityLimiter) -> None:
@@ -521,7 +521,8 @@ class ExpertHost:
         for peer, offer in newest_first(offers):
             try:
                 if own is not None and offer.digest == own.digest:
-                    return await in_thread(self._restored, own), "own copy"
+                    origin: Origin = "own copy" if own.server == self._me else "taken over"
+                    return await in_thread(self._restored, own), origin
                 backend = await fetch(self._rpc, peer, offer, self._store, form, self._make)
             except (WrongCopy, BrokenCopy) as error:
                 log.warning("The copy of %s at %s cannot be used: %s", uid, peer, error)

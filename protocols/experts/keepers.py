@@ -370,11 +370,12 @@ async def fetch(
         raise WrongCopy(f"A copy of {uid} has at most {form.largest_bytes:,} bytes.")
 
     def take(draft: Path) -> ExpertBackend:
-        if form.check(draft, uid) != offer.steps:
+        label = form.check(draft, uid)
+        if label.steps != offer.steps:
             raise BrokenCopy(f"This copy of {uid} does not have {offer.steps:,} steps.")
         backend = make(uid)
         restore(backend, draft, form)
-        store.put(draft, uid, offer.steps)
+        store.put(draft, uid, label)
         return backend
 
     opening = CopyOpening(offer.uid, offer.digest)
