@@ -23,6 +23,7 @@ An expert that has made no step needs no copy: its weights follow from the run's
 from __future__ import annotations
 
 import copy
+import errno
 import logging
 import math
 import os
@@ -31,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import msgspec
 import torch
@@ -345,8 +346,9 @@ class KeptCopy:
 class CopyStore:
     """The copies in one folder: one file for each expert, hosted here or not.
 
-    Invariant: a file with the name of an expert is whole, and was checked. All methods but `path`,
-    `find` and `kept` read or write files: call them in a worker thread.
+    Invariant: a file with the name of an expert is whole, and was checked. While it is replaced,
+    `find` returns None. All methods but `path`, `find` and `kept` read or write files: call them in
+    a worker thread.
     """
 
     def __init__(self, folder: Path, server: PeerId) -> None:
@@ -362,6 +364,14 @@ class CopyStore:
 
     def path(self, uid: Uid) -> Path:
         return self._folder / f"{uid}{SUFFIX}"
+
+    def open(self, copy: KeptCopy) -> BinaryIO:
+        """The file of this very copy. OSError if it is gone, or was replaced by a newer one."""
+        file = open(self.path(copy.uid), "rb")
+        if self.find(copy.uid) != copy:
+            file.close()
+            raise FileNotFoundError(errno.ENOENT, "It was replaced.")
+        return file
 
     def names(self) -> list[Uid]:
         """The experts of which there are files, after removing what was not finished."""
@@ -414,8 +424,13 @@ class CopyStore:
         kept = _described(draft, uid, label)
         with open(draft, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(draft, self.path(uid))
-        self._kept[uid] = kept
+        before = self._kept.pop(uid, None)  # until the path has the new file
+        try:
+            os.replace(draft, self.path(uid))
+            before = kept
+        finally:
+            if before is not None:
+                self._kept[uid] = before
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

@@ -369,14 +369,16 @@ class ExpertHost:
             self.runtime.remove(uid)
         limit = trio.CapacityLimiter(PUSHED_AT_ONCE)
 
-        async def save(uid: Uid, one: _Hosted) -> None:
+        async def send(copy: KeptCopy) -> None:
             async with limit:
-                await self._save(uid, one)
+                await self._send(copy)
 
         with trio.move_on_after(seconds):
+            copies = [await self._save(uid, one) for uid, one in self._hosted.items()]
             async with trio.open_nursery() as nursery:
-                for uid, one in self._hosted.items():
-                    nursery.start_soon(save, uid, one)
+                for copy in copies:
+                    if copy is not None:
+                        nursery.start_soon(send, copy)
         self._hosted.clear()
 
     # -- the tasks
@@ -441,7 +443,9 @@ class ExpertHost:
                 is_hosted = self._hosted.get(uid) is one and not self._leaving
                 if is_hosted and one.save_at <= trio.current_time():
                     one.save_at = trio.current_time() + self._settings.checkpoint_seconds
-                    await self._save(uid, one)
+                    copy = await self._save(uid, one)
+                    if copy is not None:
+                        await self._send(copy)
 
     async def _keep_sweeping(self) -> None:
         while True:
@@ -594,27 +598,32 @@ class ExpertHost:
                 self._copies_changed.set()
                 self._tell(ExpertLost(uid))
 
-    async def _save(self, uid: Uid, one: _Hosted) -> None:
-        """Save this expert, if it has made steps, and send the copy to its keepers."""
+    async def _save(self, uid: Uid, one: _Hosted) -> KeptCopy | None:
+        """The copy of this expert as it is now, in a file. None if it has made no step, or if it
+        cannot be saved."""
         if not one.backend.statistics.steps:
-            return
+            return None
         try:
             copy = self._store.find(uid)
             if copy is None or copy.steps != one.backend.statistics.steps:
                 form = await self._forms.of(uid)
                 snapshot = await self.runtime.run(take_snapshot, one.backend)
                 copy = await in_thread(self._store.save, snapshot, form)
-            one.saved = trio.current_time()
-            keepers = await push(self._rpc, copy, self._store, await self._servers())
         except (PotluckError, OSError) as error:
             log.warning("%s was not saved: %s", uid, error)
             self._tell(SavingFailed(uid, str(error)))
-        else:
-            self._tell(ExpertSaved(uid, copy.steps, keepers))
+            return None
+        one.saved = trio.current_time()
+        return copy
+
+    async def _send(self, copy: KeptCopy) -> None:
+        """Send a copy to its keepers."""
+        keepers = await push(self._rpc, copy, self._store, await self._servers())
+        self._tell(ExpertSaved(copy.uid, copy.steps, keepers))
 
     async def _servers(self) -> set[PeerId]:
-        """The other servers of this run."""
-        below = await self._directory.active([grid.root for grid in self._grids])
+        """The other servers of this run, read anew: one that came just now can keep copies."""
+        below = await self._directory.read([grid.root for grid in self._grids])
         hosts = (host for indices in below.values() for one in indices.values() for host in one)
         return {host.peer for host in hosts} - {self._me}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -172,6 +173,21 @@ def test_copies_are_found_again_after_a_restart(store: CopyStore, form: CopyForm
     again.load(UID, form)
     assert again.kept() == (kept,)
     assert [path.name for path in store.path(UID).parent.iterdir()] == [store.path(UID).name]
+
+
+def test_a_copy_that_was_replaced_cannot_be_opened_under_its_old_digest(
+    store: CopyStore, form: CopyForm
+) -> None:
+    backend = trained()
+    old = saved(store, form, backend)
+    with store.open(old) as file:
+        backend.backward(batch(), batch())
+        new = saved(store, form, backend)
+        assert blake3(file.read()).digest() == old.digest, "whoever reads it goes on"
+    with pytest.raises(FileNotFoundError):
+        store.open(old)
+    with store.open(new) as file:
+        assert blake3(file.read()).digest() == new.digest
 
 
 def test_a_failed_save_leaves_the_earlier_copy_alone(store: CopyStore, form: CopyForm) -> None:
