@@ -138,8 +138,6 @@ def _contradictions_of_tables(
     from models.masking import BYTE_VOCABULARY
     from models.registry import model_settings
     from node.run.building import mixtures_of, model_of
-    from node.run.experts import largest_call_bytes
-    from protocols.experts import LARGEST_TENSOR_BYTES
 
     training, schedule = definition.training, definition.schedule
     if schedule is not None and training.steps and schedule.get("warmup", 0) >= training.steps:
@@ -149,19 +147,9 @@ def _contradictions_of_tables(
         )
     if "module" not in definition.model:
         mixtures = mixtures_of(definition)
-        wrong = [
-            *_said_by(lambda: model_of(definition, {}, seed=None, mixtures=mixtures), "[model]")
-        ]
-        yield from wrong
-        if definition.experts is not None and not wrong:
-            largest = largest_call_bytes(definition)
-            if largest > LARGEST_TENSOR_BYTES:
-                yield (
-                    f"{training.samples_at_once:,} samples_at_once below [training] can come to "
-                    f"{largest:,} bytes for one expert, and a call takes {LARGEST_TENSOR_BYTES:,}: "
-                    f"choose at most "
-                    f"{training.samples_at_once * LARGEST_TENSOR_BYTES // largest:,}."
-                )
+        yield from _said_by(
+            lambda: model_of(definition, {}, seed=None, mixtures=mixtures), "[model]"
+        )
         settings = model_settings(definition.model)
         own = isinstance(settings, AlbertSettings) and settings.vocabulary != BYTE_VOCABULARY
         if own and "module" not in definition.data:

@@ -141,9 +141,3 @@ def row_bytes(definition: RunDefinition) -> int:
 
     network = build_expert(section_of(definition).network, seed=None)
     return FLOAT_BYTES * math.prod(network.row_shape)
-
-
-def largest_call_bytes(definition: RunDefinition) -> int:
-    """What one expert gets in a call if all examples of the largest batch go to it."""
-    samples = definition.training.samples_at_once
-    return samples * rows_of_a_sample(definition) * row_bytes(definition)

@@ -12,8 +12,11 @@ The codec loses what it loses on the way there and on the way back. NotFinite is
 anything is sent, for values that are not finite or too large for it; then it says
 `surely_not_executed`.
 
-A `backward` makes a step of the expert. It is sent once; it may be sent again only if the error
-says `surely_not_executed`, as Busy, UnknownExpert and WrongTensor do.
+A batch of more than `LARGEST_BATCH` rows is sent in parts, one after another. If a call fails, no
+part is answered, though some may have been computed.
+
+A `backward` makes a step of the expert, or one for each part. It is sent once; it may be sent again
+only if the error says `surely_not_executed`, as Busy, UnknownExpert and WrongTensor do.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar, TypeVarTuple, Unpack
 
+import torch
 import trio
 from torch import Tensor
 
 from protocols.blocking import in_thread
-from protocols.errors import DeadlineExceeded
+from protocols.errors import DeadlineExceeded, PotluckError
 from protocols.experts.grid import Uid
 from protocols.experts.messages import (
     BACKWARD,
@@ -48,7 +52,7 @@ from protocols.experts.messages import (
     receive_tensors,
     send_tensor,
 )
-from protocols.experts.runtime import Runtime
+from protocols.experts.runtime import LARGEST_BATCH, Runtime
 from protocols.experts.server import compute
 from protocols.identity import PeerId
 from protocols.rpc import LONGEST_MILLISECONDS, Empty, Rpc
@@ -81,7 +85,7 @@ class ExpertClient:
 
         Raises NotFinite, UnknownExpert, WrongTensor, Busy, and the errors of `rpc.call`.
         """
-        return await self._call(peer, uid, [inputs], codec, timeout)
+        return await self._in_parts(peer, uid, [inputs], codec, timeout)
 
     async def backward(
         self,
@@ -95,7 +99,7 @@ class ExpertClient:
     ) -> Tensor:
         """The gradients of the inputs, for these gradients of the outputs. The expert makes a
         step. Raises the same errors as `forward`."""
-        return await self._call(peer, uid, [inputs, gradients], codec, timeout)
+        return await self._in_parts(peer, uid, [inputs, gradients], codec, timeout)
 
     async def info(
         self, peer: PeerId, uids: Iterable[Uid], *, timeout: float
@@ -105,16 +109,34 @@ class ExpertClient:
         answer = await self._rpc.call(peer, INFO, InfoRequest(tuple(asked)), timeout=timeout)
         return {asked[info.uid]: info for info in answer.experts if info.uid in asked}
 
-    async def _call(
+    async def _in_parts(
         self, peer: PeerId, uid: Uid, tensors: list[Tensor], codec: CodecName, timeout: float
     ) -> Tensor:
+        """One call after another, with as many rows each as a server computes at once."""
         _check(uid, tensors)
-        size = tensors[0].nbytes
+        most = min(LARGEST_BATCH, LARGEST_TENSOR_BYTES // max(1, tensors[0][:1].nbytes))
+        ends = trio.current_time() + timeout
         names = (f"The inputs for {uid}", f"The gradients for {uid}")
-        encoded = [
-            await _off_the_loop(size, _encoded, tensor, codec, name)
-            for name, tensor in zip(names, tensors, strict=False)
+        parts = [  # all, before the first is sent: a value that cannot be sent is found in time
+            [
+                await _off_the_loop(part.nbytes, _encoded, part, codec, name)
+                for name, part in zip(names, each, strict=False)
+            ]
+            for each in zip(*(torch.split(one, most) for one in tensors), strict=True)
         ]
+        answers: list[Tensor] = []
+        for part in parts:
+            left = max(0.0, ends - trio.current_time())
+            try:
+                answers.append(await self._call(peer, uid, part, left))
+            except PotluckError as error:
+                error.surely_not_executed &= not answers
+                raise
+        return answers[0] if len(answers) == 1 else torch.cat(answers)
+
+    async def _call(
+        self, peer: PeerId, uid: Uid, encoded: list[EncodedTensor], timeout: float
+    ) -> Tensor:
         try:
             if self.own is not None and peer == self._rpc.network.peer_id:
                 answer = await self._compute(self.own, uid, encoded, timeout)
@@ -177,11 +199,11 @@ def _encoded(tensor: Tensor, codec: CodecName, name: str) -> EncodedTensor:
 def _check(uid: Uid, tensors: Sequence[Tensor]) -> None:
     """What no server takes is not sent."""
     inputs = tensors[0]
-    if inputs.nbytes > LARGEST_TENSOR_BYTES:
+    if inputs[:1].nbytes > LARGEST_TENSOR_BYTES:
         raise WrongTensor(
-            f"The inputs for {uid} have {inputs.nbytes:,} bytes; at most "
+            f"One row for {uid} has {inputs[:1].nbytes:,} bytes; at most "
             f"{LARGEST_TENSOR_BYTES:,} are sent at once.",
-            advice="Send the batch in parts.",
+            advice="Choose a narrower expert or shorter sequences.",
         )
     if any(one.shape != inputs.shape or one.dtype != inputs.dtype for one in tensors):
         raise WrongTensor(f"The gradients for {uid} are not of the inputs' shape and dtype.")

@@ -28,6 +28,7 @@ from protocols.experts.messages import (
     encode_tensor,
     send_tensor,
 )
+from protocols.experts.runtime import LARGEST_BATCH
 from protocols.experts.server import ExpertTransfer
 from protocols.guard import Caller
 from protocols.rpc import Empty, open_rpc
@@ -141,12 +142,40 @@ async def test_values_that_are_not_finite_are_not_sent(place: Neighbourhood, row
 @on_both
 async def test_what_no_server_takes_is_not_sent(place: Neighbourhood) -> None:
     async with served(place, [halving()]) as s:
-        too_many = torch.zeros(LARGEST_TENSOR_BYTES // WIDTH // 4 + 1, WIDTH)
-        with pytest.raises(WrongTensor, match="in parts"):
-            await s.client.forward(s.peer, UID, too_many, timeout=60)
+        too_wide = torch.zeros(1, LARGEST_TENSOR_BYTES // 4 + 1)
+        with pytest.raises(WrongTensor, match="narrower"):
+            await s.client.forward(s.peer, UID, too_wide, timeout=60)
         two, three = torch.zeros(2, WIDTH), torch.zeros(3, WIDTH)
         with pytest.raises(WrongTensor, match="not of the inputs' shape"):
             await s.client.backward(s.peer, UID, two, three, timeout=60)
+
+
+@on_both
+async def test_a_batch_that_is_too_large_for_a_server_is_sent_in_parts(
+    place: Neighbourhood,
+) -> None:
+    backend = halving(learns=False)
+    inputs = torch.randn(2 * LARGEST_BATCH + 1, WIDTH)
+    async with served(place, [backend]) as s:
+        outputs = await s.client.forward(s.peer, UID, inputs, timeout=60)
+        gradients = await s.client.backward(s.peer, UID, inputs, inputs, timeout=60)
+        assert torch.equal(outputs, inputs / 2)
+        assert torch.equal(gradients, inputs / 2)
+        assert backend.statistics.batches == 6
+
+
+@on_both
+async def test_a_value_in_any_part_that_cannot_be_sent_is_found_before_the_first_is_sent(
+    place: Neighbourhood,
+) -> None:
+    inputs = torch.zeros(LARGEST_BATCH + 1, WIDTH)
+    inputs[-1, 0] = float("nan")
+    backend = halving()
+    async with served(place, [backend]) as s:
+        with pytest.raises(NotFinite) as error:
+            await s.client.backward(s.peer, UID, inputs, torch.zeros_like(inputs), timeout=60)
+    assert error.value.surely_not_executed
+    assert not backend.statistics.batches
 
 
 @on_both

@@ -202,12 +202,6 @@ UNSUITABLE = {
         'name = "transformer"\nwidth = 16\nsequence = 16\nheads = 2\ninner = 8',
         "[model]: The experts of the kind transformer take sequences",
     ),
-    "a batch that no call takes": (
-        "batch = 64\nsamples_at_once = 4",
-        "batch = 1000000\nsamples_at_once = 100000",
-        "100,000 samples_at_once below [training] can come to 102,400,000 bytes for one expert, "
-        "and a call takes 33,554,432: choose at most 32,768.",
-    ),
 }
 
 
