@@ -95,6 +95,26 @@ class RunComplete(msgspec.Struct, frozen=True, tag=True):
     parameters: str = ""
 
 
+class ServingBegan(msgspec.Struct, frozen=True, tag=True):
+    """This peer serves experts of the run from now on, at most so many."""
+
+    run: str
+    most: int
+
+
+class ExpertsTaken(msgspec.Struct, frozen=True, tag=True):
+    """This peer serves these experts now. `how` they came: "new", "own copy" or "taken over"."""
+
+    uids: tuple[str, ...]
+    how: str
+
+
+class ExpertsLost(msgspec.Struct, frozen=True, tag=True):
+    """This peer serves these experts no more, because another server had them earlier."""
+
+    uids: tuple[str, ...]
+
+
 class RecordsSummed(msgspec.Struct, frozen=True, tag=True):
     """A keeper has added up its records: everybody's part in the run's first `steps` steps, as the
     records confirm it."""
@@ -149,6 +169,9 @@ Own = (
     | PeerWent
     | Notice
     | RunComplete
+    | ServingBegan
+    | ExpertsTaken
+    | ExpertsLost
     | RecordsSummed
     | Failed
     | Leaving

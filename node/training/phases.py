@@ -37,6 +37,7 @@ class Facts:
     complete: bool = False
     begins: bool = False
     keeps_only: bool = False
+    serves_only: bool = False
     again: str = "potluck join"  # the command that goes on with the run
     checkpoint: str = ""  # the newest checkpoint that this peer keeps, if any
 
@@ -83,6 +84,10 @@ def told_of(facts: Facts) -> PhaseWords:
         return PhaseWords(TrainerPhase.AVERAGING, "averaging with the others")
     if facts.complete:
         return _complete(facts)
+    if facts.serves_only:
+        return PhaseWords(
+            TrainerPhase.SERVING, "computing the experts' part of the others' batches"
+        )
     if facts.keeps_only:
         return _keeping(facts)
     if facts.alone:
@@ -137,6 +142,12 @@ def _export(facts: Facts) -> str:
 def _leaving(facts: Facts) -> PhaseWords:
     if facts.leaving_at_once:
         return PhaseWords(TrainerPhase.LEAVING, "leaving now")
+    if facts.serves_only:
+        return PhaseWords(
+            TrainerPhase.LEAVING,
+            "giving the newest copies of the experts to others, within five seconds",
+            "Ctrl-C again leaves at once.",
+        )
     return PhaseWords(
         TrainerPhase.LEAVING,
         "leaving after the current round, within five seconds",

@@ -18,6 +18,8 @@ from node.core.duration import span
 from node.core.training_view import TrainerPhase, TrainerView
 from node.training.happenings import (
     Began,
+    ExpertsLost,
+    ExpertsTaken,
     Failed,
     FirstSamplesAccepted,
     Happening,
@@ -34,6 +36,7 @@ from node.training.happenings import (
     RecordsSummed,
     Resumed,
     RunComplete,
+    ServingBegan,
     WillUse,
 )
 from protocols.accumulation.events import (
@@ -89,6 +92,12 @@ def words_of(happening: Happening) -> str:
             return words
         case RunComplete(epoch=epoch):
             return f"the run is complete: {epoch:,} steps"
+        case ServingBegan(run=run, most=most):
+            return f"serving up to {_experts(most)} of {run}"
+        case ExpertsTaken(uids=uids, how=how):
+            return f"serving {_some_of(uids)}: {_HOW.get(how, how)}"
+        case ExpertsLost(uids=uids):
+            return f"no longer serving {_some_of(uids)}: another server had them earlier"
         case RecordsSummed(steps=steps, samples=samples, people=people):
             who = "1 person has" if people == 1 else f"{people:,} people have"
             return f"by the records, {who} given {samples:,} samples to {steps:,} steps"
@@ -221,6 +230,24 @@ def given_by(left: Left) -> str:
     if left.lost_samples:
         parts.append(f"{left.lost_samples:,} are in none")
     return "; ".join(parts)
+
+
+_HOW = {
+    "new": "new, from their first weights",
+    "own copy": "from this machine's own copies",
+    "taken over": "taken over, because their server is gone",
+}
+UIDS_NAMED = 4
+
+
+def _some_of(uids: tuple[str, ...]) -> str:
+    named = ", ".join(uids[:UIDS_NAMED])
+    more = "" if len(uids) <= UIDS_NAMED else ", …"
+    return f"{_experts(len(uids))} ({named}{more})"
+
+
+def _experts(number: int) -> str:
+    return "1 expert" if number == 1 else f"{number:,} experts"
 
 
 def _steps(number: int) -> str:

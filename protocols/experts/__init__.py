@@ -16,7 +16,14 @@ from protocols.experts.directory import (
     ExpertDirectory,
     Host,
 )
-from protocols.experts.grid import ExpertGrid, Uid, WrongUid, parse_uid
+from protocols.experts.grid import (
+    CellBlock,
+    ExpertGrid,
+    Uid,
+    WrongUid,
+    parse_block,
+    parse_uid,
+)
 from protocols.faces import lazily
 
 TYPE_CHECKING = False
@@ -51,6 +58,7 @@ __all__ = [
     "AsyncTrainer",
     "BeamSearch",
     "Below",
+    "CellBlock",
     "DMoE",
     "DoneBatch",
     "ExpertBackend",
@@ -77,6 +85,7 @@ __all__ = [
     "balance_loss",
     "free_cells",
     "open_runtime",
+    "parse_block",
     "parse_uid",
     "select_experts",
     "serve_experts",

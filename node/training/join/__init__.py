@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     )
     from node.training.join.fit import check_any_fits
     from node.training.join.participation import Participation, take_part
+    from node.training.join.wish import ServingWish
 
 __all__ = [
     "ANOTHER_HOME",
     "Need",
     "Participation",
+    "ServingWish",
     "access_of",
     "check_any_fits",
     "check_home",
@@ -69,5 +71,6 @@ __getattr__ = lazily(
         ),
         "fit": ("check_any_fits",),
         "participation": ("Participation", "take_part"),
+        "wish": ("ServingWish",),
     },
 )
