@@ -153,6 +153,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     lost_samples: int = 0
     alone_samples: int = 0
     alone_steps: int = 0
+    expert_rows: int = 0  # that its experts computed, for itself and for others
 
 
 Own = (

@@ -172,6 +172,16 @@ class TrainingSession:
         """Seconds since the session began."""
         return time.monotonic() - self._began_at
 
+    @property
+    def expert_rows(self) -> int:
+        """The rows that the experts here have computed in this session."""
+        return 0 if self.experts is None else self.experts().rows
+
+    @property
+    def trains_samples(self) -> bool:
+        """Whether this peer trains, or will, and does not only serve experts."""
+        return not self._facts.serves_only
+
     def told(self) -> PhaseWords:
         """The phase, with its words."""
         watched, departure = self.watched, self.departure

@@ -221,7 +221,7 @@ def _caught_up(event: CaughtUp) -> str:
 def given_by(left: Left) -> str:
     """The session's contribution in words."""
     parts = []
-    if left.samples or not left.alone_samples:
+    if left.samples or not (left.alone_samples or left.expert_rows):
         parts.append(f"{left.samples:,} samples of yours are in {_steps(left.steps)} of the run")
     if left.alone_samples:
         made = _steps(left.alone_steps)
@@ -229,6 +229,8 @@ def given_by(left: Left) -> str:
         parts.append(f"{left.alone_samples:,} samples{whose} are in {made} that you made alone")
     if left.lost_samples:
         parts.append(f"{left.lost_samples:,} are in none")
+    if left.expert_rows:
+        parts.append(f"your experts have computed {left.expert_rows:,} rows")
     return "; ".join(parts)
 
 

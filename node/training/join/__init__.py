@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         read_invited,
         shows_a_code,
     )
+    from node.training.join.bootstrap import find_definition
     from node.training.join.fit import check_any_fits
     from node.training.join.participation import Participation, take_part
     from node.training.join.wish import ServingWish
@@ -41,6 +42,7 @@ __all__ = [
     "check_home",
     "check_still_good",
     "enrol_with_code",
+    "find_definition",
     "keep_invite",
     "last_invite",
     "other_run_before",
@@ -69,6 +71,7 @@ __getattr__ = lazily(
             "read_invited",
             "shows_a_code",
         ),
+        "bootstrap": ("find_definition",),
         "fit": ("check_any_fits",),
         "participation": ("Participation", "take_part"),
         "wish": ("ServingWish",),
