@@ -7,7 +7,8 @@
 
 All peers in a run train by the same definition. The organiser signs the exact bytes of the file
 (node/run/signed.py), so nothing here is ever written back. The tables `model`, `data`, `optimizer`
-and `schedule` are checked elsewhere, because that needs torch (node/run/checking.py, building.py).
+and `schedule`, and those of the experts, are checked elsewhere, because that needs torch
+(node/run/checking.py, building.py).
 
 Two peers train together if their steps are alike: the same model, optimizer, schedule, batch and
 codec (protocols/accumulation/training_description.py). Peers whose definitions differ in one of
@@ -38,6 +39,7 @@ from node.run.mistakes import (
     mistakes_in_table,
     parse,
 )
+from protocols.experts import LARGEST_DIMENSION, MOST_DIMENSIONS
 from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.settings import GROUP_SIZE, MATCHMAKING_SECONDS, ROUND_SECONDS
 from protocols.runs.messages import UnusableDefinition
@@ -62,6 +64,10 @@ Table = dict[str, Any]
 Above = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 OrNone = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Seconds = Annotated[float, Meta(gt=0.0, le=LONGEST_SECONDS)]
+
+MOST_GRIDS = 64  # mixtures of one model
+MOST_ACTIVE = 64  # experts of one example
+MOST_IN_FLIGHT = 64  # as in the paper; each is a thread with its activations
 
 
 class NewerPotluckNeeded(UnusableDefinition):
@@ -118,6 +124,45 @@ class AveragingSection(_Section, frozen=True, kw_only=True):
     """Every this many steps the parameters are averaged, too; 0: never."""
 
 
+GridName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}\Z")]  # as in protocols/experts/grid
+
+
+class ExpertsSection(_Section, frozen=True, kw_only=True):
+    """`[experts]`: what the mixtures of the model are made of. Only for a model that has some.
+
+    Experts train where they are served: each makes its own steps, with its own optimizer.
+    """
+
+    grids: Annotated[tuple[GridName, ...], Meta(min_length=1, max_length=MOST_GRIDS)]
+    """The name of each mixture's grid, in the order of the model's layers."""
+    sizes: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=LARGEST_DIMENSION)], ...],
+        Meta(min_length=1, max_length=MOST_DIMENSIONS),
+    ]
+    """The sizes of every grid's dimensions. More cells than experts, for those who come later."""
+    network: Table
+    """One expert: a network of models/experts.py."""
+    optimizer: Table
+    schedule: Table | None = None
+    """For the expert's own steps."""
+    k: Annotated[int, Meta(ge=1, le=MOST_ACTIVE)] = 4
+    """The experts that each example goes to."""
+    quorum: Annotated[int, Meta(ge=1, le=MOST_ACTIVE)] = 1
+    """How many of them must answer, or the batch is dropped."""
+    grace_seconds: Annotated[float, Meta(ge=0.0, le=LONGEST_SECONDS)] = 3.0
+    """How long the others are waited for once all examples have their quorum."""
+    timeout_seconds: Seconds = 30.0
+    """The longest that one pass in one direction waits for experts."""
+    codec: CodecName = "float16"
+    """How examples and their gradients travel."""
+    balance: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.01
+    """The weight of the loss that keeps the gates from choosing few experts."""
+    in_flight: Annotated[int, Meta(ge=1, le=MOST_IN_FLIGHT)] = 4
+    """The batches that a trainer has under way at once while it waits for experts."""
+    max_norm: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
+    """The gradient of an expert's step is clipped to this norm."""
+
+
 class LimitsSection(_Section, frozen=True, kw_only=True):
     """`[limits]`: who can take part."""
 
@@ -148,6 +193,7 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
     schedule: Table | None = None
     training: TrainingSection
     averaging: AveragingSection = AveragingSection()
+    experts: ExpertsSection | None = None
     limits: LimitsSection = LimitsSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
 
@@ -159,7 +205,10 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
     def first_parameters(self) -> str:
         """A fingerprint of everything that decides the run's initial parameters. Two definitions
         with different ones belong to different runs, whatever their names."""
-        made_of = msgspec.json.encode([self.model, self.training.seed], order="sorted")
+        parts: list[object] = [self.model, self.training.seed]
+        if self.experts is not None:
+            parts.append([self.experts.grids, self.experts.sizes, self.experts.network])
+        made_of = msgspec.json.encode(parts, order="sorted")
         return blake3(made_of).hexdigest(length=16)
 
     def collaboration_settings(
@@ -276,6 +325,7 @@ KEYS = {
     "training": ("batch", "max_norm", "local_steps"),
     "averaging": ("codec", "group_size", "approximate", "parameters_every"),
 }
+OF_EXPERTS = ("grids", "sizes", "network", "k")
 
 
 def incompatible_parts(before: RunDefinition, after: RunDefinition) -> list[str]:
@@ -287,6 +337,14 @@ def incompatible_parts(before: RunDefinition, after: RunDefinition) -> list[str]
         found += [
             f"{key} below [{section}]" for key in keys if getattr(old, key) != getattr(new, key)
         ]
+    if before.experts is not None and after.experts is not None:
+        found += [
+            f"{key} below [experts]"
+            for key in OF_EXPERTS
+            if getattr(before.experts, key) != getattr(after.experts, key)
+        ]
+    elif before.experts != after.experts:
+        found.append("[experts]")
     return found
 
 

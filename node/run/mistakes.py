@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -128,18 +129,27 @@ def _mistakes(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str) 
             if field.required:
                 yield f"{place} is missing."
             continue
-        section = types[name]
-        if isinstance(section, type) and issubclass(section, msgspec.Struct):
+        section = _section_in(types[name])
+        if section is not None:
             if isinstance(table[name], Mapping):
                 yield from _mistakes(table[name], section, name)
             else:
                 yield f"{place} must be a table."
             continue
         try:
-            msgspec.convert(table[name], section)
+            msgspec.convert(table[name], types[name])
         except (msgspec.ValidationError, OverflowError) as error:
-            words = _in_words(str(error), _choices(section))
+            words = _in_words(str(error), _choices(types[name]))
             yield f"{place} cannot be {_short(table[name])}: {words}."
+
+
+def _section_in(type_: Any) -> type[msgspec.Struct] | None:
+    """The struct that a field holds, also if it may be left out."""
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return type_
+    if NoneType not in get_args(type_):
+        return None
+    return next(filter(None, map(_section_in, get_args(type_))), None)
 
 
 def _in_words(message: str, choices: Sequence[str]) -> str:

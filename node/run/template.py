@@ -101,6 +101,38 @@ codec = "float16"
 # Averages the parameters, too, every so many steps, for machines that round differently; 0: never.
 #parameters_every = 0
 
+# For a model whose feed-forward blocks are mixtures of experts, which volunteers serve: dmoe_gpt or
+# dmoe_classifier. docs/experts.md describes such a run.
+#[experts]
+# One grid for each mixture of the model, all of these sizes: more cells than there are experts.
+#grids = ["ffn0", "ffn1"]
+#sizes = [16, 16]
+# How many experts an example goes to, and how many of them must answer.
+#k = 4
+#quorum = 1
+# How long the others are waited for, and the longest that a pass may take.
+#grace_seconds = 3.0
+#timeout_seconds = 30.0
+#codec = "float16"
+# The weight of the loss that keeps the gates from choosing always the same experts.
+#balance = 0.01
+# The batches that a trainer has under way while it waits for experts.
+#in_flight = 4
+# The gradient of an expert's step is clipped to this norm.
+#max_norm = 1.0
+# One expert: feed-forward or gated, as wide as the model.
+#[experts.network]
+#name = "gated"
+#width = 128
+#inner = 128
+# For the steps that each expert makes by itself.
+#[experts.optimizer]
+#name = "adamw"
+#lr = 0.001
+#[experts.schedule]
+#name = "constant"
+#warmup = 100
+
 [limits]
 # The oldest version of potluck that can take part.
 #least_version = "0.1.0"

@@ -114,7 +114,9 @@ def _keeping(facts: Facts) -> PhaseWords:
 
 def _left(left: Left, facts: Facts) -> PhaseWords:
     said = ["the run has made all its steps"] if facts.complete else []
-    if left.steps or left.alone_steps or left.lost_samples or left.expert_rows:  # a peer that only keeps brings none
+    if (
+        left.steps or left.alone_steps or left.lost_samples or left.expert_rows
+    ):  # a peer that only keeps brings none
         said.append(given_by(left))
     gave = f"{'; '.join(said)}. Thank you!" if said else "Thank you!"
     if facts.complete:

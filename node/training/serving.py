@@ -56,7 +56,7 @@ COUNT_SECONDS: Final = 1.0
 GATHERING_SECONDS: Final = 0.3
 """Events of one moment are told in one line: a server takes many experts at once."""
 
-LEAVING_SECONDS: Final = 3.0
+LEAVING_SECONDS: Final = 2.0
 """Of the five that leaving may take; the rest is for connections and files."""
 
 CUT_OFF_SECONDS: Final = 0.5  # to withdraw, where nobody asked this peer to leave in time

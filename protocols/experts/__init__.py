@@ -17,6 +17,8 @@ from protocols.experts.directory import (
     Host,
 )
 from protocols.experts.grid import (
+    LARGEST_DIMENSION,
+    MOST_DIMENSIONS,
     CellBlock,
     ExpertGrid,
     Uid,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from protocols.experts.layer import DMoE, Experts, TooFewExperts
     from protocols.experts.messages import (
         EXPERTS_PROTOCOL,
+        LARGEST_TENSOR_BYTES,
         ExpertInfo,
         Rows,
         UnknownExpert,
@@ -66,6 +69,9 @@ __all__ = [
     "ANNOUNCE_SECONDS",
     "EXPERTS",
     "EXPERTS_PROTOCOL",
+    "LARGEST_DIMENSION",
+    "LARGEST_TENSOR_BYTES",
+    "MOST_DIMENSIONS",
     "RECORD_SECONDS",
     "AsyncTrainer",
     "BeamSearch",
@@ -134,7 +140,14 @@ __getattr__ = lazily(
             "open_expert_host",
         ),
         "layer": ("DMoE", "Experts", "TooFewExperts"),
-        "messages": ("EXPERTS_PROTOCOL", "ExpertInfo", "Rows", "UnknownExpert", "WrongTensor"),
+        "messages": (
+            "EXPERTS_PROTOCOL",
+            "LARGEST_TENSOR_BYTES",
+            "ExpertInfo",
+            "Rows",
+            "UnknownExpert",
+            "WrongTensor",
+        ),
         "runtime": ("ExpertBackend", "ExpertStatistics", "Runtime", "Work", "open_runtime"),
         "server": ("serve_experts",),
         "swarm": ("HostRecords", "ImplausibleAnswer", "SwarmExperts"),

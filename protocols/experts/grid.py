@@ -67,7 +67,9 @@ class CellBlock:
     ranges: tuple[tuple[int, int] | None, ...]
 
     def __str__(self) -> str:
-        return f"{self.grid}:{'.'.join('*' if one is None else _dashed(*one) for one in self.ranges)}"
+        return (
+            f"{self.grid}:{'.'.join('*' if one is None else _dashed(*one) for one in self.ranges)}"
+        )
 
 
 def _dashed(first: int, last: int) -> str:

@@ -128,9 +128,7 @@ def _from_the_run(
                         "model.",
                     )
                 directory = ExpertDirectory(client.network, client.dht, invite.run)
-                found.append(
-                    await take_census(directory, invite.run, grids(signed.definition))
-                )
+                found.append(await take_census(directory, invite.run, grids(signed.definition)))
         if patience.cancelled_caught:
             raise DeadlineExceeded(
                 f"The experts of {invite.run} could not be read in {arguments.timeout:g} seconds.",
@@ -225,7 +223,9 @@ def _uid(grid: CountedGrid, number: int) -> str:
 def _server(server: ExpertServer, mark: str, now: float) -> str:
     age = f", the same for {span(max(0.0, now - server.since))}" if server.since else ""
     load = f"{server.load_seconds:.1f} s of work waiting"
-    return printable(f"{mark}  {server.peer}: {counted(len(server.experts), 'expert')}, {load}{age}")
+    return printable(
+        f"{mark}  {server.peer}: {counted(len(server.experts), 'expert')}, {load}{age}"
+    )
 
 
 def _own(census: ExpertCensus) -> Iterator[str]:

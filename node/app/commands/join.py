@@ -94,9 +94,7 @@ def typed_invite(arguments: argparse.Namespace) -> str | None:
     return " ".join(arguments.invite) if arguments.invite else None
 
 
-def join(
-    arguments: argparse.Namespace, command: str, *, serving: ServingWish, trains: bool
-) -> int:
+def join(arguments: argparse.Namespace, command: str, *, serving: ServingWish, trains: bool) -> int:
     """Take part with a volunteer's peer. `command`: the typed words, to continue with later."""
     from node.app.commands.configured import configuration_for
     from node.app.commands.login_inputs import read_code

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
-import msgspec
 import trio
 
 from models.errors import ModelsError
@@ -199,9 +198,7 @@ async def _prepare(
     if part.trains:
         costs = await _in_thread_to_let_go(_costs_of, signed, part.trusted)
         computes, machine = not part.keeps_only, machine_memory()
-        fit = check_fits(
-            costs, caps, devices, definition, computes=computes, machine_bytes=machine
-        )
+        fit = check_fits(costs, caps, devices, definition, computes=computes, machine_bytes=machine)
         if not part.begins:
             watched.expect(costs.state_bytes, part.run)
     if definition.experts is not None and not part.keeps_only:
@@ -214,9 +211,7 @@ async def _prepare(
             definition,
             machine_bytes=_less(machine_memory(), plan.memory_bytes),
         )
-    session.happened(
-        WillUse(_lines(part, definition, caps, devices, threads, costs, fit, plan))
-    )
+    session.happened(WillUse(_lines(part, definition, caps, devices, threads, costs, fit, plan)))
     freed = await _in_thread_to_let_go(_room_made, node, part)
     if freed:
         session.happened(Notice(f"{in_words(freed)} of disk are free again: {OTHERS_IN_PART}"))
@@ -476,7 +471,7 @@ def _plan_of(
 
 def _without(caps: Caps, taken_bytes: int) -> Caps:
     """The caps of what is left for training."""
-    return msgspec.structs.replace(caps, memory_bytes=_less(caps.memory_bytes, taken_bytes))
+    return replace(caps, memory_bytes=_less(caps.memory_bytes, taken_bytes))
 
 
 def _less(whole: int | None, taken_bytes: int) -> int | None:

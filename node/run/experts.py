@@ -1,0 +1,100 @@
+"""The experts of a run, from its `[experts]` section: what they are, and how a fresh one is made.
+
+    grids(definition)                       # one ExpertGrid for each mixture of the model
+    make = maker(definition)                # Maker: from a uid to its ExpertBackend
+    server_bytes(definition)                # memory that a server needs for each expert
+
+A fresh expert has the same weights wherever it is made: they follow from the run's seed and its
+uid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from node.run.costs import FLOAT_BYTES, KEPT_APART, STATISTICS
+from protocols.errors import ProtocolMisuse
+from protocols.experts import ExpertGrid, Uid
+
+if TYPE_CHECKING:
+    import torch
+
+    from node.run.definition import ExpertsSection, RunDefinition
+    from protocols.experts import ExpertBackend
+
+    Maker = Callable[[Uid], ExpertBackend]
+
+
+def section_of(definition: RunDefinition) -> ExpertsSection:
+    """The run's `[experts]`; ProtocolMisuse for a run without: ask `definition.experts` first."""
+    if definition.experts is None:
+        raise ProtocolMisuse(f"The run {definition.name} has no experts.")
+    return definition.experts
+
+
+def grids(definition: RunDefinition) -> tuple[ExpertGrid, ...]:
+    """The grid of each mixture, in the order of the model's layers; none for a run without."""
+    section = definition.experts
+    if section is None:
+        return ()
+    return tuple(ExpertGrid(name, section.sizes) for name in section.grids)
+
+
+def maker(definition: RunDefinition, *, device: str | torch.device = "cpu") -> Maker:
+    """A function that makes a fresh expert on this device. Raises models' errors for settings that
+    cannot be built, and not later."""
+    from models.experts import build_expert
+    from models.registry import optimizer_factory, schedule_factory
+    from protocols.experts import ExpertBackend, Rows
+
+    section, seed = section_of(definition), definition.training.seed
+    build_expert(section.network, seed=None)
+    optimizer_of = optimizer_factory(section.optimizer)
+    schedule_of = None if section.schedule is None else schedule_factory(section.schedule)
+
+    def make(uid: Uid) -> ExpertBackend:
+        network = build_expert(section.network, seed=seed_of(seed, uid)).to(device)
+        rows = Rows(network.row_shape)
+        named = list(network.named_parameters())
+        if not named:  # `nop` has nothing to learn
+            return ExpertBackend(uid, network, rows)
+        optimizer = optimizer_of(named)
+        return ExpertBackend(
+            uid,
+            network,
+            rows,
+            optimizer,
+            schedule=None if schedule_of is None else schedule_of(optimizer),
+            max_norm=section.max_norm or float("inf"),
+        )
+
+    return make
+
+
+def seed_of(seed: int, uid: Uid) -> int:
+    """The seed of an expert's initial weights."""
+    return int.from_bytes(blake3(f"{seed}/{uid}".encode()).digest(length=4))
+
+
+def parameters_of_an_expert(definition: RunDefinition) -> int:
+    from models.experts import build_expert
+    from models.trainable import parameter_count
+
+    return parameter_count(build_expert(section_of(definition).network, seed=None))
+
+
+def saved_bytes(definition: RunDefinition) -> int:
+    """What one expert takes on a disk, and on the way to another server: its parameters and the
+    statistics of its optimizer."""
+    statistics = STATISTICS.get(str(section_of(definition).optimizer.get("name")), 2)
+    return FLOAT_BYTES * parameters_of_an_expert(definition) * (1 + statistics)
+
+
+def server_bytes(definition: RunDefinition) -> int:
+    """The memory that a server needs for each expert: what is saved, and a gradient. What it needs
+    for a batch is the same for all its experts together."""
+    gradient = FLOAT_BYTES * parameters_of_an_expert(definition)
+    return int(KEPT_APART * (saved_bytes(definition) + gradient))
