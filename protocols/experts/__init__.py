@@ -2,7 +2,8 @@
 
 Finding: `grid` names the experts, `directory` announces and finds them, `beam` chooses the best for
 each example, `allocation` gives a newcomer its cells. Serving: `messages` has the protocol,
-`runtime` computes, `server` answers for it, `client` asks. Training: `gating` scores the experts,
+`runtime` computes, `server` answers for it, `client` asks. Hosting: `copies` has what is saved of an
+expert, `keepers` passes it on to other servers, `hosting` is the life of a server. Training: `gating` scores the experts,
 `layer` is the mixture as a layer of a model, `swarm` gives it the experts that were found, and
 `async_trainer` trains such a model with many batches in flight.
 """

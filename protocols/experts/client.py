@@ -48,6 +48,8 @@ from protocols.experts.messages import (
     receive_tensors,
     send_tensor,
 )
+from protocols.experts.runtime import Runtime
+from protocols.experts.server import compute
 from protocols.identity import PeerId
 from protocols.rpc import LONGEST_MILLISECONDS, Empty, Rpc
 from protocols.tensors import CodecName, NotFinite, TensorHeader
@@ -63,6 +65,8 @@ class ExpertClient:
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
+        self.own: Runtime | None = None
+        """The experts of this node itself, if it serves any: a node cannot call itself."""
 
     async def forward(
         self,
@@ -112,7 +116,9 @@ class ExpertClient:
             for name, tensor in zip(names, tensors, strict=False)
         ]
         try:
-            if sum(len(one.data) for one in encoded) <= LARGEST_UNARY_TENSORS:
+            if self.own is not None and peer == self._rpc.network.peer_id:
+                answer = await self._compute(self.own, uid, encoded, timeout)
+            elif sum(len(one.data) for one in encoded) <= LARGEST_UNARY_TENSORS:
                 answer = await self._ask(peer, uid, encoded, timeout)
             else:
                 answer = await self._transfer(peer, uid, encoded, timeout)
@@ -120,6 +126,15 @@ class ExpertClient:
         except BrokenTensor as error:
             self._rpc.blame(peer, EXPERTS_PROTOCOL, error)
             raise
+
+    async def _compute(
+        self, own: Runtime, uid: Uid, encoded: list[EncodedTensor], timeout: float
+    ) -> EncodedTensor:
+        with trio.move_on_after(timeout):
+            return await compute(own, self._rpc.network.peer_id, str(uid), *encoded)
+        raise DeadlineExceeded(
+            f"This node did not compute {uid} within {timeout:g} seconds.", why="It is busy."
+        )
 
     async def _ask(
         self, peer: PeerId, uid: Uid, encoded: list[EncodedTensor], timeout: float

@@ -18,6 +18,10 @@ One expert has one host. If two servers announce the same uid, both order the cl
 Easy to get wrong: everything in a slot is a claim of its publisher. A false one costs a trainer
 some calls that fail, after which the publisher is out of its searches until it announces itself
 again (`forget`).
+
+Servers also keep copies of experts that others host (copies.py). They announce these in the same
+way, in a tree of its own: `experts/RUN/~PREFIX`. `ExpertDirectory.of_copies` is the directory of
+that tree, in which an expert may have several servers.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
@@ -76,7 +80,9 @@ REMEMBERED_SERVERS = 4096
 SAME_ANNOUNCEMENT_MS = 1000  # between the first and the last signature of one announcement
 
 MOST_SERVERS = 1024  # with experts below one prefix
-MOST_RECORDS = 480  # of one server; a node of a small swarm keeps 512 slots of a publisher
+MOST_RECORDS = 368  # of one server; with those of copies 480,
+MOST_COPY_RECORDS = 112  # because a node of a small swarm keeps 512 slots of a publisher
+COPIES: Final = "~"  # in front of the prefixes of copies; no grid's name begins so
 MOST_ADDRESSES = 6  # direct ones of both families, and some relays
 LONGEST_ADDRESS = 200  # characters; a relayed one has some 150
 LONGEST_LOAD_SECONDS = 1e6
@@ -111,7 +117,7 @@ class ExpertSlot(Message, frozen=True):
 def _check(key: str, slot: Any) -> str | None:
     """Checks what the types cannot express."""
     try:
-        prefix = parse_uid(key.rpartition("/")[2])
+        prefix = parse_uid(key.rpartition("/")[2].removeprefix(COPIES))
     except WrongUid as error:
         return str(error)
     if len(prefix.cells) >= MOST_DIMENSIONS:
@@ -134,8 +140,8 @@ EXPERTS = Family(
 """Every node of a swarm declares it (node/core/directory.py)."""
 
 
-def experts_key(run: str, prefix: Uid) -> str:
-    return f"{EXPERTS.name}/{run}/{prefix}"
+def experts_key(run: str, prefix: Uid, tree: str = "") -> str:
+    return f"{EXPERTS.name}/{run}/{tree}{prefix}"
 
 
 # ---- pure
@@ -231,10 +237,11 @@ class ExpertDirectory:
     Invariant: `_cache` has at most `CACHED_PAIRS`, the oldest readings first.
     """
 
-    def __init__(self, network: Network, dht: Dht, run: str) -> None:
+    def __init__(self, network: Network, dht: Dht, run: str, tree: str = "") -> None:
         self._network = network
         self._dht = dht
         self._run = run
+        self._tree = tree
         # as a server
         self._hosted: frozenset[Uid] = frozenset()
         self._since: dict[Uid, int] = {}
@@ -247,6 +254,16 @@ class ExpertDirectory:
         self._last_heard = BoundedMap[PeerId, int](REMEMBERED_SERVERS)
         self._forgotten = BoundedMap[PeerId, int](REMEMBERED_SERVERS)
 
+    def of_copies(self) -> ExpertDirectory:
+        """The directory of the copies that servers of this run keep."""
+        return ExpertDirectory(self._network, self._dht, self._run, COPIES)
+
+    async def joined(self) -> None:
+        """Wait until there are peers to read from. A node that is alone has nobody to meet, and
+        waits only a moment."""
+        with trio.move_on_after(ANNOUNCE_SECONDS):
+            await self._dht.joined()
+
     # -- for servers
 
     async def keep_announcing(
@@ -254,18 +271,21 @@ class ExpertDirectory:
         hosted: Callable[[], Iterable[Uid]],
         load: Callable[[], float],
         lost: Callable[[frozenset[Uid]], object],
+        changed: Callable[[], Awaitable[object]] = trio.sleep_forever,
     ) -> None:
         """Announce the experts that `hosted` returns, for ever. Withdraw them when cancelled.
 
         `lost` is called with the uids that other servers keep: `hosted` must not return them again.
+        When `changed` returns, they are announced at once.
         """
-        with trio.move_on_after(ANNOUNCE_SECONDS):  # a node that is alone has nobody to meet
-            await self._dht.joined()
+        await self.joined()
         try:
             while True:
                 while taken := await self.announce(hosted(), load()):
                     lost(taken)
-                await trio.sleep(ANNOUNCE_SECONDS * self._network.random.uniform(0.8, 1.0))
+                pause = ANNOUNCE_SECONDS * self._network.random.uniform(0.8, 1.0)
+                with trio.move_on_after(pause):
+                    await changed()
         finally:
             with (
                 trio.CancelScope(shield=True),
@@ -283,10 +303,11 @@ class ExpertDirectory:
         uids = frozenset(uids)
         self._note_added(uids)
         slots = slots_for(uids, load, self._since, self._network.addresses())
-        if len(slots) > MOST_RECORDS:
+        most = MOST_COPY_RECORDS if self._tree else MOST_RECORDS
+        if len(slots) > most:
             raise ProtocolMisuse(
                 f"These {len(uids):,} experts have {len(slots):,} prefixes.",
-                why=f"A server may have slots under {MOST_RECORDS}.",
+                why=f"A server may have slots under {most}.",
                 advice="Host experts that share prefixes, as `free_cells` places them.",
             )
         gone = self._published - slots.keys()
@@ -319,10 +340,10 @@ class ExpertDirectory:
     async def _lost(self) -> frozenset[Uid]:
         """The hosted uids that another server keeps."""
         now = trio.current_time()
-        if now < self._check_at or not self._hosted:
+        if now < self._check_at or not self._hosted or self._tree:
             return frozenset()
         self._check_at = now + CHECK_SECONDS
-        below = await self._read({uid.parent for uid in self._hosted})
+        below = await self.read({uid.parent for uid in self._hosted})
         me = self._network.peer_id
         lost = set()
         for uid in self._hosted:
@@ -354,7 +375,7 @@ class ExpertDirectory:
                 return found
             unread = [prefix for prefix in missing if prefix not in self._reading]
             if unread:
-                found |= await self._read(unread[:KEYS_AT_ONCE])
+                found |= await self.read(unread[:KEYS_AT_ONCE])
             else:
                 await self._reading[missing[0]].wait()
 
@@ -392,8 +413,8 @@ class ExpertDirectory:
 
     # -- reading
 
-    async def _read(self, prefixes: Iterable[Uid]) -> dict[Uid, Below]:
-        """Read these prefixes now."""
+    async def read(self, prefixes: Iterable[Uid]) -> dict[Uid, Below]:
+        """Read these prefixes now, whatever was read before."""
         keys = {prefix: self._key(prefix) for prefix in prefixes}
         over = trio.Event()
         self._reading.update(dict.fromkeys(keys, over))
@@ -442,4 +463,4 @@ class ExpertDirectory:
             self._cached_pairs -= reading.pairs
 
     def _key(self, prefix: Uid) -> str:
-        return experts_key(self._run, prefix)
+        return experts_key(self._run, prefix, self._tree)

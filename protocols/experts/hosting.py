@@ -1,26 +1,103 @@
-"""A server's experts: which it takes, and what becomes of them.
+"""A server's life with its experts: which it takes, and what becomes of them.
 
-async with open_expert_host(rpc, directory, grids, make, folder, settings, tell) as host:
-    host.hosted()                     # what it serves now
-    await host.leave(seconds=4)       # withdraw, and hand the last copies over
+    async with open_expert_host(rpc, directory, grids, make, folder, settings, tell) as host:
+        host.hosted()                     # what it serves now
+        await host.leave(seconds=4)       # withdraw, and hand the last copies over
+
+A host begins with the experts that it had before, if nobody has taken them over, and then takes
+free cells (allocation.py). It saves each expert every `checkpoint_seconds`, and sends the copy to
+two other servers (keepers.py). When a server dies, its slots in the directory expire, and its
+experts are *orphans*: copies without a host. Every server with room looks for orphans every few
+seconds, waits for a time that depends on the expert and on the server, looks again, and takes the
+expert over from the newest copy. So mostly one server takes it; if two do, the directory decides
+who keeps it, and the other one stops.
+
+Promises:
+
+- An expert whose server dies is served again within a minute, if a server has room. It has lost at
+  most the steps since its last copy was sent.
+- No step is repeated and no copy is served before it was checked.
+- An expert without a copy that can be used begins anew, with the weights that follow from the seed.
+- If saving or sending fails, serving goes on, and the event says so.
+
+Easy to get wrong: this server's own slots live on in the directory after a crash. A host that
+starts again does not take them for another server.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Final, Literal
 
-from protocols.experts.directory import ExpertDirectory
-from protocols.experts.grid import ExpertGrid, Uid
+import trio
+
+from auth.bounded_map import BoundedMap
+from protocols.blocking import in_thread
+from protocols.errors import Busy, PotluckError
+from protocols.experts.allocation import free_cells
+from protocols.experts.copies import (
+    BrokenCopy,
+    CopyStore,
+    KeptCopy,
+    WrongCopy,
+    restore,
+    take_snapshot,
+)
+from protocols.experts.directory import (
+    CACHED_SECONDS,
+    ExpertDirectory,
+    in_order_of_claim,
+)
+from protocols.experts.grid import ExpertGrid, Uid, WrongUid
+from protocols.experts.keepers import (
+    MOST_TRIES,
+    PUSHED_AT_ONCE,
+    CopyKeeper,
+    CopyOffer,
+    Forms,
+    ask_offers,
+    fetch,
+    keepers_of,
+    push,
+    rank,
+)
 from protocols.experts.runtime import ExpertBackend, Runtime, open_runtime
+from protocols.experts.server import serve_experts
 from protocols.identity import PeerId
 from protocols.rpc import Rpc
 
+log = logging.getLogger("potluck.experts")
+
 CHECKPOINT_SECONDS: Final = 60.0
 LARGEST_COPIES_BYTES: Final = 2 << 30
+
+LOOK_SECONDS: Final = 8.0
+"""How often a server with room looks for orphans and free cells. With the life of a slot (30 s),
+the wait below and the time to fetch a copy, that is under a minute."""
+
+SHORTEST_PAUSE_SECONDS: Final = 0.1  # between two decisions to take experts
+
+LONGEST_WAIT_SECONDS: Final = 8.0
+"""Servers that see an orphan wait for different times up to this, so that mostly one takes it."""
+
+TAKEN_AT_ONCE: Final = 4  # experts: each takes memory twice for a moment, and a transfer
+FETCHING_SECONDS: Final = 600.0  # for all tries to get the copy of one expert
+MISTRUST_SECONDS: Final = 600.0  # a copy that could not be used is not asked for again so long
+MOST_FAILED_FETCHES: Final = 3  # of a copy at a keeper that does not answer
+SETTLING_SECONDS: Final = 2 * CACHED_SECONDS
+"""Before a new host sends copies: keepers must have heard that it hosts the expert."""
+STALE_COPY_SECONDS: Final = 900.0
+"""A copy is dropped if it was not renewed for so long, and the expert is hosted: others keep it
+now. A copy of an orphan is never dropped."""
+SWEEP_SECONDS: Final = 60.0
+REMEMBERED: Final = 4096
+MOST_ASKED: Final = 16  # keepers of one copy: two, and those that kept it before
 
 Origin = Literal["new", "own copy", "taken over"]
 Maker = Callable[[Uid], ExpertBackend]
@@ -95,6 +172,74 @@ def _tell_nobody(_event: HostEvent) -> None:
     pass
 
 
+# ---- pure
+
+
+def wait_before_taking(uid: Uid, peer: PeerId) -> float:
+    """For how long this server leaves an orphan to others. No two servers wait equally long."""
+    return LONGEST_WAIT_SECONDS * int.from_bytes(rank(uid, peer)[:8], "big") / 2**64
+
+
+def newest_first(offers: Mapping[PeerId, CopyOffer]) -> list[tuple[PeerId, CopyOffer]]:
+    """The copies of one expert, that with the most steps first; of equals, what most keepers
+    have."""
+    digests = [offer.digest for offer in offers.values()]
+    return sorted(
+        offers.items(),
+        key=lambda item: (-item[1].steps, -digests.count(item[1].digest), item[1].digest, item[0]),
+    )
+
+
+def cells_to_take(
+    grids: Sequence[ExpertGrid], live: Collection[Uid], count: int, chance: Random
+) -> list[Uid]:
+    """So many free cells of these grids, as evenly as possible, the emptiest grid first."""
+    chosen: list[Uid] = []
+    taken = set(live)
+    emptiest = sorted(grids, key=lambda grid: sum(uid in grid for uid in taken) / grid.cells)
+    for _ in range(2):  # the second time what full grids have left over
+        for number, grid in enumerate(emptiest):
+            share = math.ceil((count - len(chosen)) / (len(emptiest) - number))
+            cells = free_cells(grid, taken, share, chance)
+            chosen += cells
+            taken.update(cells)
+    return chosen
+
+
+class Vacancies:
+    """The cells that this server may take, and when. Pure: the time is an argument.
+
+    Invariant: the time of a cell does not change while it stays vacant.
+    """
+
+    def __init__(self, peer: PeerId) -> None:
+        self._peer = peer
+        self._due: dict[Uid, float] = {}
+
+    def saw(self, vacant: Iterable[Uid], now: float, at_once: Collection[Uid] = ()) -> None:
+        """These cells are vacant now, and no others."""
+        before = self._due
+        self._due = {
+            uid: now if uid in at_once else now + wait_before_taking(uid, self._peer)
+            for uid in vacant
+        }
+        self._due.update({uid: before[uid] for uid in self._due.keys() & before.keys()})
+
+    def take_due(self, now: float, count: int) -> list[Uid]:
+        """Up to `count` cells whose time has come, the longest due first."""
+        due = sorted((at, uid) for uid, at in self._due.items() if at <= now)[:count]
+        for _, uid in due:
+            del self._due[uid]
+        return [uid for _, uid in due]
+
+    @property
+    def next_at(self) -> float:
+        return min(self._due.values(), default=math.inf)
+
+
+# ---- the host
+
+
 @asynccontextmanager
 async def open_expert_host(
     rpc: Rpc,
@@ -105,13 +250,42 @@ async def open_expert_host(
     settings: HostSettings,
     tell: Callable[[HostEvent], None] = _tell_nobody,
 ) -> AsyncIterator[ExpertHost]:
-    """Host experts of these grids for the length of the block. Call it once for an Rpc."""
+    """Host experts of these grids for the length of the block. Call it once for an Rpc.
+
+    The block starts before the first expert is taken. At its end the announcements are withdrawn;
+    without `leave` before, steps since the last checkpoints are lost. Errors of the block are
+    raised without an exception group. `folder` is made if it is missing; OSError if that fails.
+    WrongUid if a uid of the settings is in no grid.
+    """
+    failure: BaseException | None = None
     async with open_runtime() as runtime:
-        yield ExpertHost(rpc, runtime, directory, grids, make, folder, settings, tell)
+        host = ExpertHost(rpc, runtime, directory, grids, make, folder, settings, tell)
+        await host.prepare()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.run)
+            try:
+                yield host
+            except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
+                failure = error
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+@dataclass
+class _Hosted:
+    backend: ExpertBackend
+    origin: Origin
+    since: float
+    save_at: float
+    saved: float | None = None
 
 
 class ExpertHost:
-    """Made by `open_expert_host`."""
+    """Made by `open_expert_host`. All methods are for trio's thread.
+
+    Invariant: the runtime has exactly the experts of `_hosted`.
+    """
 
     def __init__(
         self,
@@ -127,28 +301,336 @@ class ExpertHost:
         self.runtime = runtime
         """Computes for the experts. A trainer on the same node calls them there."""
         self._rpc, self._directory, self._grids = rpc, directory, tuple(grids)
-        self._make, self._folder, self._settings, self._tell = make, folder, settings, tell
+        self._copies = directory.of_copies()
+        self._make, self._settings, self._tell = make, settings, tell
+        self._me = rpc.network.peer_id
+        self._chance = rpc.network.random
+        self._store = CopyStore(folder)
+        self._forms = Forms(grids, make)
+        self._hosted: dict[Uid, _Hosted] = {}
+        self._taking: set[Uid] = set()
+        self._leaving = False
+        self._vacancies = Vacancies(self._me)
+        self._mistrusted = BoundedMap[tuple[Uid, PeerId], float](REMEMBERED)
+        self._failed_fetches = BoundedMap[tuple[Uid, PeerId], int](REMEMBERED)
+        self._renewed_at: dict[Uid, float] = {}
+        self._hosts_changed, self._copies_changed = _Signal(), _Signal()
+        self._saves_changed = _Signal()
+        serve_experts(rpc, runtime)
+        self._keeper = CopyKeeper(
+            rpc,
+            self._store,
+            self._forms,
+            is_own=lambda uid: uid in self._hosted or uid in self._taking,
+            hosts_of=self._other_hosts,
+            kept=self._note_kept,
+            limit_bytes=settings.largest_copies_bytes,
+        )
 
     @property
     def load(self) -> float:
         """About how many seconds of work wait here."""
-        raise NotImplementedError
+        return self.runtime.load()
 
     @property
     def paused(self) -> bool:
-        raise NotImplementedError
+        return self.runtime.paused
 
     def hosted(self) -> tuple[HostedExpert, ...]:
-        raise NotImplementedError
+        return tuple(
+            HostedExpert(
+                uid,
+                one.origin,
+                one.since,
+                one.backend.statistics.steps,
+                one.backend.statistics.backward_rows,
+                one.backend.statistics.seconds,
+                one.saved,
+            )
+            for uid, one in sorted(self._hosted.items())
+        )
 
     def pause(self) -> None:
-        """Withdraw from the directory, and answer Busy."""
-        raise NotImplementedError
+        """Withdraw from the directory, and answer Busy. After half a minute others take over."""
+        self.runtime.paused = True
+        self._hosts_changed.set()
 
     def resume(self) -> None:
-        raise NotImplementedError
+        """Serve again what no other server has taken over."""
+        self.runtime.paused = False
+        self._hosts_changed.set()
 
     async def leave(self, seconds: float) -> None:
-        """Stop serving, withdraw, save all experts, and send their last copies, within this time.
-        Returns sooner if all is done. End the block afterwards."""
-        raise NotImplementedError
+        """Stop serving, save all experts, and send their last copies, within this time; returns
+        sooner if all is done. The end of the block then withdraws the announcements, within
+        `LEAVING_SECONDS` more: others take over what is in the copies by then."""
+        self._leaving = True
+        for uid in self._hosted:
+            self.runtime.remove(uid)
+        limit = trio.CapacityLimiter(PUSHED_AT_ONCE)
+
+        async def save(uid: Uid, one: _Hosted) -> None:
+            async with limit:
+                await self._save(uid, one)
+
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for uid, one in self._hosted.items():
+                    nursery.start_soon(save, uid, one)
+        self._hosted.clear()
+
+    # -- the tasks
+
+    async def prepare(self) -> None:
+        """Check the settings, and the files that are in the folder."""
+        for uid in self._settings.uids:
+            await self._forms.of(uid)
+        for uid in await in_thread(self._store.names):
+            try:
+                form = await self._forms.of(uid)
+            except WrongUid as error:
+                log.warning("The copy of %s in this folder is not used: %s", uid, error)
+            else:
+                await in_thread(self._store.load, uid, form)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_announcing)
+            nursery.start_soon(self._keep_announcing_copies)
+            nursery.start_soon(self._keep_taking)
+            nursery.start_soon(self._keep_saving)
+            nursery.start_soon(self._keep_sweeping)
+
+    async def _keep_announcing(self) -> None:
+        await self._directory.keep_announcing(
+            lambda: () if self.paused else self._hosted.keys(),
+            lambda: self.load,
+            self._lose,
+            self._hosts_changed.wait,
+        )
+
+    async def _keep_announcing_copies(self) -> None:
+        await self._copies.keep_announcing(
+            self._keeper.kept, lambda: 0.0, lambda _: None, self._copies_changed.wait
+        )
+
+    async def _keep_taking(self) -> None:
+        await self._directory.joined()
+        look_at, is_first = trio.current_time(), True
+        limit = trio.CapacityLimiter(TAKEN_AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            while True:
+                now = trio.current_time()
+                if now >= look_at:
+                    if self._room():
+                        await self._look(is_first=is_first)
+                        now, is_first = trio.current_time(), False
+                    look_at = now + LOOK_SECONDS * self._chance.uniform(0.8, 1.0)
+                for uid in self._vacancies.take_due(now, self._room()):
+                    self._taking.add(uid)
+                    nursery.start_soon(self._take, uid, limit)
+                pause = min(look_at, self._vacancies.next_at) - now
+                await trio.sleep(max(SHORTEST_PAUSE_SECONDS, pause))
+
+    async def _keep_saving(self) -> None:
+        while True:
+            next_at = min((one.save_at for one in self._hosted.values()), default=math.inf)
+            with trio.move_on_at(next_at):
+                await self._saves_changed.wait()
+            for uid, one in list(self._hosted.items()):
+                is_hosted = self._hosted.get(uid) is one and not self._leaving
+                if is_hosted and one.save_at <= trio.current_time():
+                    one.save_at = trio.current_time() + self._settings.checkpoint_seconds
+                    await self._save(uid, one)
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await trio.sleep(SWEEP_SECONDS)
+            oldest = trio.current_time() - STALE_COPY_SECONDS
+            for uid in self._keeper.kept():
+                if self._renewed_at.setdefault(uid, trio.current_time()) <= oldest:
+                    if await self._other_hosts(uid):
+                        await in_thread(self._store.remove, uid)
+                        self._copies_changed.set()
+                    self._renewed_at.pop(uid, None)
+
+    # -- taking experts
+
+    def _room(self) -> int:
+        if self.paused or self._leaving:
+            return 0
+        return self._settings.most_experts - len(self._hosted) - len(self._taking)
+
+    async def _look(self, *, is_first: bool) -> None:
+        """Look which cells are vacant: those of orphans, and free ones if there are not enough."""
+        live: set[Uid] = set()
+        own = {copy.uid for copy in self._store.kept()}
+        kept = set(own)
+        for grid in self._grids:
+            for uid, hosts in (await self._directory.live(grid)).items():
+                if any(host.peer != self._me for host in hosts):
+                    live.add(uid)
+            kept.update(await self._copies.live(grid))
+        live.update(self._hosted, self._taking)
+        if self._settings.uids:
+            orphans: list[Uid] = []
+            free = [uid for uid in self._settings.uids if uid not in live]
+        else:
+            orphans = sorted(uid for uid in kept - live if any(uid in grid for grid in self._grids))
+            more = max(0, self._room() - len(orphans))
+            free = cells_to_take(self._grids, live | kept, more, self._chance)
+        at_once = {*free, *own} if is_first else set()
+        self._vacancies.saw([*orphans, *free], trio.current_time(), at_once)
+
+    async def _take(self, uid: Uid, limit: trio.CapacityLimiter) -> None:
+        try:
+            async with limit:
+                with trio.move_on_after(FETCHING_SECONDS):
+                    await self._take_if_vacant(uid)
+        except (PotluckError, OSError) as error:
+            log.warning("%s was not taken: %s", uid, error)
+        finally:
+            self._taking.discard(uid)
+
+    async def _take_if_vacant(self, uid: Uid) -> None:
+        if await self._other_hosts(uid, anew=True):
+            return
+        found = await self._obtain(uid)
+        if found is None or await self._other_hosts(uid, anew=True):
+            return
+        if self._leaving:
+            return
+        backend, origin = found
+        now = trio.current_time()
+        first_save = self._settings.checkpoint_seconds if origin == "new" else SETTLING_SECONDS
+        self._hosted[uid] = _Hosted(backend, origin, now, now + first_save)
+        self.runtime.add(backend)
+        self._hosts_changed.set()
+        self._copies_changed.set()
+        self._saves_changed.set()
+        self._tell(ExpertTaken(uid, origin, backend.statistics.steps))
+
+    async def _obtain(self, uid: Uid) -> tuple[ExpertBackend, Origin] | None:
+        """The expert, from the newest copy that can be used; else a new one. None if a keeper may
+        yet have a copy."""
+        form = await self._forms.of(uid)
+        offers, is_sure = await self._offers(uid)
+        own = self._store.find(uid)
+        if own is not None:
+            offers[self._me] = CopyOffer(str(uid), own.steps, own.digest, own.size)
+        for peer, offer in newest_first(offers):
+            try:
+                if own is not None and offer.digest == own.digest:
+                    return await in_thread(self._restored, own), "own copy"
+                backend = await fetch(self._rpc, peer, offer, self._store, form, self._make)
+            except (WrongCopy, BrokenCopy) as error:
+                log.warning("The copy of %s at %s cannot be used: %s", uid, peer, error)
+                self._mistrusted[uid, peer] = trio.current_time() + MISTRUST_SECONDS
+                if peer == self._me:
+                    await in_thread(self._store.remove, uid)
+            except PotluckError as error:
+                is_sure &= self._note_failure(uid, peer, error)
+            else:
+                return backend, "taken over"
+        if not is_sure:
+            return None
+        return await in_thread(self._make, uid), "new"
+
+    def _restored(self, own: KeptCopy) -> ExpertBackend:
+        backend = self._make(own.uid)
+        restore(backend, self._store.path(own.uid), self._forms.made(own.uid))
+        return backend
+
+    async def _offers(self, uid: Uid) -> tuple[dict[PeerId, CopyOffer], bool]:
+        """What the keepers of this expert offer, and whether all have answered, or never do."""
+        now = trio.current_time()
+        below = (await self._copies.read([uid.parent]))[uid.parent]
+        announced = [host.peer for host in below.get(uid.cells[-1], ())]
+        likely = keepers_of(uid, await self._servers())  # the directory may miss some
+        keepers = [
+            peer
+            for peer in dict.fromkeys([*announced[:MOST_ASKED], *likely[:MOST_TRIES]])
+            if peer != self._me and self._mistrusted.get((uid, peer), now) <= now
+        ]
+        offers: dict[PeerId, CopyOffer] = {}
+        failed: list[bool] = []
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                found = await ask_offers(self._rpc, peer, [uid])
+            except PotluckError as error:
+                failed.append(self._note_failure(uid, peer, error))
+            else:
+                offers.update({peer: found[uid]} if uid in found else {})
+
+        async with trio.open_nursery() as nursery:
+            for peer in keepers:
+                nursery.start_soon(ask, peer)
+        return offers, all(failed)
+
+    def _note_failure(self, uid: Uid, peer: PeerId, error: PotluckError) -> bool:
+        """Whether to go on without this keeper, because it has failed too often."""
+        log.info("no copy of %s from %s: %s", uid, peer, error)
+        if isinstance(error, Busy):
+            return False
+        self._failed_fetches[uid, peer] = failures = self._failed_fetches.get((uid, peer), 0) + 1
+        return failures >= MOST_FAILED_FETCHES
+
+    async def _other_hosts(self, uid: Uid, *, anew: bool = False) -> list[PeerId]:
+        """The other servers that host this expert, the one that keeps it first."""
+        read = self._directory.read if anew else self._directory.active
+        hosts = (await read([uid.parent]))[uid.parent].get(uid.cells[-1], ())
+        return [host.peer for host in in_order_of_claim(uid, hosts) if host.peer != self._me]
+
+    # -- losing and saving them
+
+    def _lose(self, uids: Iterable[Uid]) -> None:
+        """Other servers keep these: stop."""
+        for uid in uids:
+            if uid in self._hosted and not self._leaving:
+                del self._hosted[uid]
+                self.runtime.remove(uid)
+                self._copies_changed.set()
+                self._tell(ExpertLost(uid))
+
+    async def _save(self, uid: Uid, one: _Hosted) -> None:
+        """Save this expert, if it has made steps, and send the copy to its keepers."""
+        if not one.backend.statistics.steps:
+            return
+        try:
+            copy = self._store.find(uid)
+            if copy is None or copy.steps != one.backend.statistics.steps:
+                form = await self._forms.of(uid)
+                snapshot = await self.runtime.run(take_snapshot, one.backend)
+                copy = await in_thread(self._store.save, snapshot, form)
+            one.saved = trio.current_time()
+            keepers = await push(self._rpc, copy, self._store, await self._servers())
+        except (PotluckError, OSError) as error:
+            log.warning("%s was not saved: %s", uid, error)
+            self._tell(SavingFailed(uid, str(error)))
+        else:
+            self._tell(ExpertSaved(uid, copy.steps, keepers))
+
+    async def _servers(self) -> set[PeerId]:
+        """The other servers of this run."""
+        below = await self._directory.active([grid.root for grid in self._grids])
+        hosts = (host for indices in below.values() for one in indices.values() for host in one)
+        return {host.peer for host in hosts} - {self._me}
+
+    def _note_kept(self, uid: Uid) -> None:
+        self._renewed_at[uid] = trio.current_time()
+        self._copies_changed.set()
+
+
+class _Signal:
+    """Wakes the one task that waits for it. Several signals before it waits are one."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+        self._event = trio.Event()

@@ -21,6 +21,7 @@ Promises:
 - A request whose caller gave up does not cost the device anything, if it has not begun.
 - Requests that wait or are computed are limited in number and in bytes; one peer may hold half.
 - An error of a request, or of an expert, ends these requests alone.
+- `run` calls a function in this thread, before the next batch: the only way to read an expert.
 - The end of the block waits for the batch under way (a pass cannot be interrupted), and for nothing
   else. All others that wait get UnknownExpert.
 
@@ -33,7 +34,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ NEW_TIMES_COUNT = 0.2  # of a batch's time, in the average that `load` uses
 
 @dataclass
 class ExpertStatistics:
-    """What an expert has done since it was made. `seconds` are those of the device."""
+    """What an expert has done on this server. `seconds` are those of the device. `steps` counts
+    those before a copy was taken over, too."""
 
     forward_rows: int = 0
     backward_rows: int = 0
@@ -360,10 +362,13 @@ class Runtime:
         self._backends: dict[str, ExpertBackend] = {}
         self._requests: Counter[PeerId] = Counter()
         self._bytes: Counter[PeerId] = Counter()
-        self._changed = threading.Condition()  # guards the three below
+        self._changed = threading.Condition()  # guards the four below
         self._queue = WorkQueue()
         self._under_way: list[Work] = []
+        self._errands: deque[Callable[[], None]] = deque()
         self._ended = False
+        self.paused = False
+        """Whether all requests are answered with Busy."""
         self._thread: threading.Thread | None = None
         if has_thread:
             self._thread = threading.Thread(target=self._serve, name="experts")
@@ -405,6 +410,8 @@ class Runtime:
     def room(self, peer: PeerId, size_bytes: int) -> Iterator[None]:
         """Room for a request of this peer, with so many bytes in it and in its answer, until the
         block ends. Busy if there is none."""
+        if self.paused:
+            raise Busy("This server of experts is paused.", advice="Ask another one, or later.")
         requests, held = self._requests.total(), self._bytes.total()
         if (
             requests >= MOST_REQUESTS
@@ -452,6 +459,29 @@ class Runtime:
                 with self._changed:
                     self._queue.remove(work)
 
+    async def run(
+        self, function: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments
+    ) -> Result:
+        """Call this where the batches are computed, before the next one. It runs to its end also
+        if the caller is cancelled. ProtocolMisuse after the end of the runtime."""
+        done = trio.Event()
+        results: list[outcome.Outcome[Result]] = []
+
+        def errand() -> None:
+            results.append(outcome.capture(function, *arguments))
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(done.set)
+
+        with self._changed:
+            if self._ended:
+                raise ProtocolMisuse("This runtime has ended.")
+            self._errands.append(errand)
+            self._changed.notify()
+        if self._thread is None:
+            self._token.run_sync_soon(self._run_errands)
+        await done.wait()
+        return results[0].unwrap()
+
     def load(self) -> float:
         """About how many seconds of work wait here, by the times of the last batches."""
         with self._changed:
@@ -477,9 +507,12 @@ class Runtime:
 
     def _serve(self) -> None:
         while True:
+            self._run_errands()
             with self._changed:
-                while not self._ended and not len(self._queue):
+                while not self._ended and not len(self._queue) and not self._errands:
                     self._changed.wait()
+                if self._errands:
+                    continue
                 if self._ended:
                     return
                 batch = self._under_way = self._queue.take_batch()
@@ -494,6 +527,10 @@ class Runtime:
             self._under_way = []
         with suppress(trio.RunFinishedError):  # then nobody waits any more
             self._token.run_sync_soon(self._give, batch, outcomes)
+
+    def _run_errands(self) -> None:
+        while self._errands:
+            self._errands.popleft()()
 
     def _serve_next(self) -> None:
         """In a simulation: in trio's thread."""

@@ -40,6 +40,7 @@ from protocols.experts.messages import (
 )
 from protocols.experts.runtime import ExpertBackend, Runtime, Work
 from protocols.guard import Caller
+from protocols.identity import PeerId
 from protocols.rpc import Empty, Rpc, Transfer
 from protocols.tensors import TensorHeader
 
@@ -76,10 +77,7 @@ class ExpertServer:
         self, caller: Caller, uid: str, inputs: EncodedTensor, gradients: EncodedTensor | None
     ) -> ExpertAnswer:
         with self._blaming(caller):
-            backend = self._runtime.find(uid)
-            headers = _headers(inputs.header, gradients.header if gradients else None)
-            with self._runtime.room(caller.peer, _request_bytes(backend, headers)):
-                return ExpertAnswer(await self._runtime.work(Work(backend, inputs, gradients)))
+            return ExpertAnswer(await compute(self._runtime, caller.peer, uid, inputs, gradients))
 
     def info(self, _caller: Caller, request: InfoRequest) -> InfoAnswer:
         wanted = set(request.uids)
@@ -131,6 +129,20 @@ class ExpertServer:
         except BrokenTensor as error:
             self._rpc.blame(caller.peer, EXPERTS_PROTOCOL, error)
             raise
+
+
+async def compute(
+    runtime: Runtime,
+    peer: PeerId,
+    uid: str,
+    inputs: EncodedTensor,
+    gradients: EncodedTensor | None = None,
+) -> EncodedTensor:
+    """Check a request of this peer, and compute it."""
+    backend = runtime.find(uid)
+    headers = _headers(inputs.header, gradients.header if gradients else None)
+    with runtime.room(peer, _request_bytes(backend, headers)):
+        return await runtime.work(Work(backend, inputs, gradients))
 
 
 def _headers(inputs: TensorHeader, gradients: TensorHeader | None) -> dict[str, TensorHeader]:
