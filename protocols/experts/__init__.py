@@ -2,10 +2,10 @@
 
 Finding: `grid` names the experts, `directory` announces and finds them, `beam` chooses the best for
 each example, `allocation` gives a newcomer its cells. Serving: `messages` has the protocol,
-`runtime` computes, `server` answers for it, `client` asks. Hosting: `copies` has what is saved of an
-expert, `keepers` passes it on to other servers, `hosting` is the life of a server. Training: `gating` scores the experts,
-`layer` is the mixture as a layer of a model, `swarm` gives it the experts that were found, and
-`async_trainer` trains such a model with many batches in flight.
+`runtime` computes, `server` answers for it, `client` asks. Hosting: `copies` has what is saved of
+an expert, `keepers` passes it on to other servers, `hosting` is the life of a server. Training:
+`gating` scores the experts, `layer` is the mixture as a layer of a model, `swarm` gives it the
+experts that were found, and `async_trainer` trains such a model with many batches in flight.
 """
 
 from protocols.experts.allocation import free_cells
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from protocols.experts.client import ExpertClient
     from protocols.experts.gating import ExpertChoice, GridGate, balance_loss
     from protocols.experts.hosting import (
+        CHECKPOINT_SECONDS,
         ExpertHost,
         ExpertLost,
         ExpertSaved,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANNOUNCE_SECONDS",
+    "CHECKPOINT_SECONDS",
     "EXPERTS",
     "EXPERTS_PROTOCOL",
     "LARGEST_DIMENSION",
@@ -129,6 +131,7 @@ __getattr__ = lazily(
         "client": ("ExpertClient",),
         "gating": ("ExpertChoice", "GridGate", "balance_loss"),
         "hosting": (
+            "CHECKPOINT_SECONDS",
             "ExpertHost",
             "ExpertLost",
             "ExpertSaved",

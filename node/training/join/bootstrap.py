@@ -38,6 +38,7 @@ from typing import Final
 
 import trio
 
+from node.core.configuration import Configuration
 from node.core.directory import join_or_be_refused
 from node.core.disk_trouble import disk_trouble
 from node.core.node import Node

@@ -138,8 +138,8 @@ def most_experts(
     if wanted > fit and wanted:
         raise TooLarge(
             f"There is no room for {wanted:,} experts of {run}: {fit:,} fit.",
-            why=f"Each takes about {in_words(each_bytes)} of memory, and {in_words(room_bytes or 0)}"
-            " are left for them.",
+            why=f"Each takes about {in_words(each_bytes)} of memory, and for all of them there is "
+            f"{in_words(room_bytes or 0)}.",
             advice="Serve fewer (--experts N), or allow more memory (--max-memory).",
         )
     return min(wanted, cells)

@@ -104,7 +104,7 @@ class Participation:
     begins: bool = False
     from_peers: bool = False
     keeps_only: bool = False
-    serving: ServingWish = ServingWish()
+    serving: ServingWish = field(default_factory=ServingWish)
     trains: bool = True
 
 
@@ -444,7 +444,7 @@ def _plan_of(
     from node.run.kept import experts_folder
     from node.training.join.fit import REQUESTS_BYTES
     from node.training.serving import ServingPlan
-    from protocols.experts import HostSettings
+    from protocols.experts import CHECKPOINT_SECONDS, HostSettings
 
     definition, wish = signed.definition, part.serving
     with _told_as_the_definitions(signed):
@@ -457,13 +457,14 @@ def _plan_of(
     most = most_experts(part.run, wish, len(uids), cells, each, room)
     if not (most or part.trains):
         most = most_experts(part.run, ServingWish(1), 0, cells, each, room)  # TooLarge
+    checkpoint_seconds = min(CHECKPOINT_SECONDS, definition.checkpoints.every_seconds)
     copies = max(LEAST_COPIES_BYTES, COPIES_FOR_EACH * most * saved)
     return ServingPlan(
         run=part.run,
         grids=all_grids,
         make=make,
         folder=experts_folder(node.configuration.places, part.run, part.organiser),
-        settings=HostSettings(most, uids, largest_copies_bytes=copies),
+        settings=HostSettings(most, uids, checkpoint_seconds, largest_copies_bytes=copies),
         memory_bytes=most * each + REQUESTS_BYTES if most else 0,
         disk_bytes=most * saved + copies,
     )

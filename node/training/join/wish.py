@@ -25,11 +25,10 @@ class ServingWish:
     def cells_of(self, grids: Sequence[ExpertGrid]) -> tuple[Uid, ...]:
         """The named cells, in order. WrongUid if the run does not have one of them."""
         by_name = {grid.name: grid for grid in grids}
-        for named in (*self.blocks, *self.uids):
-            if named.grid not in by_name:
+        for name in [*(block.grid for block in self.blocks), *(uid.grid for uid in self.uids)]:
+            if name not in by_name:
                 raise WrongUid(
-                    f"The run has no grid {named.grid}.",
-                    advice=f"Its grids are {', '.join(by_name)}.",
+                    f"The run has no grid {name}.", advice=f"Its grids are {', '.join(by_name)}."
                 )
         cells = [uid for block in self.blocks for uid in by_name[block.grid].cells_in(block)]
         cells += [by_name[uid.grid].uid(str(uid)) for uid in self.uids]
