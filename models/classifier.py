@@ -72,53 +72,15 @@ class ResidualBlock(nn.Module):
         return F.relu(y + self.shortcut(x))
 
 
-class Classifier(Trainable):
-    """`seed` decides the initial parameters; None leaves it on the meta device, without values."""
+class ImageClassifier(Trainable):
+    """The loss of a network that gives a logit for each class of an image."""
 
-    def __init__(self, settings: ClassifierSettings, seed: int | None = 0) -> None:
-        super().__init__()
-        settings = checked(settings, "the model classifier")
-        self.settings = settings
-        self.window = 0
-        self.sample = f"one image, of one of {settings.classes} kinds"
-        widths = [settings.width << stage for stage in range(STAGES)]
-        with torch.device("meta"):  # nothing is drawn here from torch's global generator
-            self.stem = nn.Conv2d(3, settings.width, 3, padding=1, bias=False)
-            self.stem_norm = nn.GroupNorm(settings.width // CHANNELS_PER_GROUP, settings.width)
-            self.blocks = nn.ModuleList()
-            before = settings.width
-            for stage, width in enumerate(widths):
-                for number in range(settings.blocks):
-                    stride = 2 if stage > 0 and number == 0 else 1
-                    self.blocks.append(ResidualBlock(before, width, stride))
-                    before = width
-            self.output = nn.Linear(before, settings.classes)
-        if seed is not None:
-            self.to_empty(device="cpu")
-            self._fill(seeded(seed))
+    output: nn.Linear
 
-    def _fill(self, generator: torch.Generator) -> None:
-        fill_constants(self)
-        for parameter in self.parameters():
-            if parameter.dim() >= 2:
-                inputs = parameter[0].numel()
-                fill_evenly(parameter, math.sqrt(2.0 / inputs), generator)  # He et al. 2015
-        with torch.no_grad():
-            for block in self.modules():
-                if isinstance(
-                    block, ResidualBlock
-                ):  # begins as the identity (Goyal et al. 2017, 5.1)
-                    block.second_norm.weight.zero_()
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits.  images: (samples, 3, height, width), as in ImageBatch; (samples, classes)."""
+    def centred(self, images: Tensor) -> Tensor:
+        """Values from -1 to 1, in the model's own type."""
         brightest = 1.0 if images.is_floating_point() else 255.0
-        x = images.to(self.output.weight.dtype) * (2.0 / brightest) - 1.0
-        x = F.relu(self.stem_norm(self.stem(x)))
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.output(x.mean(dim=(2, 3)))
-        return logits
+        return images.to(self.output.weight.dtype) * (2.0 / brightest) - 1.0
 
     def loss(self, batch: ImageBatch) -> Tensor:
         if batch.images.dim() != 4 or batch.images.shape[1] != 3:
@@ -139,6 +101,51 @@ class Classifier(Trainable):
 
     def samples_in(self, batch: ImageBatch) -> int:
         return len(batch.labels)
+
+
+def fill_convolutions(network: nn.Module, generator: torch.Generator) -> None:
+    fill_constants(network)
+    for parameter in network.parameters():
+        if parameter.dim() >= 2:
+            inputs = parameter[0].numel()
+            fill_evenly(parameter, math.sqrt(2.0 / inputs), generator)  # He et al. 2015
+    with torch.no_grad():
+        for block in network.modules():
+            if isinstance(block, ResidualBlock):  # begins as the identity (Goyal et al. 2017, 5.1)
+                block.second_norm.weight.zero_()
+
+
+class Classifier(ImageClassifier):
+    """`seed` decides the initial parameters; None leaves it on the meta device, without values."""
+
+    def __init__(self, settings: ClassifierSettings, seed: int | None = 0) -> None:
+        super().__init__()
+        settings = checked(settings, "the model classifier")
+        self.settings = settings
+        self.sample = f"one image, of one of {settings.classes} kinds"
+        widths = [settings.width << stage for stage in range(STAGES)]
+        with torch.device("meta"):  # nothing is drawn here from torch's global generator
+            self.stem = nn.Conv2d(3, settings.width, 3, padding=1, bias=False)
+            self.stem_norm = nn.GroupNorm(settings.width // CHANNELS_PER_GROUP, settings.width)
+            self.blocks = nn.ModuleList()
+            before = settings.width
+            for stage, width in enumerate(widths):
+                for number in range(settings.blocks):
+                    stride = 2 if stage > 0 and number == 0 else 1
+                    self.blocks.append(ResidualBlock(before, width, stride))
+                    before = width
+            self.output = nn.Linear(before, settings.classes)
+        if seed is not None:
+            self.to_empty(device="cpu")
+            fill_convolutions(self, seeded(seed))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits.  images: (samples, 3, height, width), as in ImageBatch; (samples, classes)."""
+        x = F.relu(self.stem_norm(self.stem(self.centred(images))))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.output(x.mean(dim=(2, 3)))
+        return logits
 
     def plain_settings(self) -> dict[str, Any]:
         return {"name": "classifier", **msgspec.structs.asdict(self.settings)}

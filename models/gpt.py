@@ -14,7 +14,7 @@ data than they can read do not need it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -95,9 +95,15 @@ class TransformerBlock(nn.Module):
 
 
 class GPT(Trainable):
-    """`seed` decides the initial parameters; None leaves it on the meta device, without values."""
+    """`seed` decides the initial parameters; None leaves it on the meta device, without values.
+    `block` makes block number n: a TransformerBlock, if it is not given."""
 
-    def __init__(self, settings: GPTSettings, seed: int | None = 0) -> None:
+    def __init__(
+        self,
+        settings: GPTSettings,
+        seed: int | None = 0,
+        block: Callable[[int], nn.Module] | None = None,
+    ) -> None:
         super().__init__()
         settings = checked(settings, "the model gpt")
         if settings.width % settings.heads:
@@ -111,7 +117,10 @@ class GPT(Trainable):
         with torch.device("meta"):  # nothing is drawn here from torch's global generator
             self.embedding = empty_embedding(settings.vocabulary, settings.width)
             self.positions = empty_embedding(settings.context, settings.width)
-            self.blocks = nn.ModuleList(TransformerBlock(settings) for _ in range(settings.layers))
+            self.blocks = nn.ModuleList(
+                TransformerBlock(settings) if block is None else block(number)
+                for number in range(settings.layers)
+            )
             self.norm = nn.LayerNorm(settings.width)
         if seed is not None:
             self.to_empty(device="cpu")

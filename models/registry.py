@@ -25,7 +25,8 @@ from msgspec import Meta
 from torch import nn
 from torch.optim import Optimizer
 
-from models import albert, classifier, gpt
+from models import albert, classifier, dmoe, gpt
+from models.dmoe import MixtureFactory
 from models.errors import WrongSettings, nearest
 from models.lamb import Lamb
 from models.lars import Lars
@@ -51,10 +52,28 @@ MODELS: dict[str, ModelKind] = {
 }
 
 
+class MixedKind(NamedTuple):
+    """A model with mixtures of experts."""
+
+    settings: type[msgspec.Struct]
+    sizes: Mapping[str, msgspec.Struct]
+    build: Callable[[Any, MixtureFactory, int | None], Trainable]
+
+
+MIXED_MODELS: dict[str, MixedKind] = {
+    "dmoe_gpt": MixedKind(dmoe.DMoEGPTSettings, dmoe.GPT_SIZES, dmoe.DMoEGPT),
+    "dmoe_classifier": MixedKind(
+        dmoe.DMoEClassifierSettings, dmoe.CLASSIFIER_SIZES, dmoe.DMoEClassifier
+    ),
+}
+
+ALL_MODELS: dict[str, ModelKind | MixedKind] = {**MODELS, **MIXED_MODELS}
+
+
 def model_settings(settings: Mapping[str, Any]) -> msgspec.Struct:
     """The typed settings for these plain ones: those of the size, with the changes."""
-    name = take_name(settings, MODELS, "model")
-    kind = MODELS[name]
+    name = take_name(settings, ALL_MODELS, "model")
+    kind = ALL_MODELS[name]
     own = {key: value for key, value in settings.items() if key not in ("name", "size")}
     if "size" in settings:
         size = settings["size"]
@@ -67,10 +86,20 @@ def model_settings(settings: Mapping[str, Any]) -> msgspec.Struct:
     return read_settings(own, kind.settings, f"the model {name}")
 
 
-def build_model(settings: Mapping[str, Any], *, seed: int | None) -> Trainable:
-    """The network that these settings describe; with `seed=None` on the meta device."""
-    read = model_settings(settings)
-    return MODELS[settings["name"]].build(read, seed)
+def build_model(
+    settings: Mapping[str, Any], *, seed: int | None, mixture: MixtureFactory | None = None
+) -> Trainable:
+    """The network that these settings describe; with `seed=None` on the meta device. `mixture`
+    makes the mixtures of experts, for a model that has some."""
+    read, name = model_settings(settings), settings["name"]
+    if name in MODELS:
+        return MODELS[name].build(read, seed)
+    if mixture is None:
+        raise WrongSettings(
+            f"The model {name} has mixtures, and there are no experts for them.",
+            advice="In a run, describe them below [experts].",
+        )
+    return MIXED_MODELS[name].build(read, mixture, seed)
 
 
 Rate = Annotated[float, Meta(ge=0.0, le=1e6)]

@@ -85,6 +85,7 @@ HEAVY_ROOMS = (
     "node.app.demo.judging",
     "node.run.building",
     "node.run.batches",
+    "node.run.mixtures",
     "node.run.out_of_memory",
 )
 LIGHT_ROOMS = ("node.training.credit", "node.training.join")  # of those

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import parallel_apply, replicate
 
-from models.classifier import Classifier
+from models.classifier import ImageClassifier
 from models.data.errors import DataSettingsError
 from models.data.events import OnEvent, logged
 from models.data.position import Position
@@ -52,6 +52,7 @@ from models.synthetic_images import synthetic_images
 from models.trainable import FLOAT32_BYTES, Trainable, on_device, tensors_in, with_each_tensor
 from node.run.batches import FigureBatches, ModuleBatches, ReadBatches, TrainingBatches
 from node.run.definition import RunDefinition
+from node.run.mixtures import Mixtures
 from node.run.trusted import (
     BrokenModule,
     blamed_on,
@@ -78,6 +79,8 @@ class RunTask:
     peer: str
     model_file: str = field(default="", kw_only=True)
     """The file of a trusted module's model; empty for a registered model."""
+    mixtures: Mixtures | None = field(default=None, kw_only=True)
+    """Those of the model, in a run with experts."""
 
     @property
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -141,12 +144,13 @@ class RunTask:
         """The context that passes are computed in: the run's precision, on this task's devices."""
         return autocast_to(self.definition.training.precision, self.devices[0].type)
 
-    def loss(self, batch: Any) -> Tensor:
-        """The mean over the batch's samples. Call `backward` with it."""
+    def loss(self, batch: Any, model: Trainable | None = None) -> Tensor:
+        """The mean over the batch's samples. Call `backward` with it. `model`: a copy of the
+        task's model that computes in its place."""
         with self._own_code("loss"):
             if len(self.devices) > 1:
                 return spread_loss(self.model, self.devices, batch)
-            loss = self.model.loss(batch)
+            loss = (model or self.model).loss(batch)
         if self.model_file:
             self._check_loss(loss)
         return loss
@@ -201,14 +205,23 @@ def build_task(
     """
     given = [device] if isinstance(device, str | torch.device) else list(device)
     devices = tuple(torch.device(one) for one in given)
-    model = model_of(definition, trusted or {}, seed=definition.training.seed)
-    return _task_with(definition, model.to(devices[0]), devices, peer, trusted or {})
+    mixtures = mixtures_of(definition)
+    if mixtures is not None:  # a GPU computes little of such a model, and waits for experts
+        devices = devices[:1]
+    model = model_of(definition, trusted or {}, seed=definition.training.seed, mixtures=mixtures)
+    return _task_with(definition, model.to(devices[0]), devices, peer, trusted or {}, mixtures)
 
 
 def task_to_look_at(definition: RunDefinition, trusted: Mapping[str, Path]) -> RunTask:
     """The task without a registered model's memory, to inspect its shapes and its data."""
-    model = model_of(definition, trusted, seed=None)
-    return _task_with(definition, model, (torch.device("cpu"),), "", trusted)
+    mixtures = mixtures_of(definition)
+    model = model_of(definition, trusted, seed=None, mixtures=mixtures)
+    return _task_with(definition, model, (torch.device("cpu"),), "", trusted, mixtures)
+
+
+def mixtures_of(definition: RunDefinition) -> Mixtures | None:
+    """Fresh ones, for one model; None for a run without experts."""
+    return None if definition.experts is None else Mixtures(definition)
 
 
 def _task_with(
@@ -217,28 +230,51 @@ def _task_with(
     devices: tuple[torch.device, ...],
     peer: str,
     trusted: Mapping[str, Path],
+    mixtures: Mixtures | None,
 ) -> RunTask:
     factory = optimizer_factory(definition.optimizer)
     schedule = None if definition.schedule is None else schedule_factory(definition.schedule)
     data = data_of(definition, model, trusted)
     named = definition.model.get("module")
     model_file = str(trusted[named]) if named is not None else ""
-    return RunTask(definition, model, devices, factory, schedule, data, peer, model_file=model_file)
+    return RunTask(
+        definition,
+        model,
+        devices,
+        factory,
+        schedule,
+        data,
+        peer,
+        model_file=model_file,
+        mixtures=mixtures,
+    )
 
 
 def model_of(
-    definition: RunDefinition, trusted: Mapping[str, Path], *, seed: int | None
+    definition: RunDefinition,
+    trusted: Mapping[str, Path],
+    *,
+    seed: int | None,
+    mixtures: Mixtures | None = None,
 ) -> Trainable:
-    """The run's model, with `seed=None` on the meta device (of a registered model)."""
+    """The run's model, with `seed=None` on the meta device (of a registered model). `mixtures`:
+    fresh ones, which the model gets."""
     if "module" not in definition.model:
-        return build_model(definition.model, seed=seed)
+        made = None if mixtures is None else mixtures.mixture_of_rows
+        model = build_model(definition.model, seed=seed, mixture=made)
+        if mixtures is not None:
+            mixtures.check_complete()
+        return model
     module = load_trusted(definition.model, trusted, "model")
     build, file = _function(module, "build_model"), file_of(module)
+    more = {} if mixtures is None else {"mixture": mixtures.mixture}
     with blamed_on(file, "build_model"):
-        model = build(own_settings(definition.model), seed=seed or 0)
+        model = build(own_settings(definition.model), seed=seed or 0, **more)
     if not isinstance(model, Trainable):
         must = "must give a models.trainable.Trainable"
         raise wrong_result(file, build, must, _described(model))
+    if mixtures is not None:
+        mixtures.check_complete()
     return model
 
 
@@ -251,7 +287,7 @@ def data_of(
         _function(module, "open_batches")
         return module
     if not definition.data.get("source") and not model.window:
-        if isinstance(model, Classifier):
+        if isinstance(model, ImageClassifier):
             return None
         raise DataSettingsError(
             "The model takes no text (its window is 0), but [data] names only text.",

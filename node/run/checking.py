@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from models.errors import ModelsError
-from node.run.definition import RunDefinition, check_version
+from node.run.definition import RunDefinition, check_version, mistakes_of_experts
 from node.run.mistakes import mistakes_in_table, parse
 from node.run.trusted import BrokenModule, mistakes_in_module_table, sha256_of
 from protocols.errors import PotluckError
@@ -39,7 +39,7 @@ def check(
     definition = None if mistakes else msgspec.convert(document, RunDefinition)
     tables = [*_mistakes_in_tables(document)]
     if definition is not None:
-        mistakes += [*_contradictions_of_sections(definition)]
+        mistakes += [*mistakes_of_experts(definition), *_contradictions_of_sections(definition)]
         if not tables:
             mistakes += [*_contradictions_of_tables(definition, trusted or {})]
     mistakes += tables
@@ -47,6 +47,7 @@ def check(
 
 
 def _mistakes_in_tables(document: Mapping[str, Any]) -> Iterator[str]:
+    from models.experts import build_expert
     from models.registry import model_settings, optimizer_factory, schedule_factory
     from node.run.building import data_from_strangers
 
@@ -55,9 +56,12 @@ def _mistakes_in_tables(document: Mapping[str, Any]) -> Iterator[str]:
         "data": data_from_strangers,
         "optimizer": optimizer_factory,
         "schedule": schedule_factory,
+        "experts.network": partial(build_expert, seed=None),
+        "experts.optimizer": optimizer_factory,
+        "experts.schedule": schedule_factory,
     }
     for name, read in readers.items():
-        table = document.get(name)
+        table = _table_at(document, name)
         if not isinstance(table, Mapping):
             continue  # it is missing, or no table: that was reported already
         if name in ("model", "data") and "module" in table:
@@ -67,28 +71,38 @@ def _mistakes_in_tables(document: Mapping[str, Any]) -> Iterator[str]:
         yield from mistakes or _said_by(partial(read, table), f"[{name}]")
 
 
+def _table_at(document: Mapping[str, Any], place: str) -> object:
+    found: object = document
+    for name in place.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
 def _parts_of(
     name: str, table: Mapping[str, Any]
 ) -> Iterator[tuple[Mapping[str, Any], type[msgspec.Struct], str]]:
     """Each part of the table with the struct that reads it, so that all wrong values and unknown
     keys are reported at once. Nothing where the table's own name is wrong."""
     from models.data.settings import DataSettings, SourceSettings
-    from models.registry import MODELS, OPTIMIZERS
+    from models.experts import EXPERTS
+    from models.registry import ALL_MODELS, OPTIMIZERS
     from models.schedules import DECAYS, ScheduleSettings
 
     named = table.get("name")
     called = named if isinstance(named, str) else None  # a list could not even be looked up
     own = {key: value for key, value in table.items() if name == "data" or key not in NAMING}
-    if name == "model" and called in MODELS:
-        kind, size = MODELS[called], table.get("size")
+    if name == "model" and called in ALL_MODELS:
+        kind, size = ALL_MODELS[called], table.get("size")
         known = kind.sizes.get(size) if isinstance(size, str) else None
         if known is not None:
             own = {**msgspec.to_builtins(known), **own}
         if known is not None or size is None:
             yield own, kind.settings, name
-    elif name == "optimizer" and called in OPTIMIZERS:
+    elif name == "experts.network" and called in EXPERTS:
+        yield own, EXPERTS[called].settings, name
+    elif name.endswith("optimizer") and called in OPTIMIZERS:
         yield own, OPTIMIZERS[called].settings, name
-    elif name == "schedule" and called in DECAYS and "decay" not in own:
+    elif name.endswith("schedule") and called in DECAYS and "decay" not in own:
         yield {"decay": called, **own}, ScheduleSettings, name
     elif name == "data":
         sources = table.get("source")
@@ -122,7 +136,10 @@ def _contradictions_of_tables(
     """Settings of different tables that contradict each other."""
     from models.albert import AlbertSettings
     from models.masking import BYTE_VOCABULARY
-    from models.registry import build_model, model_settings
+    from models.registry import model_settings
+    from node.run.building import mixtures_of, model_of
+    from node.run.experts import largest_call_bytes
+    from protocols.experts import LARGEST_TENSOR_BYTES
 
     training, schedule = definition.training, definition.schedule
     if schedule is not None and training.steps and schedule.get("warmup", 0) >= training.steps:
@@ -131,7 +148,20 @@ def _contradictions_of_tables(
             f"{schedule['warmup']:,}."
         )
     if "module" not in definition.model:
-        yield from _said_by(lambda: build_model(definition.model, seed=None), "[model]")
+        mixtures = mixtures_of(definition)
+        wrong = [
+            *_said_by(lambda: model_of(definition, {}, seed=None, mixtures=mixtures), "[model]")
+        ]
+        yield from wrong
+        if definition.experts is not None and not wrong:
+            largest = largest_call_bytes(definition)
+            if largest > LARGEST_TENSOR_BYTES:
+                yield (
+                    f"{training.samples_at_once:,} samples_at_once below [training] can come to "
+                    f"{largest:,} bytes for one expert, and a call takes {LARGEST_TENSOR_BYTES:,}: "
+                    f"choose at most "
+                    f"{training.samples_at_once * LARGEST_TENSOR_BYTES // largest:,}."
+                )
         settings = model_settings(definition.model)
         own = isinstance(settings, AlbertSettings) and settings.vocabulary != BYTE_VOCABULARY
         if own and "module" not in definition.data:
@@ -168,9 +198,10 @@ def _mistakes_of_modules(definition: RunDefinition, trusted: Mapping[str, Path])
 
 
 def _try_modules(definition: RunDefinition, trusted: Mapping[str, Path]) -> None:
-    from node.run.building import data_of, model_of
+    from node.run.building import data_of, mixtures_of, model_of
 
-    model = model_of(definition, trusted, seed=definition.training.seed)
+    seed, mixtures = definition.training.seed, mixtures_of(definition)
+    model = model_of(definition, trusted, seed=seed, mixtures=mixtures)
     data_of(definition, model, trusted)
 
 

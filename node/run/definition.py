@@ -22,7 +22,7 @@ so the format and the least version are checked before any other key.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -272,7 +272,34 @@ def read_definition(text: bytes) -> RunDefinition:
     mistakes = mistakes_in_table(document, RunDefinition)
     if mistakes:
         raise WrongDefinition.of(mistakes)
-    return msgspec.convert(document, RunDefinition)
+    definition = msgspec.convert(document, RunDefinition)
+    mistakes = list(mistakes_of_experts(definition))
+    if mistakes:
+        raise WrongDefinition.of(mistakes)
+    return definition
+
+
+def mistakes_of_experts(definition: RunDefinition) -> Iterator[str]:
+    """Settings below [experts] that contradict each other, or the others."""
+    section = definition.experts
+    if section is None:
+        return
+    for name in dict.fromkeys(section.grids):
+        if section.grids.count(name) > 1:
+            yield f"grids below [experts] has two grids called {name}: each mixture has its own."
+    if section.quorum > section.k:
+        yield (
+            f"quorum below [experts] is {section.quorum}, but only {section.k} experts are asked "
+            "for an example (k)."
+        )
+    cells = math.prod(section.sizes)
+    if section.k > cells:
+        yield f"k below [experts] is {section.k}, but the grid has room for {cells} experts only."
+    if definition.training.precision == "fp16":
+        yield (
+            "precision below [training] cannot be fp16 in a run with experts, whose gradients "
+            "would need its loss scale: choose bf16 or float32."
+        )
 
 
 def name_in(text: bytes) -> str:

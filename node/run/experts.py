@@ -10,6 +10,7 @@ uid.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -98,3 +99,27 @@ def server_bytes(definition: RunDefinition) -> int:
     for a batch is the same for all its experts together."""
     gradient = FLOAT_BYTES * parameters_of_an_expert(definition)
     return int(KEPT_APART * (saved_bytes(definition) + gradient))
+
+
+def rows_of_a_sample(definition: RunDefinition) -> int:
+    """How many examples each mixture gets of one sample; 1 for a module's model, which alone
+    knows."""
+    from models.registry import model_settings
+
+    if "module" in definition.model:
+        return 1
+    return int(getattr(model_settings(definition.model), "context", 1))
+
+
+def row_bytes(definition: RunDefinition) -> int:
+    """One example, as experts compute with it."""
+    from models.experts import build_expert
+
+    network = build_expert(section_of(definition).network, seed=None)
+    return FLOAT_BYTES * math.prod(network.row_shape)
+
+
+def largest_call_bytes(definition: RunDefinition) -> int:
+    """What one expert gets in a call if all examples of the largest batch go to it."""
+    samples = definition.training.samples_at_once
+    return samples * rows_of_a_sample(definition) * row_bytes(definition)

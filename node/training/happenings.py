@@ -87,6 +87,19 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
     words: str
 
 
+class ExpertsMissing(msgspec.Struct, frozen=True, tag=True):
+    """Too few experts answer, and no batch has been done for some seconds: this peer tries on."""
+
+    reason: str
+
+
+class ExpertsBack(msgspec.Struct, frozen=True, tag=True):
+    """A batch was done again. `dropped`: the batches that were tried in vain meanwhile."""
+
+    seconds: float
+    dropped: int
+
+
 class RunComplete(msgspec.Struct, frozen=True, tag=True):
     """The run has made all the steps of its definition. `parameters`: the digest of this peer's
     model, which is the same at all peers."""
@@ -169,6 +182,8 @@ Own = (
     | PeerCame
     | PeerWent
     | Notice
+    | ExpertsMissing
+    | ExpertsBack
     | RunComplete
     | ServingBegan
     | ExpertsTaken

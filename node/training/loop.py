@@ -33,27 +33,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from models.data.clock import ReadingStopped
 from models.data.errors import PositionError
 from models.data.position import Position, read_position, write_position
+from models.trainable import Trainable
 from node.core.caps.memory import MemoryUsedUp
 from node.run.out_of_memory import is_out_of_memory
 from node.training.batch_size import BatchSize
 from node.training.compiler_kept_out import keep_the_compiler_out
 from node.training.departure import ROUND_PATIENCE_SECONDS
-from node.training.happenings import Began, Notice, Paused, Resumed, RunComplete
+from node.training.happenings import (
+    Began,
+    ExpertsBack,
+    ExpertsMissing,
+    Notice,
+    Paused,
+    Resumed,
+    RunComplete,
+)
 from node.training.parameters_digest import digest_of
 from node.training.phases import NETWORK
 from node.training.session import TrainingSession
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import GradientsDropped
 from protocols.accumulation.optimizer import CollaborativeOptimizer
+from protocols.experts import AsyncTrainer, TooFewExperts
 
 if TYPE_CHECKING:
     from node.run.batches import TrainingBatches
     from node.run.building import RunTask
     from node.run.definition import RunDefinition
+    from node.run.mixtures import ExpertsOf
 
 
 def give_back_memory() -> None:
@@ -116,7 +128,35 @@ logger = logging.getLogger("potluck.trainer")
 NEWS_SECONDS = 5.0  # between two checks of a peer that only waits, if nothing happens
 GATE_SECONDS = 0.5  # between two checks of the gate by a peer that only helps
 KEPT_SECONDS = 60.0  # that a volunteer waits until the run's keeper has the last step, too
+MISSING_SECONDS = 3.0  # a server that has just died is replaced in no less
 POSITION_SECONDS = 60.0  # how many seconds of data a kill makes this peer read again
+
+
+class _MissingExperts:
+    """Reports when no batch has been done for `MISSING_SECONDS` because experts were missing, and
+    when one is done again."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+        self._dropped, self._told = 0, False
+        self._since = time.monotonic()
+
+    def begin(self) -> None:
+        """Batches are computed from now on: a rest before does not count."""
+        if not self._told:
+            self._since = time.monotonic()
+
+    def dropped(self, error: TooFewExperts) -> None:
+        self._dropped += 1
+        if not self._told and time.monotonic() - self._since > MISSING_SECONDS:
+            self._told = True
+            self._session.happened(ExpertsMissing(" ".join(filter(None, (error.what, error.why)))))
+
+    def answered(self) -> None:
+        now = time.monotonic()
+        if self._told:
+            self._session.happened(ExpertsBack(round(now - self._since, 3), self._dropped))
+        self._dropped, self._told, self._since = 0, False, now
 
 
 class Loop:
@@ -132,12 +172,15 @@ class Loop:
         keeps_only: bool = False,
         share: Callable[[], float] = lambda: 1.0,
         position_file: Path | None = None,
+        experts_of: ExpertsOf | None = None,
     ) -> None:
         self._definition, self._task, self._session = definition, task, session
         self._batch_size, self._share = batch_size, share
         self._keeps_only = keeps_only
         self._resting = Resting(session)
         self._position_file = position_file
+        self._experts_of = experts_of
+        self._missing = _MissingExperts(session)
         self._batches: TrainingBatches | None = None
         self._position_kept = time.monotonic()
 
@@ -157,6 +200,8 @@ class Loop:
         bridge.rest = self._resting
         self._session.gate.watch(bridge.rest_changed)
         optimizer = self._enter(bridge)
+        if self._task.mixtures is not None and self._experts_of is not None:
+            self._task.mixtures.connect(self._experts_of, bridge.portal)
         began = Began(self._definition.name, optimizer.epoch, self._keeps_only)
         self._session.happened(began)
         if self._keeps_only:
@@ -214,7 +259,10 @@ class Loop:
             try:
                 while self._goes_on(optimizer) and self._size() == size:
                     if self._session.gate.is_open:
-                        self._batch(optimizer, next(batches))
+                        if self._experts_of is None:
+                            self._batch(optimizer, next(batches))
+                        else:
+                            self._batches_in_flight(optimizer, batches, size)
                     elif self._resting.is_wanted() and batches.position() is not None:
                         break
                     else:
@@ -246,6 +294,43 @@ class Loop:
             if not is_out_of_memory(error):
                 raise
             return None
+
+    def _batches_in_flight(
+        self, optimizer: CollaborativeOptimizer, batches: TrainingBatches, size: int
+    ) -> None:
+        """Several batches at once, most of which wait for experts, until the gate closes or
+        something else is to be done. Batches without enough experts are dropped."""
+        section, task = self._definition.experts, self._task
+        assert section is not None
+
+        def drawn() -> Iterator[Any]:
+            while self._goes_on(optimizer) and self._session.gate.is_open and self._size() == size:
+                yield next(batches)
+                self._keep_position(batches)
+
+        def loss_of(model: nn.Module, batch: Any) -> Tensor:
+            assert isinstance(model, Trainable)
+            with task.autocast():
+                return task.loss(batch, model)
+
+        trainer = AsyncTrainer(
+            task.model,
+            loss_of,
+            in_flight=section.in_flight,
+            patience_seconds=math.inf,
+            tell_dropped=self._missing.dropped,
+        )
+        optimizer.zero_grad()
+        self._missing.begin()
+        try:
+            for done in trainer.run(drawn()):
+                self._missing.answered()
+                optimizer.step(samples=task.samples_in(done.batch), loss=done.loss)
+                optimizer.zero_grad()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._make_room(optimizer)
 
     def _make_room(self, optimizer: CollaborativeOptimizer) -> None:
         """Another program took memory, or this one has grown: smaller batches from now on."""

@@ -33,6 +33,7 @@ class Facts:
     behind: bool = False
     places_taken: int = 0  # all places that there are, while this peer has none
     averaging: bool = False
+    lacks_experts: bool = False
     alone: bool = False
     complete: bool = False
     begins: bool = False
@@ -90,6 +91,13 @@ def told_of(facts: Facts) -> PhaseWords:
         )
     if facts.keeps_only:
         return _keeping(facts)
+    if facts.lacks_experts:
+        return PhaseWords(
+            TrainerPhase.TRAINING,
+            "waiting for experts: too few of them answer",
+            "Training continues by itself when volunteers serve them again "
+            "(`potluck experts serve`).",
+        )
     if facts.alone:
         others = "volunteers" if facts.begins else "the others"
         return PhaseWords(

@@ -41,6 +41,8 @@ from node.training.departure import Departure
 from node.training.gate import Gate
 from node.training.happenings import (
     Began,
+    ExpertsBack,
+    ExpertsMissing,
     Failed,
     FirstSamplesAccepted,
     Happening,
@@ -288,6 +290,10 @@ class TrainingSession:
                 facts = replace(facts, places_taken=places)
             case PlaceFree():
                 facts = replace(facts, places_taken=0)
+            case ExpertsMissing():
+                facts = replace(facts, lacks_experts=True)
+            case ExpertsBack():
+                facts = replace(facts, lacks_experts=False)
             case RunComplete():
                 facts = replace(facts, complete=True)
             case Failed():

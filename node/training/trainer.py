@@ -56,6 +56,8 @@ from protocols.blocking import in_thread
 if TYPE_CHECKING:
     from node.run.building import RunTask
     from node.run.definition import RunDefinition
+    from node.run.mixtures import ExpertsOf
+    from protocols.experts import ExpertDirectory, Runtime
 
 
 logger = logging.getLogger("potluck.trainer")
@@ -92,6 +94,8 @@ class TrainerOptions:
     - `fetching_folder`: a partly fetched state is kept there across a restart.
     - `position_file`: the position in the data is kept there.
     - `losses_file`: the curve of the run's loss is kept there across a restart.
+    - `experts`: where the experts of a run with some are found; by default a directory of its own.
+    - `own_experts`: the runtime of those that this node serves itself.
     """
 
     micro_batch: int = 0
@@ -112,6 +116,8 @@ class TrainerOptions:
     fetching_folder: Path | None = None
     position_file: Path | None = None
     losses_file: Path | None = None
+    experts: ExpertDirectory | None = None
+    own_experts: Runtime | None = None
 
 
 async def train_run(
@@ -143,6 +149,7 @@ async def train_run(
         keeps_only=options.keeps_only,
         share=options.batch_share,
         position_file=options.position_file,
+        experts_of=_experts_of(node, definition, options),
     )
     settings = definition.collaboration_settings(
         name=options.name,
@@ -177,6 +184,18 @@ async def train_run(
     finally:
         losses.keep()
     return _left(session)
+
+
+def _experts_of(node: Node, definition: RunDefinition, options: TrainerOptions) -> ExpertsOf | None:
+    """How each mixture of the model gets its experts, in a run with experts."""
+    section = definition.experts
+    if section is None:
+        return None
+    from protocols.experts import ExpertClient, ExpertDirectory, HostRecords, SwarmExperts
+
+    directory = options.experts or ExpertDirectory(node.network, node.dht, definition.name)
+    client, records = ExpertClient(node.rpc), HostRecords()
+    return lambda grid: SwarmExperts(directory, client, grid, records, codec=section.codec)
 
 
 class _LossesFile:

@@ -18,7 +18,9 @@ from node.core.duration import span
 from node.core.training_view import TrainerPhase, TrainerView
 from node.training.happenings import (
     Began,
+    ExpertsBack,
     ExpertsLost,
+    ExpertsMissing,
     ExpertsTaken,
     Failed,
     FirstSamplesAccepted,
@@ -90,6 +92,11 @@ def words_of(happening: Happening) -> str:
             return f"{short(peer)} went"
         case Notice(words=words):
             return words
+        case ExpertsMissing(reason=reason):
+            return f"waiting for experts: {reason} potluck keeps trying."
+        case ExpertsBack(seconds=seconds, dropped=dropped):
+            batches = "1 batch was" if dropped == 1 else f"{dropped:,} batches were"
+            return f"experts answer again after {span(seconds)}; {batches} dropped meanwhile"
         case RunComplete(epoch=epoch):
             return f"the run is complete: {epoch:,} steps"
         case ServingBegan(run=run, most=most):

@@ -152,6 +152,12 @@ class Bridge:
         return self._portal.ended
 
     @property
+    def portal(self) -> Portal:
+        """For other calls to the node, from any thread of the training. It ends with the
+        collaboration."""
+        return self._portal
+
+    @property
     def estimate(self) -> Estimate:
         """The state of the run as of the last look. The object is replaced, never changed. Never
         waits."""

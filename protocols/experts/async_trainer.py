@@ -50,9 +50,9 @@ IN_FLIGHT = 64  # as in the paper
 
 PATIENCE_SECONDS = 300.0  # a backbone restarts, or the owner's own router, in less
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 8.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 2.0
 """A thread rests after a dropped batch, twice as long after each further one. If all experts are
-away, the batches would otherwise be used up in no time."""
+away, the batches would otherwise be used up in no time. The end of `run` waits for a rest."""
 
 Batch = TypeVar("Batch")
 
@@ -74,6 +74,7 @@ class AsyncTrainer(Generic[Batch]):
     - `in_flight`: how many batches are under way at once.
     - `patience_seconds`: when every batch has been dropped for so long, `run` raises the last
       TooFewExperts.
+    - `tell_dropped`: is told of each batch that was dropped, in the owner's thread.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class AsyncTrainer(Generic[Batch]):
         *,
         in_flight: int = IN_FLIGHT,
         patience_seconds: float = PATIENCE_SECONDS,
+        tell_dropped: Callable[[TooFewExperts], None] = lambda _: None,
     ) -> None:
         self.dropped = 0
         """Batches without a result so far."""
         self._model, self._loss_of = model, loss_of
         self._in_flight, self._patience_seconds = in_flight, patience_seconds
+        self._tell_dropped = tell_dropped
 
     def run(self, batches: Iterable[Batch]) -> Iterator[DoneBatch[Batch]]:
         """Compute the gradients of all batches. The iterator ends when all are done or dropped."""
@@ -118,6 +121,7 @@ class AsyncTrainer(Generic[Batch]):
                         values = _copies(parameters)
                     case TooFewExperts():
                         self.dropped += 1
+                        self._tell_dropped(result)
                         if time.monotonic() - last_success >= self._patience_seconds:
                             raise again(result)
                     case _:

@@ -89,7 +89,7 @@ def test_every_key_is_explained_in_a_new_file_with_its_default() -> None:
     text = new_definition("poem").decode()
     part = text.partition("#[experts]\n")[2].partition("\n\n")[0]
     lines = [one[1:] for one in part.splitlines() if one.startswith("#") and one[1] != " "]
-    written = msgspec.toml.decode("\n".join(lines))
+    written = msgspec.toml.decode("\n".join(["[experts]", *lines]))["experts"]
     assert msgspec.convert(written, ExpertsSection)
     for field in msgspec.structs.fields(ExpertsSection):
         assert field.name in written

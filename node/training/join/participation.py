@@ -247,9 +247,13 @@ async def _train(
 ) -> Left | None:
     """Serve experts, if this peer does, and train, if it does."""
     await node.connectivity.stated.wait()  # what this node does in a round depends on it
-    async with _experts_of(node, part, session, prepared):
+    async with _experts_of(node, part, session, prepared) as experts:
         if prepared.ready is not None:
-            return await _train_samples(node, part, session, prepared, prepared.ready, watched)
+            options = _options(node, part, session, prepared.definition, prepared.ready, watched)
+            if experts is not None:
+                own = None if experts.host is None else experts.host.runtime
+                options = replace(options, experts=experts.directory, own_experts=own)
+            return await _train_samples(node, part, session, prepared, prepared.ready, options)
         from node.training.serving import serve_until_left
         from node.training.watched import TrafficMeter
 
@@ -294,7 +298,7 @@ async def _train_samples(
     session: TrainingSession,
     prepared: _Prepared,
     ready: _ReadyToTrain,
-    watched: WatchedCaps,
+    options: TrainerOptions,
 ) -> Left:
     from node.training.trainer import train_run
 
@@ -303,7 +307,6 @@ async def _train_samples(
     samples = training.batch * training.local_steps  # of a round, which is a step here
     terms = CreditTerms(f"{part.run}/{part.organiser}", samples, training.steps)
     async with open_credit(node, session, terms, keeps=part.checkpoints is not None):
-        options = _options(node, part, session, prepared.definition, ready, watched)
         return await train_run(node, prepared.definition, ready.task, options, session)
 
 
