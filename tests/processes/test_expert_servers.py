@@ -12,17 +12,18 @@ import pytest
 import trio
 
 from tests.processes.commands import leaves_in_time
-from tests.processes.test_joining import ask
-from tests.processes.training_runs import LOOPBACK, SMALL, TestRun, Trainer, started_run, trainer
-from tests.runs.expert_definitions import EXPERTS
+from tests.processes.test_joining import ACCEPTED, ask
+from tests.processes.training_runs import LOOPBACK, TestRun, Trainer, started_run, trainer
+from tests.runs.expert_definitions import TEXT
 from tests.waiting import PATIENCE_SECONDS, until
 
 TEST_SECONDS: Final = 5 * PATIENCE_SECONDS
 LEAVE_SECONDS: Final = 5.0
 CELLS: Final = 12  # two grids of 2 x 3
-DEFINITION: Final = (
-    SMALL + EXPERTS.decode() + "[checkpoints]\nevery_seconds = 2.0\n"
-)
+DEFINITION: Final = TEXT.decode() + "[checkpoints]\nevery_seconds = 2.0\n"
+KEEPER: Final = "--keep-only"
+HALF: Final = ("--grid", "ffn0:*.*", "--grid", "ffn1:0.0")
+HALVES: Final = 7  # cells of it
 
 
 @asynccontextmanager
@@ -43,38 +44,47 @@ def live(seen: dict[str, Any]) -> int:
 
 
 @pytest.mark.slow
-async def test_experts_are_served_listed_paused_and_taken_over(tmp_path: Path) -> None:
-    async def all_live(home: Path, wanted: int) -> bool:
-        return live(await census(home)) == wanted
-
+async def test_a_run_with_experts_trains_while_servers_come_and_go(tmp_path: Path) -> None:
     with trio.fail_after(TEST_SECONDS):
-        async with (
-            started_run(tmp_path, DEFINITION, "--keep-only") as run,
-            serving(run, "alice", "--grid", "ffn0:0.*", "--grid", "ffn1:*.0-1") as alice,
-        ):
-            await alice.until("serving_began")
-            async with serving(run, "ben", "--experts", "12") as ben:
-                await until(lambda: all_live(run.organiser.home, CELLS), PATIENCE_SECONDS)
-                seen = await census(ben.home)
-                sizes = sorted(len(one["experts"]) for one in seen["servers"])
-                assert sizes == [5, 7]
-                assert {one["came"] for one in seen["own"]} == {"new"}
-                status = await ask(ben.home, "status")
-                assert status["training"]["phase"] == "serving experts"
-                assert status["training"]["experts"]["hosted"] == len(seen["own"])
+        async with started_run(tmp_path, DEFINITION, KEEPER) as run:
 
-                await ask(alice.home, "pause")
-                await alice.until("paused")
-                await until(lambda: all_live(run.organiser.home, CELLS), PATIENCE_SECONDS)
-                await ask(alice.home, "resume")
-                await alice.until("resumed")
-                await leaves_in_time(alice.child, signal.SIGINT, LEAVE_SECONDS)
-                ben.child.send_signal(signal.SIGKILL)
-                await ben.child.exit_code()
-            async with serving(run, "carol", "--experts", "12") as carol:
-                taken = await carol.until("experts_taken")
-                assert taken["uids"]
-                left = await ask(carol.home, "leave")
-                assert left["samples"] == 0
-                assert await carol.child.exit_code() == 0
-                carol.traces.insist_on_nothing()
+            async def see_whole_grids() -> bool:
+                return live(await census(run.organiser.home)) == CELLS
+
+            async with serving(run, "alice", *HALF) as alice:
+                await alice.until("experts_taken")
+                await until(lambda: _serves(alice, HALVES), PATIENCE_SECONDS)
+                await _what_is_shown(run, alice)
+                async with (
+                    serving(run, "ben", "--experts", str(CELLS)),
+                    run.joining("carol") as carol,
+                ):
+                    await carol.until(ACCEPTED)
+                    await until(see_whole_grids, PATIENCE_SECONDS)
+                    seen = await ask(carol.home, "status")
+                    assert seen["training"]["experts"]["most"] > 0
+                    await leaves_in_time(alice.child, signal.SIGINT, LEAVE_SECONDS)
+                    alice.traces.insist_on_nothing()
+                    await until(see_whole_grids, PATIENCE_SECONDS)
+                    told = len(carol.told)
+                    await carol.until("step_taken", told)
+                    await leaves_in_time(carol.child, signal.SIGINT, LEAVE_SECONDS)
+                    carol.traces.insist_on_nothing()
+
+
+async def _serves(one: Trainer, number: int) -> bool:
+    return len((await census(one.home))["own"]) == number
+
+
+async def _what_is_shown(run: TestRun, alice: Trainer) -> None:
+    seen = await census(alice.home)
+    assert {one["came"] for one in seen["own"]} == {"new"}
+    alone = await ask(run.folder / "elsewhere", "experts", "list", run.invite)
+    assert alone["grids"] == seen["grids"]
+    status = await ask(alice.home, "status")
+    assert status["training"]["phase"] == "serving experts"
+    assert status["training"]["experts"]["hosted"] == HALVES
+    await ask(alice.home, "pause")
+    await alice.until("paused")
+    await ask(alice.home, "resume")
+    await alice.until("resumed")
