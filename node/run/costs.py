@@ -39,6 +39,7 @@ BUFFERS, BUFFERS_DELAYED, BUFFERS_LOCAL = 2, 4, 4
 # the gradients of the epoch and the average to step with; with `delayed` the shadow, too.
 HOST_BUFFERS, HOST_BUFFERS_LOCAL = 2, 4
 GPU_BUFFERS, GPU_BUFFERS_DELAYED, GPU_BUFFERS_LOCAL = 2, 3, 1
+IN_FLIGHT = 2  # with experts: the parameters of each batch in flight, and its gradients
 HEADERS = 1.02  # frames, encryption, TCP: measured on loopback
 EXAMPLE_OVERHEAD_BYTES = 200  # of an example in the shuffle buffer, beside its text
 TALK_BYTES_PER_SECOND = 1_500  # the directory, progress and keepalives, each way
@@ -84,6 +85,9 @@ class Costs:
     round_bytes: int
     """One round, each way, among many equals; with fewer, each keeps part of it to itself."""
     samples_per_round: int
+    call_up_bytes: int = 0
+    """For each sample, to the experts of a run with some."""
+    call_down_bytes: int = 0
 
     def memory_bytes(self, samples: int, *, on_gpu: bool = False) -> int:
         """The machine's memory for the whole process with this many samples at once. A GPU keeps
@@ -106,7 +110,13 @@ class Costs:
         seconds = self.samples_per_round / max(volunteers * samples_per_second, 1e-9)
         shared = int(self.round_bytes * (1.0 - 1.0 / volunteers))  # one's own share stays here
         hourly = int(shared * HOUR / seconds + TALK_BYTES_PER_SECOND * HOUR)
-        return RunTraffic(seconds, shared, hourly, hourly)
+        samples = samples_per_second * HOUR
+        return RunTraffic(
+            seconds,
+            shared,
+            hourly + int(samples * self.call_up_bytes),
+            hourly + int(samples * self.call_down_bytes),
+        )
 
 
 def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = None) -> Costs:
@@ -114,6 +124,8 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     be built to be inspected; UntrustedModule if it is not trusted."""
     from models.trainable import parameter_count
     from node.run.building import task_to_look_at
+    from node.run.experts import call_bytes
+    from node.run.mixtures import near_bytes
     from protocols.accumulation.state_messages import MOST_RESULTS, ROOM_OF_SMALL_BYTES
 
     task = task_to_look_at(definition, trusted or {})
@@ -132,6 +144,13 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     of_parameters, vector = FLOAT_BYTES * parameters, _vector_bytes(definition, model)
     shuffled = _buffer_bytes(task.data, model)
     sample = int(KEPT_APART * task.activation_bytes())
+    up, down = 0, 0
+    if definition.experts is not None:
+        in_flight = definition.experts.in_flight
+        sample *= in_flight
+        tensors += in_flight * IN_FLIGHT * FLOAT_BYTES * parameters
+        tensors += near_bytes(definition)
+        up, down = call_bytes(definition)
     fixed = PROCESS_BYTES + int(KEPT_APART * (tensors + buffers * of_parameters)) + shuffled
     stated = MEGA * definition.limits.memory_mb - sample  # the organiser's figure has one sample
     return Costs(
@@ -149,6 +168,8 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
         results_bytes=min(MOST_RESULTS * vector, max(state, ROOM_OF_SMALL_BYTES)),
         round_bytes=int(2 * HEADERS * vector),
         samples_per_round=training.batch * training.local_steps,
+        call_up_bytes=up,
+        call_down_bytes=down,
     )
 
 

@@ -3,6 +3,8 @@
     grids(definition)                       # one ExpertGrid for each mixture of the model
     make = maker(definition)                # Maker: from a uid to its ExpertBackend
     server_bytes(definition)                # memory that a server needs for each expert
+    most_experts(definition, 4 << 30)       # how many fit into this memory
+    call_bytes(definition)                  # what a trainer sends and gets for each sample
 
 A fresh expert has the same weights wherever it is made: they follow from the run's seed and its
 uid.
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from node.run.costs import FLOAT_BYTES, KEPT_APART, STATISTICS
+from node.core.caps.memory import PROCESS_BYTES
+from node.run.costs import FLOAT_BYTES, HEADERS, KEPT_APART, STATISTICS
 from protocols.errors import ProtocolMisuse
 from protocols.experts import ExpertGrid, Uid
 
@@ -101,6 +104,14 @@ def server_bytes(definition: RunDefinition) -> int:
     return int(KEPT_APART * (saved_bytes(definition) + gradient))
 
 
+def most_experts(definition: RunDefinition, memory_bytes: int) -> int:
+    """How many experts a server can hold in this memory, beside its process and its queue."""
+    from protocols.experts import MOST_BYTES
+
+    free = memory_bytes - PROCESS_BYTES - MOST_BYTES
+    return max(0, free // max(1, server_bytes(definition)))
+
+
 def rows_of_a_sample(definition: RunDefinition) -> int:
     """How many examples each mixture gets of one sample; 1 for a module's model, which alone
     knows."""
@@ -109,6 +120,19 @@ def rows_of_a_sample(definition: RunDefinition) -> int:
     if "module" in definition.model:
         return 1
     return int(getattr(model_settings(definition.model), "context", 1))
+
+
+def call_bytes(definition: RunDefinition) -> tuple[int, int]:
+    """What a trainer sends to experts for each sample, and gets from them: its rows go to `k`
+    experts of each mixture. Forward, inputs go and outputs come; backward, the inputs go again with
+    the gradients, and gradients come."""
+    from protocols.tensors import CODECS
+
+    section = section_of(definition)
+    encoded = CODECS[section.codec].encoded_bytes(row_bytes(definition) // FLOAT_BYTES)
+    rows = rows_of_a_sample(definition) * section.k * len(section.grids)
+    once = int(HEADERS * rows * encoded)
+    return 3 * once, 2 * once
 
 
 def row_bytes(definition: RunDefinition) -> int:

@@ -20,13 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import WrongSettings, nearest
+from node.run.costs import FLOAT_BYTES
 from node.run.definition import RunDefinition
-from node.run.experts import grids, maker, section_of
+from node.run.experts import grids, maker, parameters_of_an_expert, section_of
 from protocols.experts import DMoE, ExpertGrid, Experts, GridGate
 from protocols.guest import Portal
 
 NEAR = 2
 """With one, a gate would have nothing to choose; more cost memory, and large experts much of it."""
+
+
+def near_bytes(definition: RunDefinition) -> int:
+    """The memory of the near experts, with their gradients."""
+    return NEAR * 2 * FLOAT_BYTES * parameters_of_an_expert(definition)
+
 
 ExpertsOf = Callable[[ExpertGrid], Experts]
 

@@ -195,6 +195,7 @@ def _experts_of(node: Node, definition: RunDefinition, options: TrainerOptions) 
 
     directory = options.experts or ExpertDirectory(node.network, node.dht, definition.name)
     client, records = ExpertClient(node.rpc), HostRecords()
+    client.own = options.own_experts
     return lambda grid: SwarmExperts(directory, client, grid, records, codec=section.codec)
 
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         WrongTensor,
     )
     from protocols.experts.runtime import (
+        MOST_BYTES,
         ExpertBackend,
         ExpertStatistics,
         Runtime,
@@ -74,6 +75,7 @@ __all__ = [
     "EXPERTS_PROTOCOL",
     "LARGEST_DIMENSION",
     "LARGEST_TENSOR_BYTES",
+    "MOST_BYTES",
     "MOST_DIMENSIONS",
     "RECORD_SECONDS",
     "AsyncTrainer",
@@ -152,7 +154,14 @@ __getattr__ = lazily(
             "UnknownExpert",
             "WrongTensor",
         ),
-        "runtime": ("ExpertBackend", "ExpertStatistics", "Runtime", "Work", "open_runtime"),
+        "runtime": (
+            "MOST_BYTES",
+            "ExpertBackend",
+            "ExpertStatistics",
+            "Runtime",
+            "Work",
+            "open_runtime",
+        ),
         "server": ("serve_experts",),
         "swarm": ("HostRecords", "ImplausibleAnswer", "SwarmExperts"),
     },

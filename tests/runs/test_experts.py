@@ -6,8 +6,23 @@ import msgspec
 import pytest
 import torch
 
-from node.run.definition import ExpertsSection, incompatible_parts, read_definition
-from node.run.experts import grids, maker, saved_bytes, section_of, server_bytes
+from node.run.checking import check
+from node.run.costs import costs_of
+from node.run.definition import (
+    ExpertsSection,
+    WrongDefinition,
+    incompatible_parts,
+    read_definition,
+)
+from node.run.experts import (
+    call_bytes,
+    grids,
+    maker,
+    most_experts,
+    saved_bytes,
+    section_of,
+    server_bytes,
+)
 from node.run.template import new_definition
 from protocols.errors import ProtocolMisuse
 from protocols.experts import ExpertGrid, Uid
@@ -95,3 +110,138 @@ def test_every_key_is_explained_in_a_new_file_with_its_default() -> None:
         assert field.name in written
         if not field.required and field.default is not None:
             assert written[field.name] == field.default
+
+
+WRONG = {
+    "two grids of one name": (
+        'grids = ["ffn0", "ffn1"]',
+        'grids = ["ffn0", "ffn0"]',
+        "grids below [experts] has two grids called ffn0: each mixture has its own.",
+    ),
+    "no grid": ('grids = ["ffn0", "ffn1"]', "grids = []", "grids below [experts] cannot be []"),
+    "a name that is a path": ('"ffn0"', '"../ffn0"', "grids below [experts] cannot be ['../ffn0'"),
+    "a name that is a prefix": ('"ffn0"', '"ffn.0"', "grids below [experts] cannot be"),
+    "too many grids": (
+        'grids = ["ffn0", "ffn1"]',
+        f"grids = {[f'ffn{n}' for n in range(65)]}",
+        "grids below [experts] cannot be",
+    ),
+    "no dimension": ("[2, 3]", "[]", "sizes below [experts] cannot be []"),
+    "too many dimensions": ("[2, 3]", "[2, 2, 2, 2, 2]", "sizes below [experts] cannot be [2, 2,"),
+    "an empty dimension": ("[2, 3]", "[2, 0]", "sizes below [experts] cannot be [2, 0]"),
+    "a dimension that is too large": ("[2, 3]", "[2, 4097]", "sizes below [experts] cannot be"),
+    "more experts than there are": ("k = 2", "k = 7", "the grid has room for 6 experts only"),
+    "a quorum that nobody can meet": ("k = 2", "k = 2\nquorum = 3", "quorum below [experts] is 3"),
+    "a wait for ever": ("k = 2", "k = 2\ntimeout_seconds = inf", "timeout_seconds below [experts]"),
+    "no thread": ("k = 2", "k = 2\nin_flight = 0", "in_flight below [experts] cannot be 0"),
+    "a thousand threads": ("k = 2", "k = 2\nin_flight = 1000", "in_flight below [experts] cannot"),
+    "an unknown codec": (
+        'codec = "none"',
+        'codec = "zip"',
+        "codec below [experts] cannot be 'zip'",
+    ),
+    "an unknown key": ("k = 2", "k = 2\ngrid = 3", "no key 'grid' below [experts]. Did you mean"),
+    "no optimizer": (
+        "[experts.optimizer]",
+        "[experts.optimiser]",
+        "optimizer below [experts] is m",
+    ),
+    "a loss scale": (
+        "batch = 64",
+        'batch = 64\nprecision = "fp16"',
+        "cannot be fp16 in a run with",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "told"), WRONG.values(), ids=WRONG.keys())
+def test_a_mistake_about_experts_is_told_by_its_place(old: str, new: str, told: str) -> None:
+    with pytest.raises(WrongDefinition) as caught:
+        read_definition(changed(old, new))
+    assert any(told in one for one in caught.value.mistakes), caught.value.mistakes
+
+
+UNSUITABLE = {
+    "a width that is not the model's": (
+        "width = 16\ninner",
+        "width = 8\ninner",
+        "[model]: The mixture ffn0 is 16 wide, and its experts 8.",
+    ),
+    "a grid that the model has no mixture for": (
+        '"ffn1"]',
+        '"ffn1", "ffn2"]',
+        "[model]: grids below [experts] has ffn2, and the model has no such mixture.",
+    ),
+    "a mixture without a grid": (
+        '["ffn0", "ffn1"]',
+        '["ffn0"]',
+        "[model]: The model has a mixture ffn1, and grids below [experts] has none of this name.",
+    ),
+    "a model without mixtures": (
+        "dmoe_gpt",
+        "gpt",
+        "[model]: grids below [experts] has ffn0, ffn1, and the model has no such mixture.",
+    ),
+    "an unknown kind of expert": (
+        '"feed-forward"',
+        '"feedforward"',
+        "[experts.network]: The expert is called 'feedforward', and there is none.",
+    ),
+    "an unknown key of an expert": (
+        "inner = [8]",
+        "iner = [8]",
+        "There is no key 'iner' below [experts.network]. Did you mean inner?",
+    ),
+    "an optimizer that there is not": (
+        '[experts.optimizer]\nname = "adamw"',
+        '[experts.optimizer]\nname = "adam"',
+        "[experts.optimizer]: The optimizer is called 'adam'",
+    ),
+    "experts that take sequences": (
+        'name = "feed-forward"\nwidth = 16\ninner = [8]',
+        'name = "transformer"\nwidth = 16\nsequence = 16\nheads = 2\ninner = 8',
+        "[model]: The experts of the kind transformer take sequences",
+    ),
+    "a batch that no call takes": (
+        "batch = 64\nsamples_at_once = 4",
+        "batch = 1000000\nsamples_at_once = 100000",
+        "100,000 samples_at_once below [training] can come to 102,400,000 bytes for one expert, "
+        "and a call takes 33,554,432: choose at most 32,768.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "told"), UNSUITABLE.values(), ids=UNSUITABLE.keys())
+def test_run_check_finds_experts_that_do_not_suit_the_model(old: str, new: str, told: str) -> None:
+    definition, mistakes = check(changed(old, new))
+    assert definition is None
+    assert any(told in one for one in mistakes), mistakes
+
+
+def test_a_right_definition_has_no_mistake() -> None:
+    assert check(TEXT)[1] == []
+
+
+def test_a_model_with_mixtures_needs_experts() -> None:
+    _, mistakes = check(TEXT.partition(b"[experts]")[0])
+    assert mistakes == [
+        "[model]: The model dmoe_gpt has mixtures, and there are no experts for them. In a run, "
+        "describe them below [experts]."
+    ]
+
+
+def test_calls_are_counted_as_they_travel() -> None:
+    up, down = call_bytes(DEFINITION)
+    once = 16 * 2 * 2 * 16 * 4  # tokens, experts of each, mixtures, values, bytes
+    assert 3 * once <= up <= 1.1 * 3 * once
+    assert 2 * once <= down <= 1.1 * 2 * once
+    costs = costs_of(DEFINITION)
+    quiet, busy = (costs.traffic(volunteers=1, samples_per_second=each) for each in (0.0, 10.0))
+    assert busy.up_bytes_per_hour - quiet.up_bytes_per_hour == 36_000 * up
+
+
+def test_a_server_holds_what_its_memory_has_room_for() -> None:
+    large = read_definition(changed("inner = [8]", "inner = [50000]"))
+    held = most_experts(large, 4 << 30)
+    assert 0 < held * server_bytes(large) < 4 << 30
+    assert most_experts(large, 1 << 20) == 0

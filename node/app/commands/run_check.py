@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from node.app.commands.output import Output
 from node.core.wrong_use import WrongUse
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MEGA = 1_000_000
 FAR_SHARE = 1.15  # of its target: planned steps stay below that, also where few batches make one
 SLOW_LINK_MBPS = 10  # the link for the download's example; a bad home connection
+EXAMPLE_SERVER_BYTES = 4 << 30  # the memory of a small server
 LEFT_OUT = ("whether the data can be read", "a pass over a batch of it")  # by --offline
 HIGH_TRAFFIC_PER_HOUR = 10_000 * MEGA  # a month's quota of many home lines in a day
 
@@ -81,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             "run_seconds": _run_seconds(definition, traffic),
             "sha256_of_modules": dict(pins),
             "first_loss": None if tried is None else tried.loss,
+            "experts": _figures_of_experts(definition, costs),
             "left_out": list(LEFT_OUT) if tried is None else [],
         },
         "\n".join(
@@ -219,6 +221,7 @@ def _lines(
             f"per hour for each of them, {_size(traffic.round_bytes)} in a step",
         ),
     ]
+    rows += _rows_of_experts(definition, costs)
     seconds = _run_seconds(definition, traffic)
     if seconds is not None:
         rows.append(("time", f"{definition.training.steps:,} steps: {_time(seconds)}"))
@@ -229,10 +232,70 @@ def _lines(
     lines = [f"{name:<9}{text}" for name, text in rows]
     if traffic.up_bytes_per_hour > HIGH_TRAFFIC_PER_HOUR:
         lines.append(
-            "That is much traffic: a larger batch, blockwise-int8 or local_steps make it less, in "
-            "proportion."
+            "That is much traffic, most of it for calling experts: blockwise-int8 or a smaller k "
+            "below [experts] makes it less."
+            if _are_mostly_calls(costs, traffic, speed)
+            else "That is much traffic: a larger batch, blockwise-int8 or local_steps make it "
+            "less, in proportion."
         )
     return lines
+
+
+def _are_mostly_calls(costs: Costs, traffic: RunTraffic, speed: float) -> bool:
+    return 2 * costs.call_up_bytes * speed * 3600.0 > traffic.up_bytes_per_hour
+
+
+def _figures_of_experts(definition: RunDefinition, costs: Costs) -> dict[str, Any] | None:
+    """What serving experts costs, and calling them; None for a run without."""
+    from node.run.experts import (
+        grids,
+        most_experts,
+        parameters_of_an_expert,
+        saved_bytes,
+        server_bytes,
+    )
+
+    if definition.experts is None:
+        return None
+    return {
+        "grids": {grid.name: list(grid.sizes) for grid in grids(definition)},
+        "cells": sum(grid.cells for grid in grids(definition)),
+        "parameters": parameters_of_an_expert(definition),
+        "server_bytes": server_bytes(definition),
+        "saved_bytes": saved_bytes(definition),
+        "in_a_server_of_4_gib": most_experts(definition, EXAMPLE_SERVER_BYTES),
+        "up_bytes_per_sample": costs.call_up_bytes,
+        "down_bytes_per_sample": costs.call_down_bytes,
+    }
+
+
+def _rows_of_experts(definition: RunDefinition, costs: Costs) -> list[tuple[str, str]]:
+    found = _figures_of_experts(definition, costs)
+    if found is None or definition.experts is None:
+        return []
+    sizes = " x ".join(map(str, definition.experts.sizes))
+    grids = "1 grid" if len(found["grids"]) == 1 else f"{len(found['grids'])} grids"
+    holds = found["in_a_server_of_4_gib"]
+    link = SLOW_LINK_MBPS * MEGA / 8 / max(1, costs.call_up_bytes)
+    sample = "each example of a mixture" if "module" in definition.model else "each sample"
+    return [
+        (
+            "experts",
+            f"{grids} of {sizes}: room for {found['cells']:,} experts of {found['parameters']:,} "
+            "parameters",
+        ),
+        (
+            "serving",
+            f"{_size(found['server_bytes'])} of memory and {_size(found['saved_bytes'])} of disk "
+            f"for each expert; a server of 4 GiB holds "
+            f"{'all of them' if holds >= found['cells'] else f'{holds:,}'}",
+        ),
+        (
+            "calling",
+            f"{_size(costs.call_up_bytes)} up and {_size(costs.call_down_bytes)} down for "
+            f"{sample}: at most {link:,.1f} per second at {SLOW_LINK_MBPS} Mb/s",
+        ),
+    ]
 
 
 def unpinned(definition: RunDefinition, trusted: Mapping[str, Path]) -> dict[str, str]:
