@@ -23,6 +23,7 @@ An expert that has made no step needs no copy: its weights follow from the run's
 from __future__ import annotations
 
 import copy
+import errno
 import logging
 import math
 import os
@@ -31,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import msgspec
 import torch
@@ -45,6 +46,7 @@ from protocols.errors import MalformedMessage, PotluckError, ProtocolMisuse
 from protocols.experts.grid import Uid, WrongUid, parse_uid
 from protocols.experts.messages import UidText
 from protocols.experts.runtime import ExpertBackend, ExpertStatistics
+from protocols.identity import PeerId
 
 log = logging.getLogger("potluck.experts")
 
@@ -52,6 +54,7 @@ DIGEST_BYTES: Final = 32
 LARGEST_HEADER_BYTES: Final = 1 << 20  # an expert with 900 tensors has 100 KB
 LARGEST_NUMBER: Final = 1e18  # of a schedule: steps, rates
 MOST_STEPS: Final = 1 << 53
+LONGEST_PEER_ID: Final = 128  # characters; those of today have 52
 READ_BYTES: Final = 1 << 20
 SUFFIX, DRAFT, REFUSED = ".safetensors", ".part", ".refused"
 METADATA = "potluck"
@@ -84,11 +87,12 @@ class BrokenCopy(MalformedMessage):
 # ---- what is in a copy
 
 
-class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file says besides its tensors. `numbers`: of the optimizer's settings and of the
-    schedule, by their paths."""
+class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file says besides its tensors. `server`: the one that has saved the expert, as the
+    file claims. `numbers`: of the optimizer's settings and of the schedule, by their paths."""
 
     uid: UidText
+    server: Annotated[PeerId, Meta(max_length=LONGEST_PEER_ID)]
     steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)]
     numbers: dict[str, int | float]
 
@@ -142,19 +146,19 @@ class CopyForm:
                 raise ProtocolMisuse(f"{name} is {spec.dtype}, which no copy of an expert can hold")
         self.largest_bytes = LARGEST_HEADER_BYTES + sum(one.bytes for one in self.tensors.values())
 
-    def check(self, path: Path, uid: Uid) -> int:
-        """The steps of the copy of this expert in this file, all of which is read. BrokenCopy or
+    def check(self, path: Path, uid: Uid) -> Label:
+        """The label of the copy of this expert in this file, all of which is read. BrokenCopy or
         WrongCopy if it is none."""
-        with _opened(path, self) as (file, content):
-            if content.uid != str(uid):
-                raise BrokenCopy(f"This is a copy of {content.uid}, not of {uid}.")
-            for name in self._check_names(file, content):
+        with _opened(path, self) as (file, label):
+            if label.uid != str(uid):
+                raise BrokenCopy(f"This is a copy of {label.uid}, not of {uid}.")
+            for name in self._check_names(file, label):
                 tensor = file.get_tensor(name)
                 if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                     raise BrokenCopy(f"{name} has values that are not finite.")
-        return content.steps
+        return label
 
-    def _check_names(self, file: Any, content: _Content) -> list[str]:
+    def _check_names(self, file: Any, label: Label) -> list[str]:
         names = list(file.keys())
         if other := sorted(set(names) - self.tensors.keys()):
             raise WrongCopy(f"{other[0]} is in the copy, and not in the expert.")
@@ -165,9 +169,9 @@ class CopyForm:
             shape, dtype = tuple(part.get_shape()), part.get_dtype()
             if (shape, dtype) != (spec.shape, _DTYPES[spec.dtype]):
                 raise WrongCopy(f"{name} is {shape} {dtype} in the copy, and {spec} here.")
-        if other := sorted(self.numbers ^ content.numbers.keys()):
+        if other := sorted(self.numbers ^ label.numbers.keys()):
             raise WrongCopy(f"The setting {other[0]} is not on both sides.")
-        for name, number in content.numbers.items():
+        for name, number in label.numbers.items():
             if not -LARGEST_NUMBER <= number <= LARGEST_NUMBER:
                 raise BrokenCopy(f"The setting {name} is {number}.")
         return names
@@ -187,21 +191,21 @@ def restore(backend: ExpertBackend, path: Path, form: CopyForm) -> None:
 
 
 def _read(backend: ExpertBackend, path: Path, form: CopyForm) -> None:
-    with _opened(path, form) as (file, content):
+    with _opened(path, form) as (file, label):
         names = set(file.keys())
         with torch.no_grad():
             for name, tensor in _network_tensors(backend).items():
                 tensor.copy_(file.get_tensor(name))
         if backend.optimizer is not None:
-            _read_optimizer(backend.optimizer, file, names, content, form)
+            _read_optimizer(backend.optimizer, file, names, label, form)
         if backend.schedule is not None:
             own = backend.schedule.state_dict()
-            backend.schedule.load_state_dict(_with(own, content.numbers, "schedule"))
-        backend.statistics = ExpertStatistics(steps=content.steps)
+            backend.schedule.load_state_dict(_with(own, label.numbers, "schedule"))
+        backend.statistics = ExpertStatistics(steps=label.steps)
 
 
 def _read_optimizer(
-    optimizer: torch.optim.Optimizer, file: Any, names: set[str], content: _Content, form: CopyForm
+    optimizer: torch.optim.Optimizer, file: Any, names: set[str], label: Label, form: CopyForm
 ) -> None:
     statistics: dict[int, dict[str, Any]] = {}
     for name in names - form.network:
@@ -209,7 +213,7 @@ def _read_optimizer(
         value, kind = file.get_tensor(name), form.tensors[name].number
         statistics.setdefault(int(number), {})[key] = kind(value.item()) if kind else value
     own = optimizer.state_dict()
-    groups = _with(_groups(own), content.numbers, "groups")
+    groups = _with(_groups(own), label.numbers, "groups")
     for group, values in zip(own["param_groups"], groups, strict=True):
         group.update(values)
     optimizer.load_state_dict({**own, "state": statistics})
@@ -223,7 +227,7 @@ def _read_optimizer(
 
 
 @contextmanager
-def _opened(path: Path, form: CopyForm) -> Iterator[tuple[Any, _Content]]:
+def _opened(path: Path, form: CopyForm) -> Iterator[tuple[Any, Label]]:
     """The open file, and what it says besides its tensors. The header is bounded before it is
     read, and then the library checks that the tensors cover the file."""
     size = path.stat().st_size
@@ -234,7 +238,7 @@ def _opened(path: Path, form: CopyForm) -> Iterator[tuple[Any, _Content]]:
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(METADATA, "")
-            yield file, msgspec.json.decode(text, type=_Content)
+            yield file, msgspec.json.decode(text, type=Label)
     except (SafetensorError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BrokenCopy(f"It is no copy of an expert: {str(error)[:100]}.") from None
 
@@ -333,6 +337,7 @@ class KeptCopy:
     """A whole and checked copy, in a file of this server. `digest`: of all bytes of the file."""
 
     uid: Uid
+    server: PeerId
     steps: int
     digest: bytes
     size: int
@@ -341,12 +346,14 @@ class KeptCopy:
 class CopyStore:
     """The copies in one folder: one file for each expert, hosted here or not.
 
-    Invariant: a file with the name of an expert is whole, and was checked. All methods but `path`,
-    `find` and `kept` read or write files: call them in a worker thread.
+    Invariant: a file with the name of an expert is whole, and was checked. While it is replaced,
+    `find` returns None. All methods but `path`, `find` and `kept` read or write files: call them in
+    a worker thread.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: PeerId) -> None:
         self._folder = folder
+        self._server = server
         self._kept: dict[Uid, KeptCopy] = {}
 
     def kept(self) -> tuple[KeptCopy, ...]:
@@ -357,6 +364,14 @@ class CopyStore:
 
     def path(self, uid: Uid) -> Path:
         return self._folder / f"{uid}{SUFFIX}"
+
+    def open(self, copy: KeptCopy) -> BinaryIO:
+        """The file of this very copy. OSError if it is gone, or was replaced by a newer one."""
+        file = open(self.path(copy.uid), "rb")
+        if self.find(copy.uid) != copy:
+            file.close()
+            raise FileNotFoundError(errno.ENOENT, "It was replaced.")
+        return file
 
     def names(self) -> list[Uid]:
         """The experts of which there are files, after removing what was not finished."""
@@ -374,8 +389,7 @@ class CopyStore:
         """Check the file of this expert. If it does not fit, it is put aside, with a warning."""
         path = self.path(uid)
         try:
-            steps = form.check(path, uid)
-            self._kept[uid] = KeptCopy(uid, steps, digest_of(path), path.stat().st_size)
+            self._kept[uid] = _described(path, uid, form.check(path, uid))
         except (WrongCopy, BrokenCopy) as error:
             aside = path.with_suffix(REFUSED)
             os.replace(path, aside)
@@ -387,10 +401,13 @@ class CopyStore:
     def save(self, snapshot: Snapshot, form: CopyForm) -> KeptCopy:
         """Write this snapshot in place of an earlier copy. Raises BrokenCopy if it is not finite,
         and OSError."""
-        content = _Content(str(snapshot.uid), snapshot.steps, dict(snapshot.numbers))
-        metadata = {METADATA: msgspec.json.encode(content).decode()}
+        label = Label(str(snapshot.uid), self._server, snapshot.steps, dict(snapshot.numbers))
+        metadata = {METADATA: msgspec.json.encode(label).decode()}
         with self.draft(snapshot.uid) as draft:
-            save_file(dict(snapshot.tensors), draft, metadata)
+            try:
+                save_file(dict(snapshot.tensors), draft, metadata)
+            except SafetensorError as error:  # in place of the system's
+                raise OSError(str(error)) from None
             return self.put(draft, snapshot.uid, form.check(draft, snapshot.uid))
 
     @contextmanager
@@ -402,13 +419,18 @@ class CopyStore:
         finally:
             path.unlink(missing_ok=True)
 
-    def put(self, draft: Path, uid: Uid, steps: int) -> KeptCopy:
+    def put(self, draft: Path, uid: Uid, label: Label) -> KeptCopy:
         """Put this file, which was checked, in place of an earlier copy of this expert."""
-        kept = KeptCopy(uid, steps, digest_of(draft), draft.stat().st_size)
+        kept = _described(draft, uid, label)
         with open(draft, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(draft, self.path(uid))
-        self._kept[uid] = kept
+        before = self._kept.pop(uid, None)  # until the path has the new file
+        try:
+            os.replace(draft, self.path(uid))
+            before = kept
+        finally:
+            if before is not None:
+                self._kept[uid] = before
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -421,7 +443,11 @@ class CopyStore:
         self.path(uid).unlink(missing_ok=True)
 
 
-def digest_of(path: Path) -> bytes:
+def _described(path: Path, uid: Uid, label: Label) -> KeptCopy:
+    return KeptCopy(uid, label.server, label.steps, _digest_of(path), path.stat().st_size)
+
+
+def _digest_of(path: Path) -> bytes:
     digest = blake3()
     with open(path, "rb") as file:
         while part := file.read(READ_BYTES):

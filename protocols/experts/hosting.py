@@ -305,7 +305,7 @@ class ExpertHost:
         self._make, self._settings, self._tell = make, settings, tell
         self._me = rpc.network.peer_id
         self._chance = rpc.network.random
-        self._store = CopyStore(folder)
+        self._store = CopyStore(folder, self._me)
         self._forms = Forms(grids, make)
         self._hosted: dict[Uid, _Hosted] = {}
         self._taking: set[Uid] = set()
@@ -369,14 +369,16 @@ class ExpertHost:
             self.runtime.remove(uid)
         limit = trio.CapacityLimiter(PUSHED_AT_ONCE)
 
-        async def save(uid: Uid, one: _Hosted) -> None:
+        async def send(copy: KeptCopy) -> None:
             async with limit:
-                await self._save(uid, one)
+                await self._send(copy)
 
         with trio.move_on_after(seconds):
+            copies = [await self._save(uid, one) for uid, one in self._hosted.items()]
             async with trio.open_nursery() as nursery:
-                for uid, one in self._hosted.items():
-                    nursery.start_soon(save, uid, one)
+                for copy in copies:
+                    if copy is not None:
+                        nursery.start_soon(send, copy)
         self._hosted.clear()
 
     # -- the tasks
@@ -441,7 +443,9 @@ class ExpertHost:
                 is_hosted = self._hosted.get(uid) is one and not self._leaving
                 if is_hosted and one.save_at <= trio.current_time():
                     one.save_at = trio.current_time() + self._settings.checkpoint_seconds
-                    await self._save(uid, one)
+                    copy = await self._save(uid, one)
+                    if copy is not None:
+                        await self._send(copy)
 
     async def _keep_sweeping(self) -> None:
         while True:
@@ -464,8 +468,7 @@ class ExpertHost:
     async def _look(self, *, is_first: bool) -> None:
         """Look which cells are vacant: those of orphans, and free ones if there are not enough."""
         live: set[Uid] = set()
-        own = {copy.uid for copy in self._store.kept()}
-        kept = set(own)
+        kept = {copy.uid for copy in self._store.kept()}
         for grid in self._grids:
             for uid, hosts in (await self._directory.live(grid)).items():
                 if any(host.peer != self._me for host in hosts):
@@ -479,7 +482,8 @@ class ExpertHost:
             orphans = sorted(uid for uid in kept - live if any(uid in grid for grid in self._grids))
             more = max(0, self._room() - len(orphans))
             free = cells_to_take(self._grids, live | kept, more, self._chance)
-        at_once = {*free, *own} if is_first else set()
+        own = [copy.uid for copy in self._store.kept() if copy.server == self._me]
+        at_once = [*free, *own] if is_first else []
         self._vacancies.saw([*orphans, *free], trio.current_time(), at_once)
 
     async def _take(self, uid: Uid, limit: trio.CapacityLimiter) -> None:
@@ -521,7 +525,8 @@ class ExpertHost:
         for peer, offer in newest_first(offers):
             try:
                 if own is not None and offer.digest == own.digest:
-                    return await in_thread(self._restored, own), "own copy"
+                    origin: Origin = "own copy" if own.server == self._me else "taken over"
+                    return await in_thread(self._restored, own), origin
                 backend = await fetch(self._rpc, peer, offer, self._store, form, self._make)
             except (WrongCopy, BrokenCopy) as error:
                 log.warning("The copy of %s at %s cannot be used: %s", uid, peer, error)
@@ -593,27 +598,32 @@ class ExpertHost:
                 self._copies_changed.set()
                 self._tell(ExpertLost(uid))
 
-    async def _save(self, uid: Uid, one: _Hosted) -> None:
-        """Save this expert, if it has made steps, and send the copy to its keepers."""
+    async def _save(self, uid: Uid, one: _Hosted) -> KeptCopy | None:
+        """The copy of this expert as it is now, in a file. None if it has made no step, or if it
+        cannot be saved."""
         if not one.backend.statistics.steps:
-            return
+            return None
         try:
             copy = self._store.find(uid)
             if copy is None or copy.steps != one.backend.statistics.steps:
                 form = await self._forms.of(uid)
                 snapshot = await self.runtime.run(take_snapshot, one.backend)
                 copy = await in_thread(self._store.save, snapshot, form)
-            one.saved = trio.current_time()
-            keepers = await push(self._rpc, copy, self._store, await self._servers())
         except (PotluckError, OSError) as error:
             log.warning("%s was not saved: %s", uid, error)
             self._tell(SavingFailed(uid, str(error)))
-        else:
-            self._tell(ExpertSaved(uid, copy.steps, keepers))
+            return None
+        one.saved = trio.current_time()
+        return copy
+
+    async def _send(self, copy: KeptCopy) -> None:
+        """Send a copy to its keepers."""
+        keepers = await push(self._rpc, copy, self._store, await self._servers())
+        self._tell(ExpertSaved(copy.uid, copy.steps, keepers))
 
     async def _servers(self) -> set[PeerId]:
-        """The other servers of this run."""
-        below = await self._directory.active([grid.root for grid in self._grids])
+        """The other servers of this run, read anew: one that came just now can keep copies."""
+        below = await self._directory.read([grid.root for grid in self._grids])
         hosts = (host for indices in below.values() for one in indices.values() for host in one)
         return {host.peer for host in hosts} - {self._me}
 

@@ -259,7 +259,11 @@ class CopyKeeper:
         self._sending += 1
         try:
             with trio.move_on_after(LONGEST_TRANSFER_SECONDS):
-                with await in_thread(_open_to_read, self._store.path(copy.uid)) as file:
+                try:
+                    file = await in_thread(self._store.open, copy)
+                except OSError:
+                    raise UnknownCopy(f"The copy of {copy.uid} cannot be read.") from None
+                with file:
                     await transfer.accept(Empty())
                     await _send_file(transfer, file)
                     await transfer.finish(Empty())
@@ -370,11 +374,12 @@ async def fetch(
         raise WrongCopy(f"A copy of {uid} has at most {form.largest_bytes:,} bytes.")
 
     def take(draft: Path) -> ExpertBackend:
-        if form.check(draft, uid) != offer.steps:
+        label = form.check(draft, uid)
+        if label.steps != offer.steps:
             raise BrokenCopy(f"This copy of {uid} does not have {offer.steps:,} steps.")
         backend = make(uid)
         restore(backend, draft, form)
-        store.put(draft, uid, offer.steps)
+        store.put(draft, uid, label)
         return backend
 
     opening = CopyOpening(offer.uid, offer.digest)
@@ -406,7 +411,11 @@ async def push(
 
 async def _push_to(rpc: Rpc, copy: KeptCopy, store: CopyStore, peer: PeerId) -> None:
     opening = KeepOpening(str(copy.uid), copy.digest, copy.size)
-    with await in_thread(_open_to_read, store.path(copy.uid)) as file:
+    try:
+        file = await in_thread(store.open, copy)
+    except OSError as error:
+        raise UnknownCopy(f"The copy of {copy.uid} cannot be read: {error.strerror}.") from None
+    with file:
         async with rpc.open_bulk(peer, KEEP, opening, timeout=OPENING_SECONDS) as transfer:
             if transfer.accepted.wanted:
                 await _send_file(transfer, file)
@@ -419,10 +428,6 @@ async def _push_to(rpc: Rpc, copy: KeptCopy, store: CopyStore, peer: PeerId) -> 
 async def _send_file(transfer: AnyTransfer, file: BinaryIO) -> None:
     while part := await in_thread(file.read, CHUNK_BYTES):
         await transfer.send_chunk(part)
-
-
-def _open_to_read(path: Path) -> BinaryIO:
-    return open(path, "rb")
 
 
 def _open_to_write(path: Path) -> BinaryIO:

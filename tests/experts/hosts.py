@@ -73,8 +73,6 @@ class Server:
     member: Member
     folder: Path
     settings: HostSettings
-    make: Callable[[Uid], ExpertBackend] = make
-    grids: Sequence[ExpertGrid] = (GRID,)
     events: list[HostEvent] = field(default_factory=list)
     started: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
@@ -94,6 +92,10 @@ class Server:
     def uids(self) -> list[Uid]:
         return [one.uid for one in self.host.hosted()]
 
+    def kept(self) -> list[Uid]:
+        """The experts of others of which it has copies."""
+        return sorted(self.host._keeper.kept())
+
     def backend(self, uid: Uid) -> ExpertBackend:
         return self.host.runtime.find(str(uid))
 
@@ -105,8 +107,8 @@ class Server:
         async with open_expert_host(
             self.member.rpc,
             directory,
-            self.grids,
-            self.make,
+            [GRID],
+            make,
             self.folder,
             self.settings,
             self.events.append,
@@ -149,22 +151,19 @@ class Cast:
         most_experts: int,
         uids: Sequence[Uid] = (),
         name: str = "",
-        make: Callable[[Uid], ExpertBackend] = make,
-        largest_copies_bytes: int = 1 << 20,
     ) -> Server:
         """A new server that has begun to look for experts."""
         name = name or f"server-{len(self.servers)}"
-        settings = HostSettings(most_experts, tuple(uids), CHECKPOINT_SECONDS, largest_copies_bytes)
-        one = Server(await self.node(name), self.folder / name, settings, make)
-        return await self._start(one)
+        settings = HostSettings(most_experts, tuple(uids), CHECKPOINT_SECONDS)
+        return await self.start(Server(await self.node(name), self.folder / name, settings))
 
     async def restart(self, dead: Server) -> Server:
         """The same node again, with the files of its folder."""
         again = dead.member.restart()
         await joined(again)
-        return await self._start(Server(again, dead.folder, dead.settings, dead.make))
+        return await self.start(Server(again, dead.folder, dead.settings))
 
-    async def _start(self, server: Server) -> Server:
+    async def start(self, server: Server) -> Server:
         self.world.start(server.member.network, server.run)
         await server.started.wait()
         self.servers.append(server)
@@ -176,6 +175,7 @@ class Cast:
 
 class Trainer:
     def __init__(self, member: Member) -> None:
+        self.rpc, self.peer = member.rpc, member.network.peer_id
         self.client = ExpertClient(member.rpc)
         self.directory = ExpertDirectory(member.network, member.dht, RUN)
 
@@ -192,6 +192,9 @@ class Trainer:
         """All hosts of all experts."""
         found = await self.directory.live(GRID)
         return {uid: {host.peer for host in hosts} for uid, hosts in found.items()}
+
+    async def finds_all(self) -> bool:
+        return len(await self.live()) == GRID.cells
 
 
 def staged(play: Callable[[Cast], Awaitable[None]]) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -419,6 +420,47 @@ async def test_experts_are_found_by_uid() -> None:
             runtime.find("ffn.4")
         with pytest.raises(WrongUid):
             runtime.find("../etc/passwd")
+
+
+async def test_a_function_runs_in_the_runtime_s_thread_between_two_batches() -> None:
+    backend = expert()
+    async with held_runtime(backend) as held:
+        steps: list[tuple[str, int]] = []
+
+        def look() -> None:
+            steps.append((threading.current_thread().name, backend.statistics.steps))
+
+        x = torch.randn(1, WIDTH)
+        held.asking.start_soon(
+            held.runtime.work,
+            Work(backend, encode_tensor(x, "none", "x"), encode_tensor(x, "none", "x")),
+        )
+        held.asking.start_soon(held.runtime.run, look)
+        await trio.testing.wait_all_tasks_blocked()
+        assert steps == [], "a batch is under way"
+        held.gate.open.set()
+    assert steps == [("experts", 0)], "before the batch that waited longer"
+    assert backend.statistics.steps == 1
+
+
+async def test_an_error_of_such_a_function_is_raised_and_the_thread_goes_on() -> None:
+    backend = expert()
+    async with open_runtime([backend]) as runtime:
+        with pytest.raises(ZeroDivisionError):
+            await runtime.run(lambda: 1 // 0)
+        await runtime.work(forward_work(backend, torch.randn(1, WIDTH)))
+    with pytest.raises(ProtocolMisuse, match="has ended"):
+        await runtime.run(print)
+
+
+async def test_a_paused_runtime_is_busy() -> None:
+    async with open_runtime() as runtime:
+        runtime.paused = True
+        with pytest.raises(Busy, match="paused"), runtime.room(PEER, 1):
+            pass
+        runtime.paused = False
+        with runtime.room(PEER, 1):
+            pass
 
 
 async def test_the_load_is_the_time_of_what_waits() -> None:
