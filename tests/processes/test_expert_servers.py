@@ -80,7 +80,8 @@ async def _what_is_shown(run: TestRun, alice: Trainer) -> None:
     seen = await census(alice.home)
     assert {one["came"] for one in seen["own"]} == {"new"}
     alone = await ask(run.folder / "elsewhere", "experts", "list", run.invite)
-    assert alone["grids"] == seen["grids"]
+    assert [one["sizes"] for one in alone["grids"]] == [[2, 3], [2, 3]]
+    assert len(alone["servers"]) == 1
     status = await ask(alice.home, "status")
     assert status["training"]["phase"] == "serving experts"
     assert status["training"]["experts"]["hosted"] == HALVES
