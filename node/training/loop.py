@@ -27,7 +27,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -323,10 +323,13 @@ class Loop:
         optimizer.zero_grad()
         self._missing.begin()
         try:
-            for done in trainer.run(drawn()):
-                self._missing.answered()
-                optimizer.step(samples=task.samples_in(done.batch), loss=done.loss)
-                optimizer.zero_grad()
+            with closing(trainer.run(drawn())) as turns:
+                for done in turns:
+                    self._missing.answered()
+                    optimizer.step(samples=task.samples_in(done.batch), loss=done.loss)
+                    optimizer.zero_grad()
+                    if not self._goes_on(optimizer):
+                        break
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

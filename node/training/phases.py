@@ -95,8 +95,7 @@ def told_of(facts: Facts) -> PhaseWords:
         return PhaseWords(
             TrainerPhase.TRAINING,
             "waiting for experts: too few of them answer",
-            "Training continues by itself when volunteers serve them again "
-            "(`potluck experts serve`).",
+            "Training continues by itself when volunteers serve them again.",
         )
     if facts.alone:
         others = "volunteers" if facts.begins else "the others"

@@ -36,7 +36,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -92,8 +92,8 @@ class AsyncTrainer(Generic[Batch]):
         self._in_flight, self._patience_seconds = in_flight, patience_seconds
         self._tell_dropped = tell_dropped
 
-    def run(self, batches: Iterable[Batch]) -> Iterator[DoneBatch[Batch]]:
-        """Compute the gradients of all batches. The iterator ends when all are done or dropped."""
+    def run(self, batches: Iterable[Batch]) -> Generator[DoneBatch[Batch]]:
+        """Compute the gradients of all batches. It ends when all are done or dropped."""
         source = iter(batches)
         turn, flying, last_success = 0, 0, time.monotonic()
         parameters = list(self._model.parameters())

@@ -275,8 +275,8 @@ class _ExpertCalls:
         found = self.portal.begin(direction.run).wait()
         if not tally.is_met:
             raise TooFewExperts(
-                f"{tally.lacking} of {dispatch.examples} examples have answers of fewer than "
-                f"{self.quorum} experts.",
+                f"{tally.lacking} of {dispatch.examples} examples have "
+                f"{'no answer' if self.quorum == 1 else f'fewer than {self.quorum} answers'}.",
                 why=_reasons(dispatch, direction.failures),
                 advice=ADVICE,
             )

@@ -154,9 +154,10 @@ def test_a_batch_without_a_result_is_counted_and_dropped() -> None:
     given = batches(12)
     positive = sum(bool(batch[0, 0] > 0.0) for batch in given)
     assert 0 < positive < 12
-    trainer = AsyncTrainer(model(), sometimes_too_few, in_flight=4)
+    told: list[TooFewExperts] = []
+    trainer = AsyncTrainer(model(), sometimes_too_few, in_flight=4, tell_dropped=told.append)
     assert len(list(trainer.run(given))) == 12 - positive
-    assert trainer.dropped == positive
+    assert trainer.dropped == len(told) == positive
 
 
 def test_when_the_patience_is_over_the_last_refusal_is_raised() -> None:

@@ -312,7 +312,7 @@ def test_the_quorum_is_counted_for_each_example() -> None:
         DMoE(gate, experts, portal, k=K, quorum=K - 1)(x)
         # the answers that are under way when it is hopeless are not waited for
         refusal = refused(DMoE(gate, experts, portal, k=K, quorum=K), x)
-        assert "fewer than 4 experts" in refusal.what
+        assert "fewer than 4 answers" in refusal.what
 
     visit(guest)
 

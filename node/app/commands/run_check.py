@@ -221,7 +221,7 @@ def _lines(
             f"per hour for each of them, {_size(traffic.round_bytes)} in a step",
         ),
     ]
-    rows += _rows_of_experts(definition, costs)
+    rows += rows_of_experts(definition, costs)
     seconds = _run_seconds(definition, traffic)
     if seconds is not None:
         rows.append(("time", f"{definition.training.steps:,} steps: {_time(seconds)}"))
@@ -269,7 +269,7 @@ def _figures_of_experts(definition: RunDefinition, costs: Costs) -> dict[str, An
     }
 
 
-def _rows_of_experts(definition: RunDefinition, costs: Costs) -> list[tuple[str, str]]:
+def rows_of_experts(definition: RunDefinition, costs: Costs) -> list[tuple[str, str]]:
     found = _figures_of_experts(definition, costs)
     if found is None or definition.experts is None:
         return []
