@@ -367,7 +367,7 @@ class CopyStore:
 
     def open(self, copy: KeptCopy) -> BinaryIO:
         """The file of this very copy. OSError if it is gone, or was replaced by a newer one."""
-        file = open(self.path(copy.uid), "rb")
+        file = open(self.path(copy.uid), "rb")  # noqa: SIM115 - the caller closes it
         if self.find(copy.uid) != copy:
             file.close()
             raise FileNotFoundError(errno.ENOENT, "It was replaced.")

@@ -456,10 +456,10 @@ async def test_an_error_of_such_a_function_is_raised_and_the_thread_goes_on() ->
 async def test_a_paused_runtime_is_busy() -> None:
     async with open_runtime() as runtime:
         runtime.paused = True
-        with pytest.raises(Busy, match="paused"), runtime.room(PEER, 1):
+        with pytest.raises(Busy, match="paused"), runtime.room(ALICE, 1):
             pass
         runtime.paused = False
-        with runtime.room(PEER, 1):
+        with runtime.room(ALICE, 1):
             pass
 
 
