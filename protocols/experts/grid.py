@@ -174,7 +174,7 @@ def parse_block(text: str) -> CellBlock:
     found = [_RANGE.fullmatch(one) for one in rest.split(".", MOST_DIMENSIONS)]
     ranges: list[tuple[int, int] | None] = []
     for one in found:
-        if one is None or not _NAME.fullmatch(name):
+        if one is None or not _NAME.fullmatch(name) or len(ranges) == MOST_DIMENSIONS:
             break
         if one["first"] is None:
             ranges.append(None)

@@ -16,7 +16,7 @@ from node.core.training_view import ExpertsView, GridView
 from node.core.wrong_use import WrongUse
 from node.training.census import CountedGrid, ExpertCensus, ExpertServer, OwnExpert
 from node.training.join import ServingWish
-from node.training.join.fit import REQUESTS_BYTES, memory_for_experts, most_experts
+from node.training.join.fit import REQUESTS_BYTES, experts_to_serve, memory_for_experts
 from protocols.experts import ExpertGrid, Uid, WrongUid
 from tests.commands.console import objects, potluck_here
 
@@ -81,7 +81,7 @@ def test_a_home_that_was_in_no_run_needs_an_invite(tmp_path: Path, action: str) 
 
 def test_a_peer_serves_a_quarter_of_the_cells_where_they_fit() -> None:
     def most(wish: ServingWish, room: int | None, named: int = 0) -> int:
-        return most_experts("poem", wish, named, 10, EACH_BYTES, room)
+        return experts_to_serve("poem", wish, named, 10, EACH_BYTES, room)
 
     assert most(ServingWish(), None) == 3
     assert most(ServingWish(), 2 * EACH_BYTES) == 2

@@ -1,4 +1,4 @@
-"""`potluck demo --experts`: a run with a mixture of experts, while servers and a trainer are killed.
+"""`potluck demo --experts`: a run with a mixture of experts, in which servers are killed.
 
     summary = await ExpertsDemo(folder, tell).play()
 

@@ -124,7 +124,7 @@ def memory_for_experts(caps: Caps, machine_bytes: int | None, training_bytes: in
     return int(left * SHARE_FOR_EXPERTS) if is_shared else left
 
 
-def most_experts(
+def experts_to_serve(
     run: str, wish: ServingWish, named: int, cells: int, each_bytes: int, room_bytes: int | None
 ) -> int:
     """How many of the run's experts this peer serves. `named`: how many its owner has named.
@@ -135,14 +135,15 @@ def most_experts(
     wanted = named if wish.names_cells else wish.most
     if wanted is None:
         return min(fit, math.ceil(cells * SHARE_OF_CELLS))
-    if wanted > fit and wanted:
+    wanted = min(wanted, cells)
+    if wanted > fit:
         raise TooLarge(
             f"There is no room for {wanted:,} experts of {run}: {fit:,} fit.",
             why=f"Each takes about {in_words(each_bytes)} of memory, and for all of them there is "
             f"{in_words(room_bytes or 0)}.",
             advice="Serve fewer (--experts N), or allow more memory (--max-memory).",
         )
-    return min(wanted, cells)
+    return wanted
 
 
 def serving_lines(

@@ -50,10 +50,10 @@ from node.training.join.fit import (
     beside_training,
     check_any_fits,
     check_fits,
+    experts_to_serve,
     has_own_memory,
     machine_memory,
     memory_for_experts,
-    most_experts,
     serving_lines,
     three_lines,
 )
@@ -457,9 +457,9 @@ def _plan_of(
     training = 0 if costs is None else costs.memory_bytes(1, on_gpu=has_own_memory(devices))
     room = memory_for_experts(caps, machine_memory(), training)
     cells = sum(grid.cells for grid in all_grids)
-    most = most_experts(part.run, wish, len(uids), cells, each, room)
+    most = experts_to_serve(part.run, wish, len(uids), cells, each, room)
     if not (most or part.trains):
-        most = most_experts(part.run, ServingWish(1), 0, cells, each, room)  # TooLarge
+        most = experts_to_serve(part.run, ServingWish(1), 0, cells, each, room)  # TooLarge
     checkpoint_seconds = min(CHECKPOINT_SECONDS, definition.checkpoints.every_seconds)
     copies = max(LEAST_COPIES_BYTES, COPIES_FOR_EACH * most * saved)
     return ServingPlan(
