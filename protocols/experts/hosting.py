@@ -88,7 +88,6 @@ LONGEST_WAIT_SECONDS: Final = 8.0
 
 TAKEN_AT_ONCE: Final = 4  # experts: each takes memory twice for a moment, and a transfer
 FETCHING_SECONDS: Final = 600.0  # for all tries to get the copy of one expert
-MISTRUST_SECONDS: Final = 600.0  # a copy that could not be used is not asked for again so long
 MOST_FAILED_FETCHES: Final = 3  # of a copy at a keeper that does not answer
 SETTLING_SECONDS: Final = 2 * CACHED_SECONDS
 """Before a new host sends copies: keepers must have heard that it hosts the expert."""
@@ -311,7 +310,6 @@ class ExpertHost:
         self._taking: set[Uid] = set()
         self._leaving = False
         self._vacancies = Vacancies(self._me)
-        self._mistrusted = BoundedMap[tuple[Uid, PeerId], float](REMEMBERED)
         self._failed_fetches = BoundedMap[tuple[Uid, PeerId], int](REMEMBERED)
         self._renewed_at: dict[Uid, float] = {}
         self._hosts_changed, self._copies_changed = _Signal(), _Signal()
@@ -530,7 +528,6 @@ class ExpertHost:
                 backend = await fetch(self._rpc, peer, offer, self._store, form, self._make)
             except (WrongCopy, BrokenCopy) as error:
                 log.warning("The copy of %s at %s cannot be used: %s", uid, peer, error)
-                self._mistrusted[uid, peer] = trio.current_time() + MISTRUST_SECONDS
                 if peer == self._me:
                     await in_thread(self._store.remove, uid)
             except PotluckError as error:
@@ -548,14 +545,13 @@ class ExpertHost:
 
     async def _offers(self, uid: Uid) -> tuple[dict[PeerId, CopyOffer], bool]:
         """What the keepers of this expert offer, and whether all have answered, or never do."""
-        now = trio.current_time()
         below = (await self._copies.read([uid.parent]))[uid.parent]
         announced = [host.peer for host in below.get(uid.cells[-1], ())]
         likely = keepers_of(uid, await self._servers())  # the directory may miss some
         keepers = [
             peer
             for peer in dict.fromkeys([*announced[:MOST_ASKED], *likely[:MOST_TRIES]])
-            if peer != self._me and self._mistrusted.get((uid, peer), now) <= now
+            if peer != self._me
         ]
         offers: dict[PeerId, CopyOffer] = {}
         failed: list[bool] = []

@@ -50,7 +50,7 @@ def make(uid: Uid) -> ExpertBackend:
         seed=sum(cell * 10**place for place, cell in enumerate(uid.cells)),
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
     return ExpertBackend(uid, network, Rows((WIDTH,)), optimizer, schedule=schedule)
 
 
