@@ -95,7 +95,8 @@ def told_of(facts: Facts) -> PhaseWords:
         return PhaseWords(
             TrainerPhase.TRAINING,
             "waiting for experts: too few of them answer",
-            "Training continues by itself when volunteers serve them again.",
+            "Training continues by itself when volunteers serve them again, as `potluck experts "
+            "serve` does.",
         )
     if facts.alone:
         others = "volunteers" if facts.begins else "the others"

@@ -59,8 +59,6 @@ GATHERING_SECONDS: Final = 0.3
 LEAVING_SECONDS: Final = 2.0
 """Of the five that leaving may take; the rest is for connections and files."""
 
-CUT_OFF_SECONDS: Final = 0.5  # to withdraw, where nobody asked this peer to leave in time
-
 
 @dataclass(frozen=True)
 class ServingPlan:
@@ -216,19 +214,15 @@ async def open_serving(
                 nursery.start_soon(teller.tell_on)
                 nursery.start_soon(_obey_gate, host, session)
                 leaving = trio.Event()
-                nursery.start_soon(_leave_when_told, host, session, leaving)
+                nursery.start_soon(_leave_when_told, experts, host, session, leaving)
                 yield host
                 if session.departure.wanted:
                     await leaving.wait()
                 else:  # the run is complete
+                    experts.count_rows(trio.current_time())
                     await host.leave(LEAVING_SECONDS)
                 nursery.cancel_scope.cancel()
         finally:
-            experts.count_rows(trio.current_time())
-            if not host.paused:
-                with trio.move_on_after(CUT_OFF_SECONDS) as scope:
-                    scope.shield = True
-                    await host.leave(CUT_OFF_SECONDS / 2)
             experts.host = None
 
 
@@ -284,10 +278,11 @@ async def _obey_gate(host: ExpertHost, session: TrainingSession) -> None:
 
 
 async def _leave_when_told(
-    host: ExpertHost, session: TrainingSession, has_left: trio.Event
+    experts: WatchedExperts, host: ExpertHost, session: TrainingSession, has_left: trio.Event
 ) -> None:
     departure = session.departure
     await departure.until_wanted()
+    experts.count_rows(trio.current_time())
     try:
         async with trio.open_nursery() as nursery:
 

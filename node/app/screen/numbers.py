@@ -173,7 +173,7 @@ def experts_block(view: TrainerView, room: int) -> ScreenBlock:
     if experts is None:
         return ScreenBlock(5, [])
     wide = room >= NAMED_FROM
-    live = f"{count(experts.live)} of {count(experts.cells)} live"
+    live = f"{count(experts.live)} of {count(experts.cells)} {'live' if wide else 'experts'}"
     servers = "1 server" if experts.servers == 1 else f"{count(experts.servers)} servers"
     behind = f"{live} at {servers}" if wide else live
     line = Text(no_wrap=True)
