@@ -223,6 +223,7 @@ def _run_families(view: TrainerView, record: BackboneRecord) -> Iterator[Metric]
         "samples_per_second", "Samples per second of all peers.", view.batch.samples_per_second
     )
     yield from _credit(record)
+    yield from _experts(view)
     age = record.checkpoint_age_seconds()
     if age is not None and record.checkpoint_epoch is not None:
         yield _gauge("checkpoint_age_seconds", "Since the newest checkpoint was written.", age)
@@ -231,6 +232,20 @@ def _run_families(view: TrainerView, record: BackboneRecord) -> Iterator[Metric]
     yield _gauge(
         "unkept_seconds", "Since there is a step in no checkpoint.", record.unkept_seconds()
     )
+
+
+def _experts(view: TrainerView) -> Iterator[Metric]:
+    """Of a run with experts. The names of its grids are in its definition."""
+    if view.experts is None:
+        return
+    live = GaugeMetricFamily(f"{PREFIX}experts_live", "Experts with a server.", labels=("grid",))
+    cells = GaugeMetricFamily(f"{PREFIX}experts_cells", "Cells of the grid.", labels=("grid",))
+    for grid in view.experts.grids:
+        live.add_metric((grid.name,), float(grid.live))
+        cells.add_metric((grid.name,), float(grid.cells))
+    yield live
+    yield cells
+    yield _gauge("experts_servers", "Peers that serve experts.", view.experts.servers)
 
 
 def _node_families(status: NodeStatus, traffic: TrafficFacts) -> Iterator[Metric]:

@@ -29,6 +29,7 @@ class TrainerPhase(enum.StrEnum):
     FOLLOWING = "following"
     TRAINING = "training"
     KEEPING = "keeping the run"  # instead of training, if it brings no samples
+    SERVING = "serving experts"  # instead of training, if it only serves
     AVERAGING = "averaging"
     PAUSED = "paused"
     NETWORK_LOST = "network lost"
@@ -39,7 +40,9 @@ class TrainerPhase(enum.StrEnum):
     FAILED = "failed"
 
 
-TRAINS: Final = frozenset({TrainerPhase.TRAINING, TrainerPhase.KEEPING, TrainerPhase.AVERAGING})
+TRAINS: Final = frozenset(
+    {TrainerPhase.TRAINING, TrainerPhase.KEEPING, TrainerPhase.SERVING, TrainerPhase.AVERAGING}
+)
 """Every step goes through these phases: `phase_seconds` covers them together."""
 
 GOES_ON: Final = TRAINS | {TrainerPhase.CATCHING_UP}
@@ -116,6 +119,38 @@ class TrafficView(msgspec.Struct, frozen=True, kw_only=True):
     download_limit: float | None = None
 
 
+class GridView(msgspec.Struct, frozen=True, kw_only=True):
+    """A grid of the run's experts, as the directory says."""
+
+    name: str = ""
+    cells: int = 0
+    live: int = 0  # cells with an expert that somebody serves
+
+
+class ExpertsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The experts of a run that has some: all of them, and those that this peer serves."""
+
+    grids: tuple[GridView, ...] = ()
+    servers: int = 0  # peers with experts, this one included
+    most: int = 0  # the most that this peer serves; 0 if it is no server
+    hosted: int = 0
+    load_seconds: float = 0.0  # of work that waits at this peer
+    rows: int = 0  # computed here in this session, forward and backward
+    rows_per_second: float | None = None
+    steps: int = 0  # of the hosted experts, since they were made
+    taken_over: int = 0  # from servers that are gone
+    lost: int = 0  # to servers that had them earlier
+    oldest_copy_seconds: float | None = None  # None if not all hosted experts are saved yet
+
+    @property
+    def live(self) -> int:
+        return sum(one.live for one in self.grids)
+
+    @property
+    def cells(self) -> int:
+        return sum(one.cells for one in self.grids)
+
+
 class TrainerView(msgspec.Struct, frozen=True, kw_only=True):
     """One moment of the training.
 
@@ -149,6 +184,8 @@ class TrainerView(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch: int = 0
     memory_bytes: int | None = None
     keeps_only: bool = False  # it brings no samples
+    serves_only: bool = False  # it serves experts, and does not train
+    experts: ExpertsView | None = None  # None if the run has none, or before that is known
     checkpoint: str = ""  # the newest that this peer keeps, if any
     checkpoint_step: int = 0
     checkpoint_age_seconds: float | None = None  # None before the first one of this session

@@ -42,6 +42,12 @@ def fetching_folder(places: Places, run: str, organiser: str) -> Path:
     return places.runs_folder / f"{run}-{organiser}{_ENDING}"
 
 
+def experts_folder(places: Places, run: str, organiser: str) -> Path:
+    """The folder for the experts that this machine serves, and for copies of others'. They exist
+    nowhere else, or hardly anywhere, so they stay."""
+    return places.runs_folder / f"{run}-{organiser}.experts"
+
+
 def kept_bytes(places: Places) -> int:
     """The size of a volunteer's files in this home, without unknown files in its folders."""
     single = (

@@ -108,6 +108,26 @@ class RunComplete(msgspec.Struct, frozen=True, tag=True):
     parameters: str = ""
 
 
+class ServingBegan(msgspec.Struct, frozen=True, tag=True):
+    """This peer serves experts of the run from now on, at most so many."""
+
+    run: str
+    most: int
+
+
+class ExpertsTaken(msgspec.Struct, frozen=True, tag=True):
+    """This peer serves these experts now. `how` they came: "new", "own copy" or "taken over"."""
+
+    uids: tuple[str, ...]
+    how: str
+
+
+class ExpertsLost(msgspec.Struct, frozen=True, tag=True):
+    """This peer serves these experts no more, because another server had them earlier."""
+
+    uids: tuple[str, ...]
+
+
 class RecordsSummed(msgspec.Struct, frozen=True, tag=True):
     """A keeper has added up its records: everybody's part in the run's first `steps` steps, as the
     records confirm it."""
@@ -146,6 +166,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     lost_samples: int = 0
     alone_samples: int = 0
     alone_steps: int = 0
+    expert_rows: int = 0  # that its experts computed, for itself and for others
 
 
 Own = (
@@ -164,6 +185,9 @@ Own = (
     | ExpertsMissing
     | ExpertsBack
     | RunComplete
+    | ServingBegan
+    | ExpertsTaken
+    | ExpertsLost
     | RecordsSummed
     | Failed
     | Leaving

@@ -38,6 +38,7 @@ class Facts:
     complete: bool = False
     begins: bool = False
     keeps_only: bool = False
+    serves_only: bool = False
     again: str = "potluck join"  # the command that goes on with the run
     checkpoint: str = ""  # the newest checkpoint that this peer keeps, if any
 
@@ -84,13 +85,18 @@ def told_of(facts: Facts) -> PhaseWords:
         return PhaseWords(TrainerPhase.AVERAGING, "averaging with the others")
     if facts.complete:
         return _complete(facts)
+    if facts.serves_only:
+        return PhaseWords(
+            TrainerPhase.SERVING, "computing the experts' part of the others' batches"
+        )
     if facts.keeps_only:
         return _keeping(facts)
     if facts.lacks_experts:
         return PhaseWords(
             TrainerPhase.TRAINING,
             "waiting for experts: too few of them answer",
-            "Training continues by itself when volunteers serve them again.",
+            "Training continues by itself when volunteers serve them again, as `potluck experts "
+            "serve` does.",
         )
     if facts.alone:
         others = "volunteers" if facts.begins else "the others"
@@ -116,7 +122,9 @@ def _keeping(facts: Facts) -> PhaseWords:
 
 def _left(left: Left, facts: Facts) -> PhaseWords:
     said = ["the run has made all its steps"] if facts.complete else []
-    if left.steps or left.alone_steps or left.lost_samples:  # a peer that only keeps brings none
+    if (
+        left.steps or left.alone_steps or left.lost_samples or left.expert_rows
+    ):  # a peer that only keeps brings none
         said.append(given_by(left))
     gave = f"{'; '.join(said)}. Thank you!" if said else "Thank you!"
     if facts.complete:
@@ -144,6 +152,12 @@ def _export(facts: Facts) -> str:
 def _leaving(facts: Facts) -> PhaseWords:
     if facts.leaving_at_once:
         return PhaseWords(TrainerPhase.LEAVING, "leaving now")
+    if facts.serves_only:
+        return PhaseWords(
+            TrainerPhase.LEAVING,
+            "giving the newest copies of the experts to others, within five seconds",
+            "Ctrl-C again leaves at once.",
+        )
     return PhaseWords(
         TrainerPhase.LEAVING,
         "leaving after the current round, within five seconds",

@@ -30,6 +30,7 @@ from node.core.training_view import (
     GOES_ON,
     TRAINS,
     BatchView,
+    ExpertsView,
     RunPeerView,
     TrafficView,
     TrainerView,
@@ -49,6 +50,7 @@ from node.training.happenings import (
     Measured,
     Preparing,
     RunComplete,
+    ServingBegan,
     Shown,
 )
 from node.training.phases import Facts, PhaseWords, told_of
@@ -88,6 +90,7 @@ class TrainingSession:
         *,
         begins: bool = False,
         keeps_only: bool = False,
+        serves_only: bool = False,
         again: str = "potluck join",
     ) -> None:
         self.gate, self.departure = Gate(), Departure()
@@ -96,6 +99,8 @@ class TrainingSession:
         self.steps = 0
         """The steps of the whole run; 0 if it has no end, or before that is known."""
         self.watched: Watched | None = None
+        self.experts: Callable[[], ExpertsView] | None = None
+        """The experts of the run, once it is known to have some."""
         self.lines: deque[tuple[float, str]] = deque(maxlen=LINES_KEPT)
         self.lines_told = 0
         self.left: Left | None = None
@@ -103,7 +108,13 @@ class TrainingSession:
         """Whether the loop has begun, so that leaving may wait for a round."""
         self._shown = shown
         self._began_at = time.monotonic()
-        self._facts = Facts(preparing="starting", begins=begins, keeps_only=keeps_only, again=again)
+        self._facts = Facts(
+            preparing="starting",
+            begins=begins,
+            keeps_only=keeps_only,
+            serves_only=serves_only,
+            again=again,
+        )
         self._told, self._told_since = told_of(self._facts), time.monotonic()
         self._trains_since: float | None = None
         """Since the last pause; steps, and catching up with them, are part of training."""
@@ -163,6 +174,16 @@ class TrainingSession:
         """Seconds since the session began."""
         return time.monotonic() - self._began_at
 
+    @property
+    def expert_rows(self) -> int:
+        """The rows that the experts here have computed in this session."""
+        return 0 if self.experts is None else self.experts().rows
+
+    @property
+    def trains_samples(self) -> bool:
+        """Whether this peer trains, or will, and does not only serve experts."""
+        return not self._facts.serves_only
+
     def told(self) -> PhaseWords:
         """The phase, with its words."""
         watched, departure = self.watched, self.departure
@@ -214,6 +235,8 @@ class TrainingSession:
             micro_batch=measured.micro_batch,
             memory_bytes=memory_in_use(),
             keeps_only=self._facts.keeps_only,
+            serves_only=self._facts.serves_only,
+            experts=None if self.experts is None else self.experts(),
             checkpoint="" if saved is None else saved.path,
             checkpoint_step=0 if saved is None else saved.epoch,
             checkpoint_age_seconds=None
@@ -256,6 +279,9 @@ class TrainingSession:
                 self.trains = True
                 self.account.epoch = epoch
                 facts = replace(facts, preparing="", behind=False)
+            case ServingBegan() if facts.serves_only:
+                self.trains = True
+                facts = replace(facts, preparing="")
             case FellBehind():
                 facts = replace(facts, behind=True)
             case CaughtUp() | StepTaken():

@@ -244,6 +244,7 @@ def _left(session: TrainingSession) -> Left:
         account.lost_samples,
         account.alone_samples,
         account.alone_steps,
+        session.expert_rows,
     )
     session.happened(left)
     return left

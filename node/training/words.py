@@ -19,7 +19,9 @@ from node.core.training_view import TrainerPhase, TrainerView
 from node.training.happenings import (
     Began,
     ExpertsBack,
+    ExpertsLost,
     ExpertsMissing,
+    ExpertsTaken,
     Failed,
     FirstSamplesAccepted,
     Happening,
@@ -36,6 +38,7 @@ from node.training.happenings import (
     RecordsSummed,
     Resumed,
     RunComplete,
+    ServingBegan,
     WillUse,
 )
 from protocols.accumulation.events import (
@@ -96,6 +99,12 @@ def words_of(happening: Happening) -> str:
             return f"experts answer again after {span(seconds)}; {batches} dropped meanwhile"
         case RunComplete(epoch=epoch):
             return f"the run is complete: {epoch:,} steps"
+        case ServingBegan(run=run, most=most):
+            return f"serving up to {_experts(most)} of {run}"
+        case ExpertsTaken(uids=uids, how=how):
+            return f"serving {_some_of(uids)}: {_HOW.get(how, how)}"
+        case ExpertsLost(uids=uids):
+            return f"no longer serving {_some_of(uids)}: another server had them earlier"
         case RecordsSummed(steps=steps, samples=samples, people=people):
             who = "1 person has" if people == 1 else f"{people:,} people have"
             return f"by the records, {who} given {samples:,} samples to {steps:,} steps"
@@ -219,7 +228,7 @@ def _caught_up(event: CaughtUp) -> str:
 def given_by(left: Left) -> str:
     """The session's contribution in words."""
     parts = []
-    if left.samples or not left.alone_samples:
+    if left.samples or not (left.alone_samples or left.expert_rows):
         parts.append(f"{left.samples:,} samples of yours are in {_steps(left.steps)} of the run")
     if left.alone_samples:
         made = _steps(left.alone_steps)
@@ -227,7 +236,27 @@ def given_by(left: Left) -> str:
         parts.append(f"{left.alone_samples:,} samples{whose} are in {made} that you made alone")
     if left.lost_samples:
         parts.append(f"{left.lost_samples:,} are in none")
+    if left.expert_rows:
+        parts.append(f"your experts have computed {left.expert_rows:,} rows")
     return "; ".join(parts)
+
+
+_HOW = {
+    "new": "new, from their first weights",
+    "own copy": "from this machine's own copies",
+    "taken over": "taken over, because their server is gone",
+}
+UIDS_NAMED = 4
+
+
+def _some_of(uids: tuple[str, ...]) -> str:
+    named = ", ".join(uids[:UIDS_NAMED])
+    more = "" if len(uids) <= UIDS_NAMED else ", …"
+    return f"{_experts(len(uids))} ({named}{more})"
+
+
+def _experts(number: int) -> str:
+    return "1 expert" if number == 1 else f"{number:,} experts"
 
 
 def _steps(number: int) -> str:

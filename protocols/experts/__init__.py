@@ -20,9 +20,11 @@ from protocols.experts.directory import (
 from protocols.experts.grid import (
     LARGEST_DIMENSION,
     MOST_DIMENSIONS,
+    CellBlock,
     ExpertGrid,
     Uid,
     WrongUid,
+    parse_block,
     parse_uid,
 )
 from protocols.faces import lazily
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from protocols.experts.client import ExpertClient
     from protocols.experts.gating import ExpertChoice, GridGate, balance_loss
     from protocols.experts.hosting import (
+        CHECKPOINT_SECONDS,
         ExpertHost,
         ExpertLost,
         ExpertSaved,
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANNOUNCE_SECONDS",
+    "CHECKPOINT_SECONDS",
     "EXPERTS",
     "EXPERTS_PROTOCOL",
     "LARGEST_DIMENSION",
@@ -77,6 +81,7 @@ __all__ = [
     "AsyncTrainer",
     "BeamSearch",
     "Below",
+    "CellBlock",
     "DMoE",
     "DoneBatch",
     "ExpertBackend",
@@ -113,6 +118,7 @@ __all__ = [
     "free_cells",
     "open_expert_host",
     "open_runtime",
+    "parse_block",
     "parse_uid",
     "select_experts",
     "serve_experts",
@@ -127,6 +133,7 @@ __getattr__ = lazily(
         "client": ("ExpertClient",),
         "gating": ("ExpertChoice", "GridGate", "balance_loss"),
         "hosting": (
+            "CHECKPOINT_SECONDS",
             "ExpertHost",
             "ExpertLost",
             "ExpertSaved",

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from protocols.errors import PotluckError
 
@@ -22,6 +23,7 @@ LARGEST_DIMENSION = 4096  # a gate has so many outputs for each dimension
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
+_RANGE = re.compile(rf"\*|(?P<first>{_INDEX.pattern})(-(?P<last>{_INDEX.pattern}))?")
 
 
 class WrongUid(PotluckError):
@@ -52,6 +54,26 @@ class Uid:
         """All shorter prefixes, the name of the grid first."""
         for length in range(len(self.cells)):
             yield Uid(self.grid, self.cells[:length])
+
+
+@dataclass(frozen=True)
+class CellBlock:
+    """Neighbouring cells of a grid: the first and the last index of each dimension, None for all.
+
+    Written `ffn:0-3.*`, which are the cells whose first index is 0 to 3.
+    """
+
+    grid: str
+    ranges: tuple[tuple[int, int] | None, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.grid}:{'.'.join('*' if one is None else _dashed(*one) for one in self.ranges)}"
+        )
+
+
+def _dashed(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +131,23 @@ class ExpertGrid:
             )
         return uid
 
+    def cells_in(self, block: CellBlock) -> Iterator[Uid]:
+        """All cells of a block, the last index fastest. WrongUid if it is not in this grid."""
+        whole = [(0, size - 1) for size in self.sizes]
+        if len(block.ranges) == len(whole):
+            whole = [one or all_of_it for one, all_of_it in zip(block.ranges, whole, strict=True)]
+        if (
+            block.grid != self.name
+            or len(block.ranges) != len(whole)
+            or any(last >= size for (_, last), size in zip(whole, self.sizes, strict=True))
+        ):
+            raise WrongUid(
+                f"{block} is not in the grid {self.name} of {' x '.join(map(str, self.sizes))}.",
+                advice=f"{CellBlock(self.name, (None,) * self.dimensions)} are all its cells.",
+            )
+        for cells in product(*(range(first, last + 1) for first, last in whole)):
+            yield Uid(self.name, cells)
+
     def at(self, number: int) -> Uid:
         """The cell with this number, counted with the last index fastest."""
         cells = []
@@ -127,3 +166,28 @@ def parse_uid(text: str) -> Uid:
             advice="It is the name of a grid and an index for each dimension: ffn.3.17.",
         )
     return Uid(name, tuple(map(int, indices)))
+
+
+def parse_block(text: str) -> CellBlock:
+    """Read a block of cells: only the grammar is checked."""
+    name, _, rest = text.partition(":")
+    found = [_RANGE.fullmatch(one) for one in rest.split(".", MOST_DIMENSIONS)]
+    ranges: list[tuple[int, int] | None] = []
+    for one in found:
+        if one is None or not _NAME.fullmatch(name) or len(ranges) == MOST_DIMENSIONS:
+            break
+        if one["first"] is None:
+            ranges.append(None)
+            continue
+        first = int(one["first"])
+        last = int(one["last"] or first)
+        if last < first:
+            break
+        ranges.append((first, last))
+    if len(ranges) < len(found):
+        raise WrongUid(
+            f"{text[:80]!r} is not a block of cells.",
+            advice="It is the name of a grid, a colon, and for each dimension an index, a range or "
+            "* for all, with dots between them: ffn:0-3.*",
+        )
+    return CellBlock(name, tuple(ranges))

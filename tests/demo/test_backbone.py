@@ -34,7 +34,7 @@ from node.core.status import (
     NodeStatus,
     RelayStatus,
 )
-from node.core.training_view import RunPeerView, TrainerView
+from node.core.training_view import ExpertsView, GridView, RunPeerView, TrainerView
 from node.run.folder import RunFolder
 from node.training.happenings import Began, RecordsSummed
 from protocols.accumulation.events import CheckpointMissed, CheckpointSaved
@@ -327,3 +327,14 @@ async def got(url: str, posted: bytes | None = None) -> tuple[int, bytes]:
                 return error.code, error.read()
 
     return await trio.to_thread.run_sync(get)
+
+
+def test_the_experts_of_a_run_are_counted_by_grid() -> None:
+    experts = ExpertsView(
+        grids=(GridView(name="ffn0", cells=6, live=3), GridView(name="ffn1", cells=6)), servers=2
+    )
+    record = BackboneRecord(checkpoint_seconds=60.0, clock=lambda: 0.0)
+    text = metrics_text(LISTENS, TrafficFacts(), TrainerView(experts=experts), record).decode()
+    assert 'potluck_backbone_experts_live{grid="ffn0"} 3.0' in text
+    assert 'potluck_backbone_experts_cells{grid="ffn1"} 6.0' in text
+    assert "potluck_backbone_experts_servers 2.0" in text

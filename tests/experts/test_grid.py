@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.experts import ExpertGrid, Uid, WrongUid, parse_uid
+from protocols.experts import ExpertGrid, Uid, WrongUid, parse_block, parse_uid
 
 GRID = ExpertGrid("ffn", (4, 20))
 
@@ -54,3 +54,24 @@ def test_prefixes_lead_from_the_grid_to_the_expert() -> None:
     assert [str(prefix) for prefix in uid.prefixes()] == ["ffn", "ffn.3"]
     assert uid.parent.child(17) == uid
     assert GRID.root == Uid("ffn")
+
+
+def test_a_block_is_written_as_it_is_read() -> None:
+    for text in ("ffn:*.*", "ffn:0-3.7", "ffn:2"):
+        assert str(parse_block(text)) == text
+
+
+def test_a_block_has_the_cells_between_its_ends() -> None:
+    grid = ExpertGrid("ffn", (3, 2))
+    assert list(grid.cells_in(parse_block("ffn:1-2.*"))) == [
+        Uid("ffn", (1, 0)),
+        Uid("ffn", (1, 1)),
+        Uid("ffn", (2, 0)),
+        Uid("ffn", (2, 1)),
+    ]
+
+
+@pytest.mark.parametrize("text", ["ffn", "ffn:", "ffn:1-", "ffn:2-1", "Ffn:1", "ffn:1.2.3.4.5"])
+def test_a_wrong_block_is_named(text: str) -> None:
+    with pytest.raises(WrongUid, match="not a block"):
+        parse_block(text)

@@ -9,7 +9,7 @@ from node.core.caps.settings import Caps
 from node.run.costs import costs_of
 from node.run.definition import read_definition
 from node.training.join import participation
-from node.training.join.fit import Use, three_lines
+from node.training.join.fit import Fit, Use, three_lines
 from node.training.join.participation import Participation
 from tests.runs.definitions import changed
 
@@ -46,7 +46,7 @@ def test_the_gpus_memory_is_told_apart_from_the_machines() -> None:
 def test_of_a_large_model_on_a_gpu_the_machine_holds_the_smaller_part() -> None:
     definition = read_definition(changed("width = 16\nlayers = 1", "width = 1024\nlayers = 24"))
     part, costs = Participation("poem", ""), costs_of(definition)
-    machine = participation._lines(part, definition, costs, Caps(), ("cuda:0",), 2, 4)[0]
+    machine = participation._lines(part, definition, Caps(), ("cuda:0",), 2, costs, Fit(4), None)[0]
     told = re.search(r"about ([\d.]+) GB of memory, ([\d.]+) GB of the GPU's", machine)
     assert told is not None, machine
     assert 2 * float(told[1]) < costs.memory_bytes(4) / 1e9 < 1.3 * float(told[2])

@@ -27,6 +27,7 @@ from node.core.running_lock import hold_running_lock
 KEPT: Final = re.compile(
     r"identity\.key|access\.pass|revocations|peers\.json|run\.invite"
     r"|runs/[\w.-]+\.(signed|position|losses)|runs/[\w.-]+\.fetching/state-being-fetched|traffic\.json"
+    r"|runs/[\w.-]+\.experts/[\w.-]+\.safetensors"
     r"|credit/\w+/\w+-\d+\.page"
 )
 """Files that may be in a volunteer's home when nothing runs: its identity, and where to go on."""

@@ -23,18 +23,18 @@ GONE_SECONDS = 60.0  # the promise is five; this test is about whether all of it
 MANY_TIMES = 20
 
 
-async def played(folder: Path) -> tuple[int, list[dict[str, Any]]]:
+async def played(folder: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
     """The demo with its temporary folder in this one: its exit code, and what it printed."""
-    async with demo_in(folder) as child:
+    async with demo_in(folder, *flags) as child:
         with trio.fail_after(DEMO_SECONDS):
             printed = await child.read_rest()
             code = await child.exit_code()
     return code, [json.loads(line) for line in printed.splitlines()]
 
 
-def demo_in(folder: Path) -> Any:
+def demo_in(folder: Path, *flags: str) -> Any:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "node", "demo", "--json"]
+    command = [sys.executable, "-m", "node", "demo", *flags, "--json"]
     return started(command, {"TMPDIR": str(folder)})
 
 
@@ -74,6 +74,18 @@ def test_the_demo_keeps_what_it_promises(the_demo: Played) -> None:
     summary = check(the_demo.exit_code, the_demo.events)
     everything_is_kept(summary)
     assert processes_in(the_demo.folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("demo")
+async def test_the_demo_of_experts_loses_none_of_them(tmp_path: Path) -> None:
+    code, events = await played(tmp_path / "t", "--experts")
+    summary = events[-1]
+    assert (code, summary["failures"]) == (0, []), summary
+    assert summary["lost"] > 0
+    assert summary["live"] == summary["experts"]
+    assert summary["loss_last"] < summary["loss_first"]
+    assert processes_in(tmp_path) == []
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ from node.app.screen.picture import Scene, SceneEvent
 from node.core.training_view import (
     BatchView,
     ContributionView,
+    ExpertsView,
+    GridView,
     RunPeerView,
     TrafficView,
     TrainerPhase,
@@ -98,6 +100,16 @@ def _told(facts: Facts, view: TrainerView) -> Scene:
     return Scene(changed(view, phase=told.phase, doing=told.doing, advice=told.advice), EVENTS)
 
 
+EXPERTS = ExpertsView(
+    grids=(GridView(name="ffn0", cells=64, live=41),),
+    servers=9,
+    most=16,
+    hosted=12,
+    load_seconds=0.4,
+    rows=81_234,
+    rows_per_second=1_230.0,
+    taken_over=3,
+)
 START = TrainerView(run="poem", peer=TRAINING.peer, phase_seconds=2.0)
 BY_YOU = Closed("pause", "paused by you until 14:00", 1.0)
 QUOTA = Closed("quota", "the quota of 200 GB for 2026-11 is used up", 2.0)
@@ -111,6 +123,11 @@ STATES = {
     "keeping, and ailing": _told(
         Facts(begins=True, keeps_only=True, alone=True),
         changed(TRAINING, peers=(), keeps_only=True, troubles=("run.toml is gone",)),
+    ),
+    "training and serving": Scene(changed(TRAINING, experts=EXPERTS), EVENTS),
+    "serving": _told(
+        Facts(serves_only=True),
+        changed(START, serves_only=True, experts=EXPERTS, traffic=TRAINING.traffic),
     ),
     "starting": replace(
         _told(Facts(preparing="fetching the run's definition"), START), events=EVENTS[:1]

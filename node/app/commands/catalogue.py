@@ -21,6 +21,7 @@ COMMANDS = (
     "login",
     "whoami",
     "join",
+    "experts",
     "pause",
     "resume",
     "leave",

@@ -27,8 +27,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "text by the model. It asks nothing, downloads nothing, and does not touch this machine's "
         "own potluck: everything happens in a temporary folder, which is removed at the end.\n\n"
         "It needs two processor cores, 3 GB of memory, and about a minute. Exit code 1 if a part "
-        "of it failed. Ctrl-C ends all of it.",
-        example="potluck demo\npotluck demo --keep\npotluck demo --json | tail -n 1",
+        "of it failed. Ctrl-C ends all of it.\n\n"
+        "With --experts it shows a run with a mixture of experts instead: four servers of experts "
+        "and three trainers. Two servers and a trainer are killed, others take their experts over, "
+        "and the training continues. It needs 5 GB and about two minutes.",
+        example="potluck demo\npotluck demo --keep\npotluck demo --experts\n"
+        "potluck demo --json | tail -n 1",
+    )
+    parser.add_argument(
+        "--experts", action="store_true", help="show a run with a mixture of experts"
     )
     parser.add_argument(
         "--keep",
@@ -41,16 +48,24 @@ def run(arguments: argparse.Namespace) -> int:
     from node.app.commands.interruption import run_until_signal
 
     output = Output.of(arguments)
-    return run_until_signal(lambda: _play(output, keep=arguments.keep))
+    keep, with_experts = arguments.keep, arguments.experts
+    return run_until_signal(lambda: _play(output, keep=keep, with_experts=with_experts))
 
 
-async def _play(output: Output, *, keep: bool) -> int:
+async def _play(output: Output, *, keep: bool, with_experts: bool) -> int:
     from node.app.commands.exit_codes import DONE, FAILED
     from node.app.commands.interruption import at_hard_exit
-    from node.app.demo import Demo, demo_folder, page_of, remove
+    from node.app.demo import (
+        Demo,
+        ExpertsDemo,
+        demo_folder,
+        experts_page_of,
+        page_of,
+        remove,
+    )
 
     with demo_folder(keep=keep) as folder:
-        demo = Demo(folder, output.data)
+        demo = (ExpertsDemo if with_experts else Demo)(folder, output.data)
 
         def clear() -> None:
             demo.kill_all()
@@ -64,5 +79,6 @@ async def _play(output: Output, *, keep: bool) -> int:
                 if keep and not output.json:
                     output.say(f"everything is in {folder}")
     summary["folder"] = str(folder) if keep else None
-    output.data(summary, page_of(summary, keep=keep))
+    page = experts_page_of if with_experts else page_of
+    output.data(summary, page(summary, keep=keep))
     return FAILED if summary["failures"] else DONE

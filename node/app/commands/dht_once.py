@@ -10,7 +10,9 @@ pass is not valid for another key, so if a node runs here, the command asks that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -34,7 +36,7 @@ from protocols.errors import PotluckError, Unreachable
 from protocols.identity import Identity
 from protocols.network import Network
 from protocols.not_allowed import NotAllowed
-from protocols.rpc import open_rpc
+from protocols.rpc import Rpc, open_rpc
 
 
 def ask_swarm(
@@ -46,28 +48,45 @@ def ask_swarm(
 ) -> int:
     """Join, ask, print the answer, leave. Returns the exit code."""
     log_to_stderr(debug=output.debug)
-    identity, member = _identity(configuration)
 
     async def main() -> int:
-        if member is not None:
-            await renew_if_over(member)
-        network_settings = Libp2pSettings(
-            listen_addresses=(), dial_seconds=min(configuration.dial_seconds, seconds)
-        )
-        settings = DhtSettings(bootstrap=configuration.bootstrap_addresses, client=True)
-        async with (
-            open_libp2p_network(identity, network_settings) as network,
-            open_rpc(network, member.guard(network) if member else None) as rpc,
-            open_dht(network, rpc, families=FAMILIES, settings=settings) as dht,
-        ):
-            deadline = trio.current_time() + seconds
-            await join_swarm(network, dht, configuration.bootstrap_addresses, deadline)
+        deadline = trio.current_time() + seconds
+        async with open_client(configuration, seconds) as client:
             left = deadline - trio.current_time()
-            found = await answer(Asked(dht, network), action, {**question, "timeout_seconds": left})
+            asked = Asked(client.dht, client.network)
+            found = await answer(asked, action, {**question, "timeout_seconds": left})
         show(action, msgspec.to_builtins(found), output)
         return 0
 
     return run_until_signal(main)
+
+
+@dataclass(frozen=True)
+class SwarmClient:
+    network: Network
+    rpc: Rpc
+    dht: Dht
+
+
+@asynccontextmanager
+async def open_client(configuration: Configuration, seconds: float) -> AsyncIterator[SwarmClient]:
+    """A client of the swarm for the length of the block, which begins when it has joined. Errors:
+    see `join_swarm`."""
+    identity, member = _identity(configuration)
+    if member is not None:
+        await renew_if_over(member)
+    network_settings = Libp2pSettings(
+        listen_addresses=(), dial_seconds=min(configuration.dial_seconds, seconds)
+    )
+    settings = DhtSettings(bootstrap=configuration.bootstrap_addresses, client=True)
+    async with (
+        open_libp2p_network(identity, network_settings) as network,
+        open_rpc(network, member.guard(network) if member else None) as rpc,
+        open_dht(network, rpc, families=FAMILIES, settings=settings) as dht,
+    ):
+        deadline = trio.current_time() + seconds
+        await join_swarm(network, dht, configuration.bootstrap_addresses, deadline)
+        yield SwarmClient(network, rpc, dht)
 
 
 def _identity(configuration: Configuration) -> tuple[Identity, Membership | None]:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from node.app.commands.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.commands.parser import CommandParser, Subparsers
     from node.core.configuration import Configuration
     from node.run.invite import RunInvite
+    from node.training.join import ServingWish
 
 CODE_IN_SIGHT = (
     "warning: This invite contains a code, and every user of this machine can read a command line. "
@@ -29,8 +30,7 @@ LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second f
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.login import add_code_file
-    from node.app.commands.run import add_peer_flags
+    from node.app.commands.experts import add_most_experts
 
     parser = subparsers.add_parser(
         "join",
@@ -39,7 +39,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "the run's definition and verify its signature, say in three lines what will be used, "
         "measure this machine for a few seconds, catch up with the others, and train. No code that "
         "came over the network is run. It is safe to repeat: without an INVITE it continues in the "
-        "last run.\n\n"
+        "last run. In a run with a mixture of experts it also serves some experts (docs/experts.md)"
+        ".\n\n"
         "A terminal of any size shows the run, the loss, the batch that all peers fill together, "
         "your contribution, the peers and the last events; the summary stays when you leave. "
         "NO_COLOR turns colours off.\n\n"
@@ -53,23 +54,48 @@ def add_parser(subparsers: Subparsers) -> None:
         "POTLUCK_INVITE=potluck-run:… potluck join --plain\n"
         "potluck join --schedule 22:00-07:00 --max-memory 4GB",
     )
+    add_invite_flags(parser)
+    add_most_experts(parser)
+
+
+def add_invite_flags(parser: CommandParser) -> None:
+    """The flags of a volunteer's peer."""
+    from node.app.commands.login import add_code_file
+    from node.app.commands.run import add_peer_flags
+
+    add_invite(parser)
+    add_code_file(parser)
+    add_peer_flags(parser, "dht.client")
+
+
+def add_invite(parser: CommandParser) -> None:
     parser.add_argument(
         "invite",
         metavar="INVITE",
         nargs="*",
-        help="the invite (potluck-run:…), or a file that contains it; by default POTLUCK_INVITE, "
-        "or the last run",
+        help="the invite (potluck-run:…), a file that contains it, or the name of the last run; by "
+        "default POTLUCK_INVITE, or the last run",
     )
     parser.add_argument(
         "--invite-file",
         metavar="FILE",
         help="read the invite from this file (- for standard input)",
     )
-    add_code_file(parser)
-    add_peer_flags(parser, "dht.client")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from node.training.join import ServingWish
+
+    return join(arguments, "potluck join", serving=ServingWish(arguments.experts), trains=True)
+
+
+def typed_invite(arguments: argparse.Namespace) -> str | None:
+    """Several words are one invite: it was copied in several lines, or something broke it."""
+    return " ".join(arguments.invite) if arguments.invite else None
+
+
+def join(arguments: argparse.Namespace, command: str, *, serving: ServingWish, trains: bool) -> int:
+    """Take part with a volunteer's peer. `command`: the typed words, to continue with later."""
     from node.app.commands.configured import configuration_for
     from node.app.commands.login_inputs import read_code
     from node.core.caps.settings import caps_of
@@ -102,8 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
             "The invite and the code cannot both come from standard input.",
             advice="Put one of them into a file, or into POTLUCK_INVITE or POTLUCK_LOGIN_CODE.",
         )
-    # several words are one invite: it was copied in several lines, or something broke it
-    typed = " ".join(arguments.invite) if arguments.invite else None
+    typed = typed_invite(arguments)
     invite = read_invited(places, typed, arguments.invite_file, os.environ)
     code = read_code(arguments.code_file)
     check_still_good(places, invite, int(1000 * time.time()))
@@ -141,8 +166,12 @@ def run(arguments: argparse.Namespace) -> int:
             session.happened(Notice(words))
         session.happened(Preparing(STARTING))
 
-    part = Participation(invite.run, invite.organiser, trusted=trusted)
-    return train_in_foreground(_with_places(configuration, invite), part, output, before=get_in)
+    part = Participation(
+        invite.run, invite.organiser, trusted=trusted, serving=serving, trains=trains
+    )
+    return train_in_foreground(
+        with_places(configuration, invite), part, output, before=get_in, again=command
+    )
 
 
 def _log_in(
@@ -181,7 +210,7 @@ def _log_in(
         return DONE
 
 
-def _with_places(configuration: Configuration, invite: RunInvite) -> Configuration:
+def with_places(configuration: Configuration, invite: RunInvite) -> Configuration:
     """The same configuration, joining at the invite's addresses beside its own."""
     import dataclasses
 

@@ -28,6 +28,7 @@ from node.core.duration import span
 from node.core.training_view import (
     BatchView,
     ContributionView,
+    ExpertsView,
     TrafficView,
     TrainerPhase,
     TrainerView,
@@ -53,6 +54,12 @@ def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
         yield "", view.doing
     if view.advice:
         yield "next", view.advice
+    if view.experts is not None:
+        yield "experts", experts_words(view.experts)
+    if view.serves_only:
+        yield "traffic", _traffic(view.traffic)
+        yield from _last(view)
+        return
     of_all = f" of {view.steps:,}" if view.steps else ""
     over = "" if view.seconds_left is None else f", over in {span(view.seconds_left)}"
     yield "step", f"{view.epoch:,}{of_all}{over}"
@@ -74,9 +81,31 @@ def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
         age = view.checkpoint_age_seconds
         ago = "" if age is None else f", {span(age)} ago"
         yield "saved", f"{view.checkpoint}{ago}"
+    yield from _last(view)
+
+
+def _last(view: TrainerView) -> Iterator[tuple[str, str]]:
     if view.last_event:
         clock = time.strftime("%H:%M:%S", time.localtime(view.last_event_at))
         yield "last", f"{clock} {view.last_event}"
+
+
+def experts_words(experts: ExpertsView) -> str:
+    """This peer's experts, then everybody's."""
+    words = [f"{experts.live:,} of {experts.cells:,} cells live"]
+    words.append(f"at {counted(experts.servers, 'server')}")
+    everybody = " ".join(words) + " (`potluck experts list`)"
+    if not experts.most:
+        return everybody
+    taken = f" ({experts.taken_over:,} taken over)" if experts.taken_over else ""
+    here = [f"{experts.hosted:,} of at most {experts.most:,} here{taken}"]
+    here.append(f"{experts.load_seconds:.1f} s of work waiting")
+    rate = "" if experts.rows_per_second is None else f" ({experts.rows_per_second:,.1f} /s)"
+    here.append(f"{counted(experts.rows, 'row')} computed{rate}")
+    if experts.hosted:
+        age = experts.oldest_copy_seconds
+        here.append("not all saved yet" if age is None else f"all saved {span(age)} ago or later")
+    return f"{', '.join(here)}; {everybody}"
 
 
 def _batch(batch: BatchView, *, computes: bool) -> str:

@@ -73,7 +73,11 @@ def train_in_foreground(
 
     async def main() -> int:
         session = TrainingSession(
-            display.shown, begins=part.begins, keeps_only=part.keeps_only, again=again
+            display.shown,
+            begins=part.begins,
+            keeps_only=part.keeps_only,
+            serves_only=not part.trains,
+            again=again,
         )
         session.run = part.run
         sessions.append(session)

@@ -58,19 +58,19 @@ class DemoFailed(PotluckError):
     """A part of the demo failed."""
 
 
-class Demo:
-    """One demo, in a folder that exists and is empty. `tell` is given each event and its words."""
+class Stage:
+    """The processes of a demo, in a folder that exists and is empty. `tell` is given each event and
+    its words. A demo has `_play`, which returns the summary, and `_take` for the events.
+
+    Invariant: no process that was started here outlives `play`.
+    """
 
     def __init__(self, folder: Path, tell: Tell) -> None:
         self._folder, self._tell_out = folder, tell
-        self._run_folder = folder / "run"
-        self._organiser = folder / "organiser"
         self._began = time.monotonic()
         self._children: list[Child] = []
-        self._story = Story()
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
-        self._steps_told = 0
 
     def kill_all(self) -> None:
         """End every process that was started here. For a signal's handler, too."""
@@ -86,6 +86,107 @@ class Demo:
         finally:
             self.kill_all()
         return summary
+
+    async def _play(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _take(self, child: Child, event: Event) -> None:
+        """A child has printed this."""
+        raise NotImplementedError
+
+    def _has_left(self, child: Child) -> bool:
+        """Whether a child that ended by itself, without an error, was at its end."""
+        raise NotImplementedError
+
+    def _start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        home: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> Child:
+        assert self._nursery is not None
+        child = Child(
+            name,
+            arguments,
+            home=home,
+            folder=self._folder,
+            variables=variables,
+        )
+        self._children.append(child)
+        child.start()
+        self._nursery.start_soon(self._follow, child)
+        return child
+
+    async def _follow(self, child: Child) -> None:
+        await child.read(self._take)
+        self._wake()
+
+    async def _do_at(self, home: Path, part: str, *arguments: str) -> Event:
+        """Run a command that ends by itself; returns its output."""
+        child = self._start(part, [*arguments, "--json"], home=home)
+        child.may_end = True
+        await self._until(lambda: child.exit_code is not None, part)
+        if child.exit_code or not child.events:
+            raise self._failed(child)
+        return child.events[-1]
+
+    async def _until(self, holds: Callable[[], bool], part: str) -> None:
+        """Wait for a condition; DemoFailed after a timeout, or if a process ends that must not."""
+        with trio.move_on_after(PART_SECONDS) as patience:
+            while not holds():
+                for child in self._children:
+                    if child.exit_code is not None and not self._ended_well(child):
+                        raise self._failed(child)
+                await self._changed.wait()
+        if patience.cancelled_caught:
+            said = "\n".join(f"{one.name}: {one.last_lines()}" for one in self._children)
+            raise DemoFailed(
+                f"The demo gave up waiting for {part}.",
+                why=f"It took more than {PART_SECONDS:.0f} seconds. The last output of its parts:\n"
+                + said,
+                advice="Try again when the machine is less busy; --keep keeps all files.",
+            )
+
+    def _ended_well(self, child: Child) -> bool:
+        if child.may_end:
+            return True
+        return child.exit_code == 0 and self._has_left(child)
+
+    def _failed(self, child: Child, why: str = "") -> DemoFailed:
+        said = child.last_lines()
+        return DemoFailed(
+            f"A part of the demo failed: {child.name} (`{child.command}`).",
+            why=" ".join(
+                one for one in (why, f"{child.ended_by()}. Its last output: {said}") if one
+            ),
+            advice="`potluck demo --keep` keeps all files for a closer look. If it fails again, "
+            "please report it.",
+        )
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _tell(self, event: str, words: str, **fields: Any) -> None:
+        seconds = round(self._seconds, 2)
+        self._tell_out({"event": event, "seconds": seconds, **fields}, f"{seconds:5.1f} s  {words}")
+
+
+class Demo(Stage):
+    """One demo of a run that everybody trains whole."""
+
+    def __init__(self, folder: Path, tell: Tell) -> None:
+        super().__init__(folder, tell)
+        self._run_folder = folder / "run"
+        self._organiser = folder / "organiser"
+        self._story = Story()
+        self._steps_told = 0
 
     async def _play(self) -> dict[str, Any]:
         auth = await self._start_auth_server()
@@ -168,8 +269,9 @@ class Demo:
     async def _start_auth_server(self) -> Child:
         url = f"http://127.0.0.1:{free_port()}"
         made = await self._do("auth init", "auth", "init", "--run", RUN, "--public-url", url)
-        child = self._start("auth server", ["auth", "serve", "--insecure-http", "--json"])
-        await self._until(lambda: _has(child, "serving"), "the auth server")
+        command = ["auth", "serve", "--insecure-http", "--json"]
+        child = self._start("auth server", command, home=self._organiser)
+        await self._until(lambda: has_told(child, "serving"), "the auth server")
         self._tell(
             "auth_server",
             f"an auth server at {url}, with a fresh key: it decides who may take part",
@@ -198,12 +300,15 @@ class Demo:
     async def _start_backbone(self) -> tuple[Child, str, str]:
         places = ("--listen", LISTEN, "--http", "127.0.0.1:0")
         child = self._start(
-            KEEPER, ["backbone", str(self._run_folder), "--json", "--threads", "1", *places]
+            KEEPER,
+            ["backbone", str(self._run_folder), "--json", "--threads", "1", *places],
+            home=self._organiser,
         )
         await self._until(
-            lambda: _has(child, "started") and _has(child, "serving_http"), "the backbone peer"
+            lambda: has_told(child, "started") and has_told(child, "serving_http"),
+            "the backbone peer",
         )
-        started, http = _event(child, "started"), _event(child, "serving_http")
+        started, http = told_event(child, "started"), told_event(child, "serving_http")
         self._tell(
             "backbone",
             "a backbone peer: others join through it, and it keeps checkpoints; "
@@ -320,93 +425,18 @@ class Demo:
             sources=sources,
         )
 
-    # -- processes
-
-    def _start(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        *,
-        home: Path | None = None,
-        variables: Mapping[str, str] | None = None,
-    ) -> Child:
-        assert self._nursery is not None
-        child = Child(
-            name,
-            arguments,
-            home=home or self._organiser,
-            folder=self._folder,
-            variables=variables,
-        )
-        self._children.append(child)
-        child.start()
-        self._nursery.start_soon(self._follow, child)
-        return child
-
-    async def _follow(self, child: Child) -> None:
-        await child.read(self._take)
-        self._wake()
+    def _has_left(self, child: Child) -> bool:
+        return self._story.person(child.name).left
 
     async def _do(self, part: str, *arguments: str) -> Event:
-        """Run a command that ends by itself; returns its output."""
-        child = self._start(part, [*arguments, "--json"])
-        child.may_end = True
-        await self._until(lambda: child.exit_code is not None, part)
-        if child.exit_code or not child.events:
-            raise self._failed(child)
-        return child.events[-1]
-
-    async def _until(self, holds: Callable[[], bool], part: str) -> None:
-        """Wait for a condition; DemoFailed after a timeout, or if a process ends that must not."""
-        with trio.move_on_after(PART_SECONDS) as patience:
-            while not holds():
-                for child in self._children:
-                    if child.exit_code is not None and not self._ended_well(child):
-                        raise self._failed(child)
-                await self._changed.wait()
-        if patience.cancelled_caught:
-            said = "\n".join(f"{one.name}: {one.last_lines()}" for one in self._children)
-            raise DemoFailed(
-                f"The demo gave up waiting for {part}.",
-                why=f"It took more than {PART_SECONDS:.0f} seconds. The last output of its parts:\n"
-                + said,
-                advice="Try again when the machine is less busy; --keep keeps all files.",
-            )
-
-    def _ended_well(self, child: Child) -> bool:
-        if child.may_end:
-            return True
-        return child.exit_code == 0 and self._story.person(child.name).left
-
-    def _failed(self, child: Child, why: str = "") -> DemoFailed:
-        said = child.last_lines()
-        return DemoFailed(
-            f"A part of the demo failed: {child.name} (`{child.command}`).",
-            why=" ".join(
-                one for one in (why, f"{child.ended_by()}. Its last output: {said}") if one
-            ),
-            advice="`potluck demo --keep` keeps all files for a closer look. If it fails again, "
-            "please report it.",
-        )
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-    @property
-    def _seconds(self) -> float:
-        return time.monotonic() - self._began
-
-    def _tell(self, event: str, words: str, **fields: Any) -> None:
-        seconds = round(self._seconds, 2)
-        self._tell_out({"event": event, "seconds": seconds, **fields}, f"{seconds:5.1f} s  {words}")
+        return await self._do_at(self._organiser, part, *arguments)
 
 
-def _has(child: Child, kind: str) -> bool:
+def has_told(child: Child, kind: str) -> bool:
     return any(event.get("event") == kind for event in child.events)
 
 
-def _event(child: Child, kind: str) -> Event:
+def told_event(child: Child, kind: str) -> Event:
     return next(event for event in child.events if event.get("event") == kind)
 
 

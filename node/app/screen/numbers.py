@@ -167,6 +167,41 @@ def given_block(view: TrainerView, room: int) -> ScreenBlock:
     return ScreenBlock(5, [[named("given", Text(fit(parts, within(room))), room)]])
 
 
+def experts_block(view: TrainerView, room: int) -> ScreenBlock:
+    """The experts here, and a bar of the cells that are live, in a run that has some."""
+    experts, free = view.experts, within(room)
+    if experts is None:
+        return ScreenBlock(5, [])
+    wide = room >= NAMED_FROM
+    live = f"{count(experts.live)} of {count(experts.cells)} {'live' if wide else 'experts'}"
+    servers = "1 server" if experts.servers == 1 else f"{count(experts.servers)} servers"
+    behind = f"{live} at {servers}" if wide else live
+    line = Text(no_wrap=True)
+    columns = min(free - len(behind) - 1, BAR_MOST)
+    if columns >= CURVE_FROM and experts.cells:
+        mine = min(experts.hosted, experts.live)
+        cells = shares((mine, experts.live - mine), experts.cells, columns)
+        line.append(MINE * cells[0], MINE_STYLE).append(OTHERS * cells[1], OTHERS_STYLE)
+        line.append(FREE * (columns - sum(cells)), "dim").append(" ")
+    bar = named("experts", line.append(clip(behind, free)), room)
+    if not experts.most:
+        return ScreenBlock(5, [[bar]], apart=True)
+    rate = experts.rows_per_second
+    here = fit(
+        (
+            f"{MINE} {count(experts.hosted)} here" if wide else f"{count(experts.hosted)} here",
+            f"{count(rate, 1)} rows/s" if rate is not None else "",
+            f"{experts.load_seconds:.1f} s waiting",
+            f"{count(experts.taken_over)} taken over" if experts.taken_over else "",
+        ),
+        free,
+    )
+    own = Text(here)
+    own.highlight_words([MINE], MINE_STYLE)
+    line_of_own = named("" if wide else "experts", own, room)
+    return ScreenBlock(5, [[bar], [bar, line_of_own]], apart=True)
+
+
 def kept_block(view: TrainerView, room: int) -> ScreenBlock:
     """For a peer that brings no samples: the checkpoint on its disk, and its troubles."""
     free, age = within(room), view.checkpoint_age_seconds

@@ -32,6 +32,7 @@ from node.app.screen.numbers import (
     batch_block,
     carried_block,
     device_block,
+    experts_block,
     given_block,
     kept_block,
     loss_block,
@@ -80,6 +81,7 @@ _WRONG: Final = "bright_white on red"
 _STYLES: Final = {
     TrainerPhase.TRAINING: _WELL,
     TrainerPhase.KEEPING: _WELL,
+    TrainerPhase.SERVING: _WELL,
     TrainerPhase.AVERAGING: "black on cyan",
     TrainerPhase.COMPLETE: _WELL,
     TrainerPhase.LEFT: _WELL,
@@ -127,6 +129,7 @@ def render(scene: Scene, width: int, height: int) -> list[Text]:
         _state(view, room, height),
         loss_block(view, room, most_rows=curve_rows(height)),
         batch_block(view, room),
+        experts_block(view, room),
         kept_block(view, room) if view.keeps_only else given_block(view, room),
         traffic_block(view, room),
         device_block(view, room),

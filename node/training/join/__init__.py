@@ -27,18 +27,22 @@ if TYPE_CHECKING:
         read_invited,
         shows_a_code,
     )
+    from node.training.join.bootstrap import find_definition
     from node.training.join.fit import check_any_fits
     from node.training.join.participation import Participation, take_part
+    from node.training.join.wish import ServingWish
 
 __all__ = [
     "ANOTHER_HOME",
     "Need",
     "Participation",
+    "ServingWish",
     "access_of",
     "check_any_fits",
     "check_home",
     "check_still_good",
     "enrol_with_code",
+    "find_definition",
     "keep_invite",
     "last_invite",
     "other_run_before",
@@ -67,7 +71,9 @@ __getattr__ = lazily(
             "read_invited",
             "shows_a_code",
         ),
+        "bootstrap": ("find_definition",),
         "fit": ("check_any_fits",),
         "participation": ("Participation", "take_part"),
+        "wish": ("ServingWish",),
     },
 )

@@ -73,6 +73,9 @@ def read_invited(
         return read_invite(_text_of(_not_empty(file, "--invite-file")))
     if text is not None:
         text = _not_empty(text, "INVITE")
+        last = last_invite(places)
+        if last is not None and text.strip() == last.run and not Path(text).exists():
+            return last
         return read_invite(text if _is_invite(text) else _text_of(text))
     if environment.get(INVITE_VARIABLE):
         return read_invite(_not_empty(environment[INVITE_VARIABLE], INVITE_VARIABLE))

@@ -38,6 +38,7 @@ from typing import Final
 
 import trio
 
+from node.core.configuration import Configuration
 from node.core.directory import join_or_be_refused
 from node.core.disk_trouble import disk_trouble
 from node.core.node import Node
@@ -124,19 +125,15 @@ async def definition_of(
 ) -> SignedDefinition:
     """The newest definition of the run that any peer has, verified, and remembered."""
     places = node.configuration.places
-    known = await trio.to_thread.run_sync(remembered, places, run, organiser)
-    accept = partial(
-        read_signed,
-        run=run,
-        organiser=organiser,
-        not_before_ms=0 if known is None else known.signed_ms,
-    )
     session.happened(Preparing(ASKING))
-    bootstrap = node.configuration.bootstrap_addresses
-    asker = DefinitionAsker(
-        node.network, node.rpc, bootstrap, lambda words: session.happened(Notice(words))
+    signed = await find_definition(
+        node.network,
+        node.rpc,
+        node.configuration,
+        run,
+        organiser,
+        lambda words: session.happened(Notice(words)),
     )
-    signed = await asker.until_known(run, accept, known)
     try:
         await trio.to_thread.run_sync(remember, places, signed)
     except OSError as error:
@@ -145,6 +142,30 @@ async def definition_of(
             "The run's definition cannot be kept on this machine.", why=why, advice=advice
         ) from None
     return signed
+
+
+def _tell_nobody(_words: str) -> None:
+    """Nobody wants to know of failures that do not last."""
+
+
+async def find_definition(
+    network: Network,
+    rpc: Rpc,
+    configuration: Configuration,
+    run: str,
+    organiser: str,
+    tell: Callable[[str], None] = _tell_nobody,
+) -> SignedDefinition:
+    """The newest definition of the run that any peer has, verified."""
+    known = await trio.to_thread.run_sync(remembered, configuration.places, run, organiser)
+    accept = partial(
+        read_signed,
+        run=run,
+        organiser=organiser,
+        not_before_ms=0 if known is None else known.signed_ms,
+    )
+    asker = DefinitionAsker(network, rpc, configuration.bootstrap_addresses, tell)
+    return await asker.until_known(run, accept, known)
 
 
 FIRST_RETRY_SECONDS: Final = 1.0

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from node.core.caps.settings import Caps
     from node.run.costs import Costs
     from node.run.definition import RunDefinition
+    from node.training.join.wish import ServingWish
 
 
 CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container, with version 2
@@ -101,6 +102,72 @@ def check_fits(
         room = int(cap - kept)
     samples = most if on_gpu or room is None else max(1, min(most, costs.most_samples(room)))
     return Fit(samples, kept, followed)
+
+
+SHARE_FOR_EXPERTS: Final = 0.5
+"""The largest part of the free memory that experts get by themselves: of the machine's where its
+owner set no limit, and of what training leaves."""
+SHARE_OF_CELLS: Final = 0.25
+"""The largest part of the run's cells that a peer serves by itself, so that others find some."""
+REQUESTS_BYTES: Final = 200_000_000  # of batches that wait or are computed at a server
+
+
+def memory_for_experts(caps: Caps, machine_bytes: int | None, training_bytes: int) -> int | None:
+    """The memory for experts beside training with this much, 0 if this peer only serves. None if
+    the system does not say how much there is."""
+    cap = caps.memory_bytes
+    whole = machine_bytes if cap is None else cap
+    if whole is None:
+        return None
+    left = max(0, whole - max(PROCESS_BYTES, training_bytes) - REQUESTS_BYTES)
+    is_shared = cap is None or training_bytes > 0
+    return int(left * SHARE_FOR_EXPERTS) if is_shared else left
+
+
+def experts_to_serve(
+    run: str, wish: ServingWish, named: int, cells: int, each_bytes: int, room_bytes: int | None
+) -> int:
+    """How many of the run's experts this peer serves. `named`: how many its owner has named.
+
+    TooLarge if there is no room for as many as the owner wants.
+    """
+    fit = cells if room_bytes is None else room_bytes // max(1, each_bytes)
+    wanted = named if wish.names_cells else wish.most
+    if wanted is None:
+        return min(fit, math.ceil(cells * SHARE_OF_CELLS))
+    wanted = min(wanted, cells)
+    if wanted > fit:
+        raise TooLarge(
+            f"There is no room for {wanted:,} experts of {run}: {fit:,} fit.",
+            why=f"Each takes about {in_words(each_bytes)} of memory, and for all of them there is "
+            f"{in_words(room_bytes or 0)}.",
+            advice="Serve fewer (--experts N), or allow more memory (--max-memory).",
+        )
+    return wanted
+
+
+def serving_lines(
+    use: Use, experts: int, memory_bytes: int, disk_bytes: int
+) -> tuple[str, str, str]:
+    """The three lines of a peer that only serves."""
+    about = f" ({use.description})" if use.description else ""
+    machine = (
+        f"{use.run}{about}: serves up to {experts:,} experts on {_devices(use)}, with about "
+        f"{in_words(memory_bytes)} of memory{_said(use, 'max-memory')} and up to "
+        f"{in_words(disk_bytes)} of disk"
+    )
+    network = "network: the others' batches and their answers, as many as this machine computes"
+    network += _said(use, "upload-limit", "up ") + _said(use, "download-limit", "down ")
+    network += _said(use, "quota")
+    return machine, network, three_lines(use)[2]
+
+
+def beside_training(experts: int, memory_bytes: int) -> str:
+    """The line about the experts of a peer that trains as well."""
+    return (
+        f"experts: serves up to {experts:,} of the run's beside the training, with about "
+        f"{in_words(memory_bytes)} more of memory; --experts 0 serves none"
+    )
 
 
 def has_own_memory(devices: Sequence[str]) -> bool:

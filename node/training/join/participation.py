@@ -16,8 +16,8 @@ Importing torch takes seconds, so it starts at once, in a thread, while the node
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
@@ -26,6 +26,7 @@ import trio
 
 from models.errors import ModelsError
 from node.core.caps.devices import AUTO, check_threads, choose_device, devices_here, use_threads
+from node.core.caps.memory import PROCESS_BYTES
 from node.core.caps.settings import Caps, caps_of
 from node.core.caps.units import in_words
 from node.core.disk_trouble import disk_trouble
@@ -46,13 +47,18 @@ from node.training.join.bootstrap import definition_of, meet, refuse_if_in_use
 from node.training.join.fit import (
     Fit,
     Use,
+    beside_training,
     check_any_fits,
     check_fits,
+    experts_to_serve,
     has_own_memory,
     machine_memory,
+    memory_for_experts,
+    serving_lines,
     three_lines,
 )
 from node.training.join.newer import NewerDefinition
+from node.training.join.wish import ServingWish
 from node.training.owners_pause import OwnersPause
 from node.training.questions import TrainerQuestions
 from node.training.session import TrainingSession
@@ -64,6 +70,7 @@ if TYPE_CHECKING:
     from node.run.costs import Costs
     from node.run.definition import RunDefinition
     from node.run.signed import SignedDefinition
+    from node.training.serving import ServingPlan, WatchedExperts
     from node.training.trainer import TrainerOptions
 
 Result = TypeVar("Result")
@@ -84,6 +91,8 @@ class Participation:
     - `from_peers`: it may not begin it, since it has lost the run's checkpoints; others have the
       state.
     - `keeps_only`: it brings no samples; it reduces, serves the state and keeps the checkpoints.
+    - `serving`: which experts it serves, in a run with experts.
+    - `trains`: without it, it serves experts and does nothing else.
     """
 
     run: str
@@ -95,6 +104,12 @@ class Participation:
     begins: bool = False
     from_peers: bool = False
     keeps_only: bool = False
+    serving: ServingWish = field(default_factory=ServingWish)
+    trains: bool = True
+
+
+class NothingToServe(PotluckError):
+    """The run has no experts, and this peer would only serve some."""
 
 
 async def take_part(node: Node, part: Participation, session: TrainingSession) -> Left | None:
@@ -140,10 +155,18 @@ async def take_part(node: Node, part: Participation, session: TrainingSession) -
 
 @dataclass(frozen=True)
 class _Prepared:
+    """`plan`: None if this peer serves no experts. Without `ready` it does not train."""
+
     definition: RunDefinition
+    newer: NewerDefinition
+    plan: ServingPlan | None
+    ready: _ReadyToTrain | None
+
+
+@dataclass(frozen=True)
+class _ReadyToTrain:
     task: RunTask
     fit: Fit
-    newer: NewerDefinition
 
 
 async def _prepare(
@@ -162,30 +185,44 @@ async def _prepare(
         session.happened(Preparing(LOADING))
     session.happened(Preparing(WORKING_OUT))
     definition = signed.definition
-    costs = await _in_thread_to_let_go(_costs_of, signed, part.trusted)
+    if not part.trains and definition.experts is None:
+        raise NothingToServe(
+            f"{part.run} has no experts to serve.",
+            why="Its definition has no [experts], so each of its peers has the whole model.",
+            advice="`potluck join` trains in it.",
+        )
     devices, threads = await _in_thread_to_let_go(_devices_of, caps)
-    fit = check_fits(
-        costs,
-        caps,
-        devices,
-        definition,
-        computes=not part.keeps_only,
-        machine_bytes=machine_memory(),
-    )
     if has_own_memory(devices):
         watched.leave_batches_alone()
-    if not part.begins:
-        watched.expect(costs.state_bytes, part.run)
-    most = fit.most_samples
-    session.happened(WillUse(_lines(part, definition, costs, caps, devices, threads, most)))
+    fit = costs = plan = None
+    if part.trains:
+        costs = await _in_thread_to_let_go(_costs_of, signed, part.trusted)
+        computes, machine = not part.keeps_only, machine_memory()
+        fit = check_fits(costs, caps, devices, definition, computes=computes, machine_bytes=machine)
+        if not part.begins:
+            watched.expect(costs.state_bytes, part.run)
+    if definition.experts is not None and not part.keeps_only:
+        plan = await _in_thread_to_let_go(_plan_of, node, part, signed, caps, devices, costs)
+    if fit is not None and costs is not None and plan is not None:
+        fit = check_fits(
+            costs,
+            _without(caps, plan.memory_bytes),
+            devices,
+            definition,
+            machine_bytes=_less(machine_memory(), plan.memory_bytes),
+        )
+    session.happened(WillUse(_lines(part, definition, caps, devices, threads, costs, fit, plan)))
     freed = await _in_thread_to_let_go(_room_made, node, part)
     if freed:
         session.happened(Notice(f"{in_words(freed)} of disk are free again: {OTHERS_IN_PART}"))
     session.happened(Preparing(BUILDING))
-    task = await _in_thread_to_let_go(_built, part, signed, devices, node.network.peer_id)
+    ready = None
+    if fit is not None:
+        task = await _in_thread_to_let_go(_built, part, signed, devices, node.network.peer_id)
+        ready = _ReadyToTrain(task, fit)
     await refuse_if_in_use(node, session, part.run)
     newer = _newer_than(signed, served, node, session)
-    return _Prepared(definition, task, fit, newer)
+    return _Prepared(definition, newer, plan, ready)
 
 
 def _newer_than(
@@ -208,40 +245,94 @@ async def _train(
     prepared: _Prepared,
     watched: WatchedCaps,
 ) -> Left | None:
+    """Serve experts, if this peer does, and train, if it does."""
+    await node.connectivity.stated.wait()  # what this node does in a round depends on it
+    async with _experts_of(node, part, session, prepared) as experts:
+        if prepared.ready is not None:
+            options = _options(node, part, session, prepared.definition, prepared.ready, watched)
+            if experts is not None:
+                own = None if experts.host is None else experts.host.runtime
+                options = replace(options, experts=experts.directory, own_experts=own)
+            return await _train_samples(node, part, session, prepared, prepared.ready, options)
+        from node.training.serving import serve_until_left
+        from node.training.watched import TrafficMeter
+
+        caps = watched.caps
+        meter = TrafficMeter(caps.upload_bytes_per_second, caps.download_bytes_per_second)
+        await serve_until_left(node, session, meter)
+    left = Left(0, 0, round(session.seconds, 3), expert_rows=session.expert_rows)
+    session.happened(left)
+    return left
+
+
+@asynccontextmanager
+async def _experts_of(
+    node: Node, part: Participation, session: TrainingSession, prepared: _Prepared
+) -> AsyncIterator[WatchedExperts | None]:
+    """Watch the run's experts for the length of the block, and serve some. None if it has none."""
+    if prepared.definition.experts is None:
+        yield None
+        return
+    from node.run.experts import grids
+    from node.training.census import EXPERTS_LIST
+    from node.training.serving import WatchedExperts, open_serving
+    from protocols.experts import ExpertDirectory
+
+    directory = ExpertDirectory(node.network, node.dht, part.run)
+    experts = WatchedExperts(directory, part.run, grids(prepared.definition))
+    session.experts = experts.view
+    node.control.add(EXPERTS_LIST, experts.answer_list)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(experts.watch)
+        if prepared.plan is None or not prepared.plan.most:
+            yield experts
+        else:
+            async with open_serving(node.rpc, prepared.plan, experts, session):
+                yield experts
+        nursery.cancel_scope.cancel()
+
+
+async def _train_samples(
+    node: Node,
+    part: Participation,
+    session: TrainingSession,
+    prepared: _Prepared,
+    ready: _ReadyToTrain,
+    options: TrainerOptions,
+) -> Left:
     from node.training.trainer import train_run
 
     training = prepared.definition.training
     session.steps = training.steps
     samples = training.batch * training.local_steps  # of a round, which is a step here
     terms = CreditTerms(f"{part.run}/{part.organiser}", samples, training.steps)
-    await node.connectivity.stated.wait()  # what this node does in a round depends on it
     async with open_credit(node, session, terms, keeps=part.checkpoints is not None):
-        options = _options(node, part, session, prepared, watched)
-        return await train_run(node, prepared.definition, prepared.task, options, session)
+        return await train_run(node, prepared.definition, ready.task, options, session)
 
 
 def _options(
     node: Node,
     part: Participation,
     session: TrainingSession,
-    prepared: _Prepared,
+    definition: RunDefinition,
+    ready: _ReadyToTrain,
     watched: WatchedCaps,
 ) -> TrainerOptions:
     from node.training.trainer import TrainerOptions
 
-    caps, definition = watched.caps, prepared.definition
+    caps = watched.caps
     rates = caps.planner_rates()
     folder = _made(node.configuration.places.runs_folder)
     checkpoints = None
     if part.checkpoints is not None:
         checkpoints = replace(
-            definition.checkpoint_settings(part.checkpoints, prepared.task.plain_model),
+            definition.checkpoint_settings(part.checkpoints, ready.task.plain_model),
             passes_over_broken=part.from_peers,
         )
     return TrainerOptions(
-        most_samples=prepared.fit.most_samples,
-        most_kept_bytes=prepared.fit.most_kept_bytes,
-        most_followed_bytes=prepared.fit.most_followed_bytes,
+        most_samples=ready.fit.most_samples,
+        most_kept_bytes=ready.fit.most_kept_bytes,
+        most_followed_bytes=ready.fit.most_followed_bytes,
         batch_share=lambda: watched.batch_share,
         make_sure=lambda: refuse_if_in_use(node, session, part.run),
         name=node.configuration.display_name,
@@ -337,29 +428,99 @@ def _built(
         return build_task(signed.definition, device=devices, peer=peer, trusted=part.trusted)
 
 
+COPIES_FOR_EACH = 4
+"""The disk for others' copies, in multiples of the own experts'. Each is kept at two others, and
+with few servers some have more of them than others."""
+LEAST_COPIES_BYTES = 64 << 20
+
+
+def _plan_of(
+    node: Node,
+    part: Participation,
+    signed: SignedDefinition,
+    caps: Caps,
+    devices: tuple[str, ...],
+    costs: Costs | None,
+) -> ServingPlan:
+    """TooLarge, or WrongUid if the run does not have the cells that the owner names."""
+    from node.run.experts import grids, maker, saved_bytes, server_bytes
+    from node.run.kept import experts_folder
+    from node.training.join.fit import REQUESTS_BYTES
+    from node.training.serving import ServingPlan
+    from protocols.experts import CHECKPOINT_SECONDS, HostSettings
+
+    definition, wish = signed.definition, part.serving
+    with _told_as_the_definitions(signed):
+        all_grids, make = grids(definition), maker(definition, device=devices[0])
+        each, saved = server_bytes(definition), saved_bytes(definition)
+    uids = wish.cells_of(all_grids)
+    training = 0 if costs is None else costs.memory_bytes(1, on_gpu=has_own_memory(devices))
+    room = memory_for_experts(caps, machine_memory(), training)
+    cells = sum(grid.cells for grid in all_grids)
+    most = experts_to_serve(part.run, wish, len(uids), cells, each, room)
+    if not (most or part.trains):
+        most = experts_to_serve(part.run, ServingWish(1), 0, cells, each, room)  # TooLarge
+    checkpoint_seconds = min(CHECKPOINT_SECONDS, definition.checkpoints.every_seconds)
+    copies = max(LEAST_COPIES_BYTES, COPIES_FOR_EACH * most * saved)
+    return ServingPlan(
+        run=part.run,
+        grids=all_grids,
+        make=make,
+        folder=experts_folder(node.configuration.places, part.run, part.organiser),
+        settings=HostSettings(most, uids, checkpoint_seconds, largest_copies_bytes=copies),
+        memory_bytes=most * each + REQUESTS_BYTES if most else 0,
+        disk_bytes=most * saved + copies,
+    )
+
+
+def _without(caps: Caps, taken_bytes: int) -> Caps:
+    """The caps of what is left for training."""
+    return replace(caps, memory_bytes=_less(caps.memory_bytes, taken_bytes))
+
+
+def _less(whole: int | None, taken_bytes: int) -> int | None:
+    return None if whole is None else whole - taken_bytes
+
+
 def _lines(
     part: Participation,
     definition: RunDefinition,
-    costs: Costs,
     caps: Caps,
     devices: tuple[str, ...],
     threads: int,
-    most: int,
-) -> tuple[str, str, str]:
-    on_gpu = has_own_memory(devices)
+    costs: Costs | None,
+    fit: Fit | None,
+    plan: ServingPlan | None,
+) -> tuple[str, ...]:
+    use = Use(
+        run=definition.name,
+        description=definition.run.description,
+        devices=devices,
+        threads=threads,
+        memory_bytes=0,
+        state_bytes=0,
+        disk_bytes=0,
+        round_bytes=0,
+        caps=caps.words(),
+        begins=part.begins,
+    )
+    if costs is None or fit is None:
+        assert plan is not None
+        memory = PROCESS_BYTES + plan.memory_bytes
+        return serving_lines(use, plan.most, memory, plan.disk_bytes)
+    most, on_gpu = fit.most_samples, has_own_memory(devices)
     each = -(-most // len(devices))  # each of several GPUs computes a part
-    return three_lines(
-        Use(
-            run=definition.name,
-            description=definition.run.description,
-            devices=devices,
-            threads=threads,
+    lines = three_lines(
+        replace(
+            use,
             memory_bytes=costs.memory_bytes(most, on_gpu=on_gpu),
             gpu_bytes=costs.gpu_bytes(each) if on_gpu else 0,
             state_bytes=costs.state_bytes,
             disk_bytes=costs.disk_bytes if part.checkpoints is None else costs.keeper_disk_bytes,
             round_bytes=costs.round_bytes,
-            caps=caps.words(),
-            begins=part.begins,
         )
     )
+    if plan is None or not plan.most:
+        return lines
+    machine, network, stop = lines
+    return machine, network, beside_training(plan.most, plan.memory_bytes), stop
