@@ -198,10 +198,8 @@ async def open_serving(
     rpc: Rpc, plan: ServingPlan, experts: WatchedExperts, session: TrainingSession
 ) -> AsyncIterator[ExpertHost]:
     """Serve until the owner wants to leave, or the block ends."""
-    from node.training.compiler_kept_out import keep_the_compiler_out
     from protocols.experts import open_expert_host
 
-    keep_the_compiler_out()
     teller = _Teller(session, experts)
     async with open_expert_host(
         rpc, experts.directory, plan.grids, plan.make, plan.folder, plan.settings, teller.take
