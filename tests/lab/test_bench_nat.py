@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from lab.bench.nat import MATRIX, measure_nat, planned_seconds, predicted
+from lab.bench.nat_experts import measure_nat_experts
 from lab.bench.nat_join import measure_nat_join
 from lab.bench.nat_relays import TROUBLES, measure_nat_relays
 from lab.net import missing_for_lab
@@ -95,3 +96,11 @@ def test_what_is_predicted_of_pairs_and_rounds() -> None:
     # a single reducer sends its sum to five others, and its own values to nobody
     alone = ["none", "cone", "cone", "symmetric", "double", "dial-out"]
     assert planned_seconds(alone, 20e6) == pytest.approx(5.0)
+
+
+async def test_a_server_of_experts_behind_a_symmetric_router_is_used_over_the_relay() -> None:
+    result = await measure_nat_experts(["port-restricted"], talk)
+    (one,) = result["trainers"]
+    assert (one["server_mode"], one["way"]) == ("relayed", "relayed")
+    assert one["round_trip_ms"] > 0.0
+    assert result["met"], result

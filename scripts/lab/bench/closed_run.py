@@ -206,15 +206,21 @@ class ClosedRun:
         return str((await self._do("auth", "codes", "new", "--name", name, *words))["code"])
 
     def join(
-        self, name: str, code: str, *words: str, place: VolunteerPlace = HERE, alone: bool = False
+        self,
+        name: str,
+        code: str,
+        *words: str,
+        command: Sequence[str] = ("join",),
+        place: VolunteerPlace = HERE,
+        alone: bool = False,
     ) -> Heard:
-        """`potluck join` in a home that is named like this. `alone`: on a processor that the others
-        leave to it."""
+        """`potluck join`, or another command for which one needs an invite, in a home that is named
+        like this. `alone`: on a processor that the others leave to it."""
         variables = {"POTLUCK_INVITE": self.invite, "POTLUCK_LOGIN_CODE": code}
         listen = f"/ip4/{place.host}/tcp/0"
         return self._start(
             name,
-            ("join", "--json", "--threads", "1", "--listen", listen, *words),
+            (*command, "--json", "--threads", "1", "--listen", listen, *words),
             home=self._folder / name,
             variables=variables,
             through=(*place.through, *self._processors(alone=alone)),

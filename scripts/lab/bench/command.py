@@ -32,6 +32,7 @@ KINDS: Final = {
     "join": "join",
     "nat": "nat",
     "nat-round": "nat",
+    "nat-experts": "nat_experts",
     "nat-join": "nat_join",
     "nat-relays": "nat_relays",
     "relay": "relay",
