@@ -31,7 +31,8 @@ def test_the_story_compares_the_first_steps_with_the_last() -> None:
     story.take("sara", {"event": "experts_taken", "how": "new", "uids": ["a.3"]})
     story.take("sara", {"event": "left"})
     assert story.ends() == (4.9, 4.0)
-    assert (story.steps, story.taken_over, story.left) == ({"ann": 12}, {"sara": 2}, {"sara"})
+    assert (story.steps, story.left) == ({"ann": 12}, {"sara"})
+    assert (story.taken_how("taken over"), story.taken_how("new")) == (2, 1)
 
 
 def test_an_expert_that_only_the_dead_announce_is_not_served() -> None:
@@ -53,6 +54,7 @@ def test_the_page_names_what_failed() -> None:
         "killed": ["sam"],
         "killed_at_step": 8,
         "lost": 6,
+        "live": 23,
         "take_over_seconds": 33.2,
         "loss_first": 5.2,
         "loss_last": 5.3,

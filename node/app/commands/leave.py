@@ -48,8 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
             while True:
                 gave = next(answers)
     kept = kept_in_home(configuration_for(arguments).places)
-    samples = f", having given {gave['samples']:,} samples" if gave.get("samples") else ""
-    output.data({"left": True, **gave, **kept}, f"It has left{samples}, and ended.{words_of(kept)}")
+    done = [f"given {gave['samples']:,} samples"] if gave.get("samples") else []
+    if gave.get("expert_rows"):
+        done.append(f"computed {gave['expert_rows']:,} rows with its experts")
+    what = f", having {' and '.join(done)}" if done else ""
+    output.data({"left": True, **gave, **kept}, f"It has left{what}, and ended.{words_of(kept)}")
     return 0
 
 
