@@ -282,7 +282,7 @@ def test_a_machine_without_a_suitable_python_is_told_what_to_install(checkout: C
     assert not checkout.venv.exists()
 
 
-WORKERS = "--numprocesses=2 --dist=loadgroup"
+WORKERS = "--numprocesses=3 --dist=loadgroup"
 
 
 @pytest.fixture
