@@ -54,9 +54,9 @@ from node.run.batches import FigureBatches, ModuleBatches, ReadBatches, Training
 from node.run.definition import RunDefinition
 from node.run.mixtures import Mixtures
 from node.run.trusted import (
-    BrokenModule,
     blamed_on,
     file_of,
+    function_in,
     load_trusted,
     own_settings,
     wrong_result,
@@ -205,7 +205,7 @@ def build_task(
     """
     given = [device] if isinstance(device, str | torch.device) else list(device)
     devices = tuple(torch.device(one) for one in given)
-    mixtures = mixtures_of(definition)
+    mixtures = mixtures_of(definition, trusted or {})
     if mixtures is not None:  # a GPU computes little of such a model, and waits for experts
         devices = devices[:1]
     model = model_of(definition, trusted or {}, seed=definition.training.seed, mixtures=mixtures)
@@ -214,14 +214,14 @@ def build_task(
 
 def task_to_look_at(definition: RunDefinition, trusted: Mapping[str, Path]) -> RunTask:
     """The task without a registered model's memory, to inspect its shapes and its data."""
-    mixtures = mixtures_of(definition)
+    mixtures = mixtures_of(definition, trusted)
     model = model_of(definition, trusted, seed=None, mixtures=mixtures)
     return _task_with(definition, model, (torch.device("cpu"),), "", trusted, mixtures)
 
 
-def mixtures_of(definition: RunDefinition) -> Mixtures | None:
+def mixtures_of(definition: RunDefinition, trusted: Mapping[str, Path]) -> Mixtures | None:
     """Fresh ones, for one model; None for a run without experts."""
-    return None if definition.experts is None else Mixtures(definition)
+    return None if definition.experts is None else Mixtures(definition, trusted)
 
 
 def _task_with(
@@ -266,7 +266,7 @@ def model_of(
             mixtures.check_complete()
         return model
     module = load_trusted(definition.model, trusted, "model")
-    build, file = _function(module, "build_model"), file_of(module)
+    build, file = function_in(module, "build_model"), file_of(module)
     more = {} if mixtures is None else {"mixture": mixtures.mixture}
     with blamed_on(file, "build_model"):
         model = build(own_settings(definition.model), seed=seed or 0, **more)
@@ -284,7 +284,7 @@ def data_of(
     """Where the run's samples come from, checked but not opened. None: the built-in figures."""
     if "module" in definition.data:
         module = load_trusted(definition.data, trusted, "data")
-        _function(module, "open_batches")
+        function_in(module, "open_batches")
         return module
     if not definition.data.get("source") and not model.window:
         if isinstance(model, ImageClassifier):
@@ -308,16 +308,6 @@ def data_from_strangers(table: Mapping[str, Any]) -> DataSettings:
             advice="Leave `passes` out, and set `steps` below [training].",
         )
     return settings
-
-
-def _function(module: ModuleType, name: str) -> Any:
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise BrokenModule(
-            f"{file_of(module)} has no function {name}.",
-            advice="docs/organisers.md describes what a module must have.",
-        )
-    return found
 
 
 def _described(given: object) -> str:

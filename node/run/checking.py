@@ -22,7 +22,12 @@ import msgspec
 from models.errors import ModelsError
 from node.run.definition import RunDefinition, check_version, mistakes_of_experts
 from node.run.mistakes import mistakes_in_table, parse
-from node.run.trusted import BrokenModule, mistakes_in_module_table, sha256_of
+from node.run.trusted import (
+    BrokenModule,
+    mistakes_in_module_table,
+    sha256_of,
+    tables_of_modules,
+)
 from protocols.errors import PotluckError
 
 NAMING = ("name", "size")  # the keys that decide which other settings a table has
@@ -64,7 +69,7 @@ def _mistakes_in_tables(document: Mapping[str, Any]) -> Iterator[str]:
         table = _table_at(document, name)
         if not isinstance(table, Mapping):
             continue  # it is missing, or no table: that was reported already
-        if name in ("model", "data") and "module" in table:
+        if name in ("model", "data", "experts.network") and "module" in table:
             yield from mistakes_in_module_table(table, name)
             continue
         mistakes = [one for part in _parts_of(name, table) for one in mistakes_in_table(*part)]
@@ -145,8 +150,9 @@ def _contradictions_of_tables(
             f"The run ends after {training.steps:,} steps, before the schedule's warm-up of "
             f"{schedule['warmup']:,}."
         )
-    if "module" not in definition.model:
-        mixtures = mixtures_of(definition)
+    in_modules = {where for where, _ in tables_of_modules(definition)}
+    if not in_modules & {"model", "experts.network"}:
+        mixtures = mixtures_of(definition, {})
         yield from _said_by(
             lambda: model_of(definition, {}, seed=None, mixtures=mixtures), "[model]"
         )
@@ -163,10 +169,8 @@ def _contradictions_of_tables(
 def _mistakes_of_modules(definition: RunDefinition, trusted: Mapping[str, Path]) -> Iterator[str]:
     """Load and call the modules that were trusted. The messages are for the modules' authors."""
     wrong = False
-    for where, table in (("model", definition.model), ("data", definition.data)):
-        name = table.get("module")
-        if name is None:
-            continue
+    for where, table in tables_of_modules(definition):
+        name = table["module"]
         path = trusted.get(name)
         wanted, digest = table.get("sha256"), "" if path is None else sha256_of(path)
         if path is None:
@@ -181,14 +185,14 @@ def _mistakes_of_modules(definition: RunDefinition, trusted: Mapping[str, Path])
                 f"sha256 below [{where}] is of another version of {name}.py: this file has "
                 f'sha256 = "{digest}".'
             )
-    if not wrong and ("module" in definition.model or "module" in definition.data):
+    if not wrong and tables_of_modules(definition):
         yield from _said_by(lambda: _try_modules(definition, trusted), "modules")
 
 
 def _try_modules(definition: RunDefinition, trusted: Mapping[str, Path]) -> None:
     from node.run.building import data_of, mixtures_of, model_of
 
-    seed, mixtures = definition.training.seed, mixtures_of(definition)
+    seed, mixtures = definition.training.seed, mixtures_of(definition, trusted)
     model = model_of(definition, trusted, seed=seed, mixtures=mixtures)
     data_of(definition, model, trusted)
 

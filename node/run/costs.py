@@ -149,8 +149,8 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
         in_flight = definition.experts.in_flight
         sample *= in_flight
         tensors += in_flight * IN_FLIGHT * FLOAT_BYTES * parameters
-        tensors += near_bytes(definition)
-        up, down = call_bytes(definition)
+        tensors += near_bytes(definition, trusted or {})
+        up, down = call_bytes(definition, trusted or {})
     fixed = PROCESS_BYTES + int(KEPT_APART * (tensors + buffers * of_parameters)) + shuffled
     stated = MEGA * definition.limits.memory_mb - sample  # the organiser's figure has one sample
     return Costs(

@@ -141,7 +141,7 @@ class ExpertsSection(_Section, frozen=True, kw_only=True):
     ]
     """The sizes of every grid's dimensions. More cells than experts, for those who come later."""
     network: Table
-    """One expert: a network of models/experts.py."""
+    """One expert: a network of models/experts.py, or a module's."""
     optimizer: Table
     schedule: Table | None = None
     """For the expert's own steps."""

@@ -1,20 +1,25 @@
 """The experts of a run, from its `[experts]` section: what they are, and how a fresh one is made.
 
     grids(definition)                       # one ExpertGrid for each mixture of the model
-    make = maker(definition)                # Maker: from a uid to its ExpertBackend
-    server_bytes(definition)                # memory that a server needs for each expert
-    most_experts(definition, 4 << 30)       # how many fit into this memory
-    call_bytes(definition)                  # what a trainer sends and gets for each sample
+    make = maker(definition, trusted)       # Maker: from a uid to its ExpertBackend
+    server_bytes(definition, trusted)       # memory that a server needs for each expert
+    most_experts(4 << 30, each)             # how many of so many bytes fit into this memory
+    call_bytes(definition, trusted)         # what a trainer sends and gets for each sample
 
 A fresh expert has the same weights wherever it is made: they follow from the run's seed and its
-uid.
+uid. `trusted`: the files of `--trust-module` (trusted.py); `[experts.network]` may name one, which
+then defines
+
+    def build_expert(settings, *, seed): ...    # an nn.Module with a `row_shape`, such as (1024,)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from blake3 import blake3
 
@@ -30,6 +35,11 @@ if TYPE_CHECKING:
     from protocols.experts import ExpertBackend
 
     Maker = Callable[[Uid], ExpertBackend]
+    NetworkBuilder = Callable[[int | None], Any]
+    """The network has a `row_shape`, as those of models/experts.py."""
+    Trusted = Mapping[str, Path]
+
+NOTHING: Final[Mapping[str, Path]] = MappingProxyType({})
 
 
 def section_of(definition: RunDefinition) -> ExpertsSection:
@@ -47,21 +57,63 @@ def grids(definition: RunDefinition) -> tuple[ExpertGrid, ...]:
     return tuple(ExpertGrid(name, section.sizes) for name in section.grids)
 
 
-def maker(definition: RunDefinition, *, device: str | torch.device = "cpu") -> Maker:
+def network_builder(definition: RunDefinition, trusted: Trusted = NOTHING) -> NetworkBuilder:
+    """A function from a seed to the network of an expert; None: only to look at it. UntrustedModule
+    and BrokenModule."""
+    from torch import nn
+
+    from models.experts import build_expert
+    from node.run.trusted import (
+        blamed_on,
+        file_of,
+        function_in,
+        load_trusted,
+        own_settings,
+        wrong_result,
+    )
+
+    table = section_of(definition).network
+    if "module" not in table:
+        return lambda seed: build_expert(table, seed=seed)
+    module = load_trusted(table, trusted, "experts' network")
+    build, file, settings = (
+        function_in(module, "build_expert"),
+        file_of(module),
+        own_settings(table),
+    )
+
+    def make(seed: int | None) -> nn.Module:
+        with blamed_on(file, "build_expert"):
+            network = build(settings, seed=seed or 0)
+            shape = getattr(network, "row_shape", None)
+        sizes = shape if isinstance(shape, tuple) and shape else (0,)
+        if not isinstance(network, nn.Module) or not all(
+            isinstance(size, int) and size > 0 for size in sizes
+        ):
+            must = "must give an nn.Module with a row_shape, a tuple of sizes"
+            raise wrong_result(file, build, must, f"{type(network).__name__} with {shape!r:.100}")
+        return network.eval()
+
+    return make
+
+
+def maker(
+    definition: RunDefinition, trusted: Trusted = NOTHING, *, device: str | torch.device = "cpu"
+) -> Maker:
     """A function that makes a fresh expert on this device. Raises models' errors for settings that
     cannot be built, and not later."""
-    from models.experts import build_expert
     from models.registry import optimizer_factory, schedule_factory
     from protocols.experts import ExpertBackend, Rows
 
     section, seed = section_of(definition), definition.training.seed
-    build_expert(section.network, seed=None)
+    build = network_builder(definition, trusted)
+    row_shape = tuple(build(None).row_shape)
     optimizer_of = optimizer_factory(section.optimizer)
     schedule_of = None if section.schedule is None else schedule_factory(section.schedule)
 
     def make(uid: Uid) -> ExpertBackend:
-        network = build_expert(section.network, seed=seed_of(seed, uid)).to(device)
-        rows = Rows(network.row_shape)
+        network = build(seed_of(seed, uid)).to(device)
+        rows = Rows(row_shape)
         named = list(network.named_parameters())
         if not named:  # `nop` has nothing to learn
             return ExpertBackend(uid, network, rows)
@@ -83,33 +135,33 @@ def seed_of(seed: int, uid: Uid) -> int:
     return int.from_bytes(blake3(f"{seed}/{uid}".encode()).digest(length=4))
 
 
-def parameters_of_an_expert(definition: RunDefinition) -> int:
-    from models.experts import build_expert
+def parameters_of_an_expert(definition: RunDefinition, trusted: Trusted = NOTHING) -> int:
     from models.trainable import parameter_count
 
-    return parameter_count(build_expert(section_of(definition).network, seed=None))
+    return parameter_count(network_builder(definition, trusted)(None))
 
 
-def saved_bytes(definition: RunDefinition) -> int:
+def saved_bytes(definition: RunDefinition, trusted: Trusted = NOTHING) -> int:
     """What one expert takes on a disk, and on the way to another server: its parameters and the
     statistics of its optimizer."""
     statistics = STATISTICS.get(str(section_of(definition).optimizer.get("name")), 2)
-    return FLOAT_BYTES * parameters_of_an_expert(definition) * (1 + statistics)
+    return FLOAT_BYTES * parameters_of_an_expert(definition, trusted) * (1 + statistics)
 
 
-def server_bytes(definition: RunDefinition) -> int:
+def server_bytes(definition: RunDefinition, trusted: Trusted = NOTHING) -> int:
     """The memory that a server needs for each expert: what is saved, and a gradient. What it needs
     for a batch is the same for all its experts together."""
-    gradient = FLOAT_BYTES * parameters_of_an_expert(definition)
-    return int(KEPT_APART * (saved_bytes(definition) + gradient))
+    gradient = FLOAT_BYTES * parameters_of_an_expert(definition, trusted)
+    return int(KEPT_APART * (saved_bytes(definition, trusted) + gradient))
 
 
-def most_experts(definition: RunDefinition, memory_bytes: int) -> int:
-    """How many experts a server can hold in this memory, beside its process and its queue."""
+def most_experts(memory_bytes: int, each: int) -> int:
+    """How many experts of so many `server_bytes` a server can hold in this memory, beside its
+    process and its queue."""
     from protocols.experts import MOST_BYTES
 
     free = memory_bytes - PROCESS_BYTES - MOST_BYTES
-    return max(0, free // max(1, server_bytes(definition)))
+    return max(0, free // max(1, each))
 
 
 def rows_of_a_sample(definition: RunDefinition) -> int:
@@ -122,22 +174,16 @@ def rows_of_a_sample(definition: RunDefinition) -> int:
     return int(getattr(model_settings(definition.model), "context", 1))
 
 
-def call_bytes(definition: RunDefinition) -> tuple[int, int]:
+def call_bytes(definition: RunDefinition, trusted: Trusted = NOTHING) -> tuple[int, int]:
     """What a trainer sends to experts for each sample, and gets from them: its rows go to `k`
     experts of each mixture. Forward, inputs go and outputs come; backward, the inputs go again with
     the gradients, and gradients come."""
     from protocols.tensors import CODECS
 
     section = section_of(definition)
-    encoded = CODECS[section.codec].encoded_bytes(row_bytes(definition) // FLOAT_BYTES)
+    encoded = CODECS[section.codec].encoded_bytes(
+        math.prod(network_builder(definition, trusted)(None).row_shape)
+    )
     rows = rows_of_a_sample(definition) * section.k * len(section.grids)
     once = int(HEADERS * rows * encoded)
     return 3 * once, 2 * once
-
-
-def row_bytes(definition: RunDefinition) -> int:
-    """One example, as experts compute with it."""
-    from models.experts import build_expert
-
-    network = build_expert(section_of(definition).network, seed=None)
-    return FLOAT_BYTES * math.prod(network.row_shape)

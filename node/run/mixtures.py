@@ -14,7 +14,9 @@ are no parameters of the model: its parameters are the same, under the same name
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,14 @@ from torch import Tensor, nn
 from models.errors import WrongSettings, nearest
 from node.run.costs import FLOAT_BYTES
 from node.run.definition import RunDefinition
-from node.run.experts import grids, maker, parameters_of_an_expert, section_of
+from node.run.experts import (
+    NOTHING,
+    grids,
+    maker,
+    network_builder,
+    parameters_of_an_expert,
+    section_of,
+)
 from protocols.experts import DMoE, ExpertGrid, Experts, GridGate
 from protocols.guest import Portal
 
@@ -30,9 +39,9 @@ NEAR = 2
 """With one, a gate would have nothing to choose; more cost memory, and large experts much of it."""
 
 
-def near_bytes(definition: RunDefinition) -> int:
+def near_bytes(definition: RunDefinition, trusted: Mapping[str, Path] = NOTHING) -> int:
     """The memory of the near experts, with their gradients."""
-    return NEAR * 2 * FLOAT_BYTES * parameters_of_an_expert(definition)
+    return NEAR * 2 * FLOAT_BYTES * parameters_of_an_expert(definition, trusted)
 
 
 ExpertsOf = Callable[[ExpertGrid], Experts]
@@ -57,10 +66,10 @@ class Mixture(nn.Module):
 class Mixtures:
     """The mixtures of one model. `mixture` is given to whatever builds it."""
 
-    def __init__(self, definition: RunDefinition) -> None:
+    def __init__(self, definition: RunDefinition, trusted: Mapping[str, Path] = NOTHING) -> None:
         self._section = section_of(definition)
         self._grids = {grid.name: grid for grid in grids(definition)}
-        self._near = _NearExperts(definition)
+        self._near = _NearExperts(definition, trusted)
         self._made: dict[str, Mixture] = {}
 
     def mixture(self, name: str, width: int) -> nn.Module:
@@ -123,14 +132,11 @@ class Mixtures:
 class _NearExperts:
     """The first experts of the first grid. Copies of a model share them."""
 
-    def __init__(self, definition: RunDefinition) -> None:
-        from models.experts import build_expert
-
-        self._definition = definition
+    def __init__(self, definition: RunDefinition, trusted: Mapping[str, Path]) -> None:
+        self._make = partial(maker, definition, trusted)
         self._grid = grids(definition)[0]
         self._networks: list[nn.Module] = []
-        with torch.device("meta"):
-            self.row_shape = build_expert(section_of(definition).network, seed=None).row_shape
+        self.row_shape = tuple(network_builder(definition, trusted)(None).row_shape)
 
     def __deepcopy__(self, _memo: object) -> _NearExperts:
         return self
@@ -143,7 +149,7 @@ class _NearExperts:
 
     def networks(self, device: torch.device) -> list[nn.Module]:
         if not self._networks:
-            make = maker(self._definition, device=device)
+            make = self._make(device=device)
             self._networks = [
                 make(self._grid.at(number)).network for number in range(len(self.cells))
             ]

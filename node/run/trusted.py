@@ -9,6 +9,7 @@ its author. One file is one module; it may define
 
     def build_model(settings, *, seed): ...                     # a models.trainable.Trainable
     def open_batches(settings, *, seed, peer, samples): ...     # an iterable of batches
+    def build_expert(settings, *, seed): ...                    # node/run/experts.py
 
 where `settings` are the other keys of the table. docs/organisers.md has the contract in full.
 
@@ -32,12 +33,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelsError
 from node.core.wrong_use import WrongUse
 from node.run.mistakes import WrongDefinition
 from protocols.errors import PotluckError, Refused
+
+if TYPE_CHECKING:
+    from node.run.definition import RunDefinition
 
 LARGEST_MODULE_BYTES = 4 << 20
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z", re.ASCII)
@@ -88,6 +92,14 @@ def mistakes_in_module_table(table: Mapping[str, Any], where: str) -> list[str]:
     if digest is not None and not (isinstance(digest, str) and DIGEST.match(digest)):
         mistakes.append(f"sha256 below [{where}] must be 64 hexadecimal digits, in lower case.")
     return mistakes
+
+
+def tables_of_modules(definition: RunDefinition) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tables of a definition that name a module, each with its name."""
+    tables = [("model", definition.model), ("data", definition.data)]
+    if definition.experts is not None:
+        tables.append(("experts.network", definition.experts.network))
+    return [(where, table) for where, table in tables if "module" in table]
 
 
 def own_settings(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,6 +191,17 @@ def file_of(module: ModuleType) -> str:
     """The file of a loaded module's code."""
     assert module.__spec__ is not None
     return str(module.__spec__.origin)
+
+
+def function_in(module: ModuleType, name: str) -> Any:
+    """The function of this name; BrokenModule if it has none."""
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise BrokenModule(
+            f"{file_of(module)} has no function {name}.",
+            advice="docs/organisers.md describes what a module must have.",
+        )
+    return found
 
 
 @contextmanager

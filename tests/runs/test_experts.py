@@ -236,6 +236,6 @@ def test_calls_are_counted_as_they_travel() -> None:
 
 def test_a_server_holds_what_its_memory_has_room_for() -> None:
     large = read_definition(changed("inner = [8]", "inner = [50000]"))
-    held = most_experts(large, 4 << 30)
+    held = most_experts(4 << 30, server_bytes(large))
     assert 0 < held * server_bytes(large) < 4 << 30
-    assert most_experts(large, 1 << 20) == 0
+    assert most_experts(1 << 20, server_bytes(large)) == 0

@@ -32,7 +32,7 @@ def block(kind: str) -> str:
 def test_the_definition_on_the_page_has_no_mistake_and_costs_what_it_says() -> None:
     definition, mistakes = check((REST + block("toml")).encode())
     assert definition is not None, mistakes
-    rows = run_check.rows_of_experts(definition, costs_of(definition))
+    rows = run_check.rows_of_experts(definition, costs_of(definition), {})
     assert [f"{name:<9}{text}" for name, text in rows] == block("text").splitlines()
 
 

@@ -82,12 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
             "run_seconds": _run_seconds(definition, traffic),
             "sha256_of_modules": dict(pins),
             "first_loss": None if tried is None else tried.loss,
-            "experts": _figures_of_experts(definition, costs),
+            "experts": _figures_of_experts(definition, costs, trusted),
             "left_out": list(LEFT_OUT) if tried is None else [],
         },
         "\n".join(
             [
-                *_lines(definition, costs, traffic, speed, arguments, tried),
+                *_lines(definition, trusted, costs, traffic, speed, arguments, tried),
                 *_advice(pins),
                 next_,
             ]
@@ -177,6 +177,7 @@ def _step_sizes(definition: RunDefinition, volunteers: int) -> list[tuple[str, s
 
 def _lines(
     definition: RunDefinition,
+    trusted: Mapping[str, Path],
     costs: Costs,
     traffic: RunTraffic,
     speed: float,
@@ -221,7 +222,7 @@ def _lines(
             f"per hour for each of them, {_size(traffic.round_bytes)} in a step",
         ),
     ]
-    rows += rows_of_experts(definition, costs)
+    rows += rows_of_experts(definition, costs, trusted)
     seconds = _run_seconds(definition, traffic)
     if seconds is not None:
         rows.append(("time", f"{definition.training.steps:,} steps: {_time(seconds)}"))
@@ -245,7 +246,9 @@ def _are_mostly_calls(costs: Costs, traffic: RunTraffic, speed: float) -> bool:
     return 2 * costs.call_up_bytes * speed * 3600.0 > traffic.up_bytes_per_hour
 
 
-def _figures_of_experts(definition: RunDefinition, costs: Costs) -> dict[str, Any] | None:
+def _figures_of_experts(
+    definition: RunDefinition, costs: Costs, trusted: Mapping[str, Path]
+) -> dict[str, Any] | None:
     """What serving experts costs, and calling them; None for a run without."""
     from node.run.experts import (
         grids,
@@ -260,17 +263,21 @@ def _figures_of_experts(definition: RunDefinition, costs: Costs) -> dict[str, An
     return {
         "grids": {grid.name: list(grid.sizes) for grid in grids(definition)},
         "cells": sum(grid.cells for grid in grids(definition)),
-        "parameters": parameters_of_an_expert(definition),
-        "server_bytes": server_bytes(definition),
-        "saved_bytes": saved_bytes(definition),
-        "in_a_server_of_4_gib": most_experts(definition, EXAMPLE_SERVER_BYTES),
+        "parameters": parameters_of_an_expert(definition, trusted),
+        "server_bytes": server_bytes(definition, trusted),
+        "saved_bytes": saved_bytes(definition, trusted),
+        "in_a_server_of_4_gib": most_experts(
+            EXAMPLE_SERVER_BYTES, server_bytes(definition, trusted)
+        ),
         "up_bytes_per_sample": costs.call_up_bytes,
         "down_bytes_per_sample": costs.call_down_bytes,
     }
 
 
-def rows_of_experts(definition: RunDefinition, costs: Costs) -> list[tuple[str, str]]:
-    found = _figures_of_experts(definition, costs)
+def rows_of_experts(
+    definition: RunDefinition, costs: Costs, trusted: Mapping[str, Path]
+) -> list[tuple[str, str]]:
+    found = _figures_of_experts(definition, costs, trusted)
     if found is None or definition.experts is None:
         return []
     sizes = " x ".join(map(str, definition.experts.sizes))
@@ -300,13 +307,12 @@ def rows_of_experts(definition: RunDefinition, costs: Costs) -> list[tuple[str, 
 
 def unpinned(definition: RunDefinition, trusted: Mapping[str, Path]) -> dict[str, str]:
     """By table, the hash of each module's file, if the definition does not ask for it yet."""
-    from node.run.trusted import sha256_of
+    from node.run.trusted import sha256_of, tables_of_modules
 
-    tables = {"model": definition.model, "data": definition.data}
     return {
         where: sha256_of(trusted[table["module"]])
-        for where, table in tables.items()
-        if "module" in table and "sha256" not in table
+        for where, table in tables_of_modules(definition)
+        if "sha256" not in table
     }
 
 

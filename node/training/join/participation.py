@@ -451,8 +451,8 @@ def _plan_of(
 
     definition, wish = signed.definition, part.serving
     with _told_as_the_definitions(signed):
-        all_grids, make = grids(definition), maker(definition, device=devices[0])
-        each, saved = server_bytes(definition), saved_bytes(definition)
+        all_grids, make = grids(definition), maker(definition, part.trusted, device=devices[0])
+        each, saved = (size(definition, part.trusted) for size in (server_bytes, saved_bytes))
     uids = wish.cells_of(all_grids)
     training = 0 if costs is None else costs.memory_bytes(1, on_gpu=has_own_memory(devices))
     room = memory_for_experts(caps, machine_memory(), training)
