@@ -47,7 +47,7 @@ def near_bytes(definition: RunDefinition, trusted: Mapping[str, Path] = NOTHING)
 ExpertsOf = Callable[[ExpertGrid], Experts]
 
 
-class Mixture(nn.Module):
+class RunMixture(nn.Module):
     """One mixture of a model. `layer` is a NearMixture or a DMoE, around the same gate."""
 
     def __init__(self, gate: GridGate, near: _NearExperts) -> None:
@@ -70,7 +70,7 @@ class Mixtures:
         self._section = section_of(definition)
         self._grids = {grid.name: grid for grid in grids(definition)}
         self._near = _NearExperts(definition, trusted)
-        self._made: dict[str, Mixture] = {}
+        self._made: dict[str, RunMixture] = {}
 
     def mixture(self, name: str, width: int) -> nn.Module:
         """The mixture of this name, once. WrongSettings if it does not suit the definition."""
@@ -89,7 +89,7 @@ class Mixtures:
                 f"The mixture {name} is {width} wide, and its experts {self._near.row_shape[-1]}.",
                 advice=f"Set width below [experts.network] to {width}.",
             )
-        made = self._made[name] = Mixture(GridGate(width, self._grids[name]), self._near)
+        made = self._made[name] = RunMixture(GridGate(width, self._grids[name]), self._near)
         return made
 
     def mixture_of_rows(self, name: str, width: int) -> nn.Module:

@@ -21,7 +21,7 @@ EXPERTS_LIST: Final = "experts list"
 """The request to a node (node/core/control.py)."""
 
 
-class ExpertServer(msgspec.Struct, frozen=True, kw_only=True):
+class CensusServer(msgspec.Struct, frozen=True, kw_only=True):
     """`since`: when it added the last of these experts, in seconds since 1970 by its own clock."""
 
     peer: str = ""
@@ -52,7 +52,7 @@ class ExpertCensus(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str = ""
     grids: tuple[CountedGrid, ...] = ()
-    servers: tuple[ExpertServer, ...] = ()
+    servers: tuple[CensusServer, ...] = ()
     own: tuple[OwnExpert, ...] = ()
 
     def in_short(self) -> tuple[GridView, ...]:
@@ -80,7 +80,7 @@ async def take_census(
                 load[host.peer] = max(load.get(host.peer, 0.0), host.load)
                 since[host.peer] = max(since.get(host.peer, 0), host.since)
     servers = (
-        ExpertServer(
+        CensusServer(
             peer=peer,
             experts=tuple(hosted),
             load_seconds=round(load[peer], 3),

@@ -98,7 +98,7 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ExpertSnapshot:
     """The values of an expert after one of its steps, on the CPU."""
 
     uid: Uid
@@ -107,12 +107,14 @@ class Snapshot:
     numbers: Mapping[str, int | float]
 
 
-def take_snapshot(backend: ExpertBackend) -> Snapshot:
+def take_snapshot(backend: ExpertBackend) -> ExpertSnapshot:
     """Call it in the runtime's thread: no batch is under way then."""
     tensors = {name: _own(tensor) for name, tensor in _network_tensors(backend).items()}
     for name, value in _statistics(backend).items():
         tensors[name] = _own(_as_tensor(value))
-    return Snapshot(backend.uid, backend.statistics.steps, tensors, dict(_numbers(_plain(backend))))
+    return ExpertSnapshot(
+        backend.uid, backend.statistics.steps, tensors, dict(_numbers(_plain(backend)))
+    )
 
 
 @dataclass(frozen=True)
@@ -398,7 +400,7 @@ class CopyStore:
                 uid, error.what, aside,
             )  # fmt: skip
 
-    def save(self, snapshot: Snapshot, form: CopyForm) -> KeptCopy:
+    def save(self, snapshot: ExpertSnapshot, form: CopyForm) -> KeptCopy:
         """Write this snapshot in place of an earlier copy. Raises BrokenCopy if it is not finite,
         and OSError."""
         label = Label(str(snapshot.uid), self._server, snapshot.steps, dict(snapshot.numbers))

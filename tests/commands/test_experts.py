@@ -14,7 +14,7 @@ from node.core.caps.memory import PROCESS_BYTES, TooLarge
 from node.core.caps.settings import Caps
 from node.core.training_view import ExpertsView, GridView
 from node.core.wrong_use import WrongUse
-from node.training.census import CountedGrid, ExpertCensus, ExpertServer, OwnExpert
+from node.training.census import CensusServer, CountedGrid, ExpertCensus, OwnExpert
 from node.training.join import ServingWish
 from node.training.join.fit import REQUESTS_BYTES, experts_to_serve, memory_for_experts
 from protocols.experts import ExpertGrid, Uid, WrongUid
@@ -105,10 +105,10 @@ def test_experts_get_half_of_what_their_owner_did_not_give_to_them_alone() -> No
 
 # ---- the picture
 
-ALICE = ExpertServer(
+ALICE = CensusServer(
     peer="12D3alice", experts=("ffn0.0.0", "ffn0.0.1"), load_seconds=0.25, since=NOW - 90
 )
-BEN = ExpertServer(peer="12D3ben", experts=("ffn0.1.2",))
+BEN = CensusServer(peer="12D3ben", experts=("ffn0.1.2",))
 COUNTED = CountedGrid(name="ffn0", sizes=(2, 3), cells=6, live=3)
 CENSUS = ExpertCensus(run="poem", grids=(COUNTED,), servers=(ALICE, BEN))
 

@@ -14,7 +14,7 @@ from models.errors import WrongSettings
 from node.run.building import build_task
 from node.run.definition import read_definition
 from node.run.experts import grids, maker
-from node.run.mixtures import Mixture, Mixtures
+from node.run.mixtures import Mixtures, RunMixture
 from node.run.trusted import trusted_modules
 from protocols.experts import ExpertGrid, Uid
 from protocols.guest import Portal
@@ -39,7 +39,7 @@ class NoExperts:
 
 def test_a_near_mixture_is_the_weighted_mean_of_its_first_experts() -> None:
     mixture = Mixtures(DEFINITION).mixture("ffn0", 16)
-    assert isinstance(mixture, Mixture)
+    assert isinstance(mixture, RunMixture)
     x = torch.randn(5, 16)
     scores = mixture.gate(x)
     experts = [GRID.at(0), GRID.at(1)]

@@ -84,16 +84,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _add_flags(parser: CommandParser) -> None:
     from node.app.commands.configured import add_setting_flag
-    from node.app.commands.parser import positive_seconds
+    from node.app.commands.parser import add_timeout
 
     add_setting_flag(parser, "dht.bootstrap")
-    parser.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help=f"how long to try ({TIMEOUT_SECONDS:g})",
-    )
+    add_timeout(parser, TIMEOUT_SECONDS)
 
 
 def run(arguments: argparse.Namespace) -> int:

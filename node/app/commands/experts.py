@@ -90,7 +90,7 @@ def count_or_zero(text: str) -> int:
 def _add_list(actions: Subparsers) -> None:
     from node.app.commands.configured import add_setting_flag
     from node.app.commands.join import add_invite
-    from node.app.commands.parser import positive_seconds
+    from node.app.commands.parser import add_timeout
 
     listing = actions.add_parser(
         "list",
@@ -105,13 +105,7 @@ def _add_list(actions: Subparsers) -> None:
     )
     add_invite(listing)
     add_setting_flag(listing, "dht.bootstrap")
-    listing.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help=f"how long to try ({TIMEOUT_SECONDS:g})",
-    )
+    add_timeout(listing, TIMEOUT_SECONDS)
 
 
 def run(arguments: argparse.Namespace) -> int:

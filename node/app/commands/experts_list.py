@@ -19,7 +19,7 @@ import msgspec
 from node.app.commands.exit_codes import DONE
 from node.app.commands.output import Output, columns_of, counted, printable
 from node.core.duration import span
-from node.training.census import EXPERTS_LIST, CountedGrid, ExpertCensus, ExpertServer
+from node.training.census import EXPERTS_LIST, CensusServer, CountedGrid, ExpertCensus
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _uid(grid: CountedGrid, number: int) -> str:
     return ".".join((grid.name, *reversed(indices)))
 
 
-def _server(server: ExpertServer, mark: str, now: float) -> str:
+def _server(server: CensusServer, mark: str, now: float) -> str:
     age = f", the same for {span(max(0.0, now - server.since))}" if server.since else ""
     load = f"{server.load_seconds:.1f} s of work waiting"
     return printable(

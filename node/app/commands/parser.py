@@ -185,6 +185,17 @@ def positive_seconds(text: str) -> float:
     return seconds
 
 
+def add_timeout(parser: argparse.ArgumentParser, seconds: float) -> None:
+    """`--timeout`, with this default."""
+    parser.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=seconds,
+        metavar="SECONDS",
+        help=f"how long to try ({seconds:g})",
+    )
+
+
 def positive_count(text: str) -> int:
     """An argparse type: a whole number above zero."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):

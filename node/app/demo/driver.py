@@ -58,7 +58,7 @@ class DemoFailed(PotluckError):
     """A part of the demo failed."""
 
 
-class Stage:
+class DemoStage:
     """The processes of a demo, in a folder that exists and is empty. `tell` is given each event and
     its words. A demo has `_play`, which returns the summary, and `_take` for the events.
 
@@ -178,7 +178,7 @@ class Stage:
         self._tell_out({"event": event, "seconds": seconds, **fields}, f"{seconds:5.1f} s  {words}")
 
 
-class Demo(Stage):
+class Demo(DemoStage):
     """One demo of a run that everybody trains whole."""
 
     def __init__(self, folder: Path, tell: Tell) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Final
 
-from node.app.demo.driver import LISTEN, DemoFailed, Stage, Tell, has_told, told_event
+from node.app.demo.driver import LISTEN, DemoFailed, DemoStage, Tell, has_told, told_event
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,7 +114,7 @@ class ExpertsStory:
         return mean(losses[:COMPARED]), mean(losses[-COMPARED:])
 
 
-class ExpertsDemo(Stage):
+class ExpertsDemo(DemoStage):
     """One demo of a run with experts."""
 
     def __init__(self, folder: Path, tell: Tell) -> None:
