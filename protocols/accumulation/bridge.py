@@ -33,7 +33,7 @@ from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import Event
 from protocols.accumulation.keeping import StateKeeper
 from protocols.accumulation.keeping_up import TooSlow
-from protocols.accumulation.lifecycle import Ending, Mode
+from protocols.accumulation.lifecycle import Averaged, Mode
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.results import ResultLayouts, ResultsKept
@@ -217,11 +217,11 @@ class Bridge:
         return self._portal.begin(self._collaboration.describe, peers)
 
     def round_ended(
-        self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
+        self, ended: Averaged, brought: Mapping[PeerId, float], *, applied: bool
     ) -> None:
         """Tell the tracker who was in the round, with what weight. Call it before the next epoch is
         noted. Never waits."""
-        self._portal.post(self._collaboration.round_ended, ending, brought, applied)
+        self._portal.post(self._collaboration.round_ended, ended, brought, applied)
 
     def state_refused(self, peers: Iterable[PeerId], reason: str) -> None:
         """This peer cannot take the state of these peers: ignore them for a while. Never waits."""

@@ -34,7 +34,7 @@ from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import Event, FellBehind, PlacesTaken
 from protocols.accumulation.keeping import StateKeeper
 from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
-from protocols.accumulation.lifecycle import Ending
+from protocols.accumulation.lifecycle import Averaged
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.parameters import Codecs
 from protocols.accumulation.progress import Estimate
@@ -334,10 +334,12 @@ class Collaboration:
     def cut_fetch(self) -> None:
         self._fetching.cancel()
 
-    def round_ended(self, ending: Ending, brought: Mapping[PeerId, float], applied: bool) -> None:
+    def round_ended(self, ended: Averaged, brought: Mapping[PeerId, float], applied: bool) -> None:
         if applied:
             self._keeping_up.is_in()
-        self.tracker.round_ended(ending, brought, applied=applied)
+        self.tracker.round_ended(
+            ended.ending, brought, applied=applied, peers=ended.peers, heads=ended.members
+        )
 
     def state_refused(self, peers: Sequence[PeerId], reason: str) -> None:
         for peer in peers:

@@ -43,6 +43,7 @@ from protocols.accumulation.lineage import Elsewhere, history_after_parameters, 
 from protocols.accumulation.progress import NOBODY, Estimate
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId
+from protocols.moshpit.cohorts import Cohort
 
 # ---- the state of the machine
 
@@ -162,6 +163,8 @@ class Averaged:
       (`members` are then only those of the last group).
     - `begun_without`: DISCARDED, because a group of these peers has begun without this peer.
     - `in_doubt`: DISCARDED, but `members` may have made the step.
+    - `peers`: of how many peers the data is in the committed result. By cohorts these are more than
+      `members`, which are then their heads.
     """
 
     ending: Ending
@@ -173,6 +176,7 @@ class Averaged:
     reason: str = ""
     begun_without: tuple[PeerId, ...] = ()
     in_doubt: bool = False
+    peers: int = 0
 
 
 @dataclass(frozen=True)
@@ -236,6 +240,7 @@ class Average:
     weight: int
     expected: int
     awaited: frozenset[PeerId] = frozenset()
+    cohort: Cohort | None = None
 
 
 @dataclass(frozen=True)
@@ -434,7 +439,9 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
         return life, ()  # without samples it would only take another peer's place
     if life.begun_without & found.averaging and found.number < life.waits_to:
         return life, ()  # until the others' round succeeds, and they are ahead, or fails
-    average = Average(life.epoch, life.history, life.samples, found.expected, found.awaited)
+    average = Average(
+        life.epoch, life.history, life.samples, found.expected, found.awaited, found.cohort
+    )
     life = replace(
         life,
         phase=Phase.AVERAGING,

@@ -55,13 +55,17 @@ from protocols.accumulation.lineage import (
     left_alone,
 )
 from protocols.accumulation.progress_slot import (
+    LARGEST_SAMPLES,
     LONGEST_SECONDS,
     MOST_PEERS,
     SAY_AGAIN_SECONDS,
     SLOT_SECONDS,
     ProgressSlot,
+    is_sum,
+    publisher_of,
 )
 from protocols.identity import PeerId
+from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
 
 CARRIED_SECONDS: Final = 2 * SAY_AGAIN_SECONDS
 """For how long a slot is extrapolated at its rate. A live peer has published a new one by then,
@@ -120,6 +124,9 @@ then it was open for no time.)"""
 FOLLOWER_AGAIN_SECONDS: Final = WAITED_AGAIN * PATIENCE_SECONDS
 """How long no round waits again for a newcomer that has come."""
 
+SUMS_PER_STEP: Final = 16
+"""Into how many batches the other cohorts divide a cohort's part of a step when they plan it."""
+
 NOBODY: Final = PeerId("")  # a peer whose name does not matter
 
 
@@ -131,12 +138,14 @@ class ProgressSettings:
     - `patience_seconds`: how long a round waits for peers that are slower than the others.
     - `places`: how many peers may be in a round.
     - `delayed`: this peer computes for the next epoch beside the round that ends this one.
+    - `run`: its name, from which follows who is in which cohort.
     """
 
     target_samples: int
     patience_seconds: float = PATIENCE_SECONDS
     places: int = MOST_PEERS
     delayed: bool = False
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -210,6 +219,9 @@ class Estimate:
     - `is_crowded`: some peers have just come, and the batches that all may begin before they know
       of each other exceed the target.
     - `waits_to_be_known`: for that reason this peer begins no batch before the others know of it.
+    - `cohort`: this peer's cohort, if the run has several. `expected`, `awaited` and `followers`
+      are then of the cohort, and `holders` are the heads of cohorts.
+    - `sum`: if this peer is its cohort's head, what all of them have together.
     """
 
     number: int
@@ -251,6 +263,8 @@ class Estimate:
     without_place: frozenset[PeerId] = frozenset()
     is_crowded: bool = False
     waits_to_be_known: bool = False
+    cohort: Cohort | None = None
+    sum: ProgressSlot | None = None
 
     def wants_batch_after(self, own_samples: int) -> bool:
         """Whether this peer, with so many samples, should begin another batch for this round."""
@@ -332,6 +346,7 @@ class Known:
     - `may_wait_for_follower`: the last round that waited for one in vain is long enough ago.
     - `let_in`: newcomers that were awaited recently, and came.
     - `known_for`: how many seconds ago this peer published that it is there.
+    - `cohorts`: how many the run has in this epoch.
     """
 
     credit: Credit
@@ -343,6 +358,7 @@ class Known:
     may_wait_for_follower: bool = False
     let_in: frozenset[PeerId] = frozenset()
     known_for: float = math.inf
+    cohorts: int = 1
 
 
 def estimate(
@@ -357,7 +373,10 @@ def estimate(
     """The estimate from these slots at this moment, for the peer whose own slot is `mine`."""
     alive = {peer: one for peer, one in seen.items() if now - one.at <= SLOT_SECONDS}
     fitting, ignored = _fitting(alive, mine, known.credit, now)
-    placed = _with_places(fitting, mine, settings.places, now, known.me)
+    cohorts = _Cohorts(fitting, mine, settings.run, known)
+    fitting = cohorts.fitting
+    own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
+    placed = _with_places(own_slots, mine, settings.places, now, known.me) | cohorts.others
     there = {
         peer: one
         for peer, one in fitting.items()
@@ -419,8 +438,8 @@ def estimate(
         own_part, others_ready_in = 0.0, math.inf
     done_by_others = sum(one.done_by(now, plan.parts[one.peer]) for one in others)
     voters = [
-        Voter(peer, Lineage(one.slot.epoch, one.slot.history), one.slot.follows)
-        for peer, one in fitting.items()
+        Voter(publisher_of(peer), Lineage(one.slot.epoch, one.slot.history), one.slot.follows)
+        for peer, one in cohorts.voting.items()
     ]
     at = Lineage(mine.epoch, mine.history)
     lost = fork(at, voters, follows=mine.follows) or left_alone(at, voters, follows=mine.follows)
@@ -428,17 +447,22 @@ def estimate(
     beside.update(moved)
     # A single peer that is further is not followed if the others are not there (lineage.py), but a
     # step alone beside it would be a fork. Nor is a step added to a state about to be given up.
-    ahead = frozenset(peer for peer, one in fitting.items() if one.slot.epoch > mine.epoch)
+    ahead = frozenset(
+        publisher_of(peer) for peer, one in fitting.items() if one.slot.epoch > mine.epoch
+    )
     beside.update(ahead)
     company = beside.union(lost.peers if lost is not None else ())
     comes = [
         one.peer for one in believed if one.under_way and plan.parts[one.peer] > one.slot.samples
     ]
+    ours = [one for one in believed if not is_sum(one.peer)]
+    moved_ours = [peer for peer in moved if not is_sum(peer)]
     followers = frozenset(
         peer
         for peer, one in fitting.items()
         if known.may_wait_for_follower
         and peer in placed
+        and not is_sum(peer)
         and peer not in known.let_in
         and peer not in moved  # it made that step with us, and its slot has not arrived yet
         and _is_close_behind(one, mine, now)
@@ -461,33 +485,41 @@ def estimate(
         others_ready_in_seconds=others_ready_in,
         patience_seconds=settings.patience_seconds,
         expected=1
-        + sum(1 for one in believed if one.will_come)
-        + len(moved)
+        + sum(1 for one in ours if one.will_come)
+        + len(moved_ours)
         + (0 if is_alone else len(followers)),
         followers=followers,
         holds_back=is_alone and bool(followers),
-        awaited=frozenset((*(one.peer for one in believed if one.is_awaited), *comes, *moved)),
-        averaging=frozenset(
+        awaited=frozenset(
             peer
+            for peer in (*(one.peer for one in ours if one.is_awaited), *comes, *moved_ours)
+            if not is_sum(peer)
+        ),
+        averaging=frozenset(
+            publisher_of(peer)
             for peer, one in there.items()
             if one.slot.averaging and now - one.at <= CARRIED_SECONDS
         ),
-        begun=frozenset(one.peer for one in believed if one.slot.averaging and one.will_come),
+        begun=frozenset(
+            publisher_of(one.peer) for one in believed if one.slot.averaging and one.will_come
+        ),
         company=len(company),
-        holders=_holders(fitting, placed, moved, mine, known, now),
+        holders=_holders(cohorts, placed, moved, mine, known, now),
         me=known.me,
         ahead=ahead,
         behind=behind(at, voters),
         fork=lost,
-        peers=tuple(fitting),
-        keepers=tuple(peer for peer, one in fitting.items() if one.slot.keeps),
-        keepers_here=tuple(peer for peer, one in there.items() if one.slot.keeps),
+        peers=tuple(dict.fromkeys(map(publisher_of, fitting))),
+        keepers=_keepers(fitting),
+        keepers_here=_keepers(there),
         ignored=tuple(ignored),
         places=settings.places,
         has_place=known.me in placed,
-        without_place=frozenset(fitting) - placed,
+        without_place=frozenset(own_slots) - placed,
         is_crowded=is_crowded,
         waits_to_be_known=waits_to_be_known,
+        cohort=cohorts.mine(believed, moved),
+        sum=cohorts.sum(ours, moved_ours, plan, settings),
     )
     is_due = found.is_due_with(mine.samples)
     due_in = 0.0 if is_due else found.due_in_seconds
@@ -579,7 +611,7 @@ def _is_close_behind(seen: Seen, mine: ProgressSlot, now: float) -> bool:
 
 
 def _holders(
-    fitting: Mapping[PeerId, Seen],
+    cohorts: _Cohorts,
     placed: Container[PeerId],
     moved: Sequence[PeerId],
     mine: ProgressSlot,
@@ -589,20 +621,128 @@ def _holders(
     """Of the peers that have a place and are not behind (this one included), those that have had a
     part in steps so far. Their steps may be of another history: while there is a fork, only its
     larger side goes on. A peer that is further counts even as a follower: it may have been in the
-    round that made that step."""
-    present, here = {*moved}, {known.me, *moved}
-    for peer, one in fitting.items():
-        if peer not in placed:
+    round that made that step. By cohorts, only their heads count."""
+    voting = cohorts.voting
+    present, here = set[PeerId](), set[PeerId]()
+    for peer in moved:
+        if peer in voting:
+            present.add(publisher_of(peer))
+    for peer, one in voting.items():
+        if peer not in placed and not is_sum(peer):
             continue
         if one.slot.epoch < mine.epoch or known.credit.is_given_up(peer, mine.epoch, now):
             continue
-        here.add(peer)
+        here.add(publisher_of(peer))
         is_of_the_run = one.slot.epoch > 0 and not one.slot.follows
         if is_of_the_run or one.slot.epoch > mine.epoch:
-            present.add(peer)
-    if mine.epoch > 0 and not mine.follows:
-        present.add(known.me)
+            present.add(publisher_of(peer))
+    here |= present
+    if cohorts.has_vote:
+        here.add(known.me)
+        if mine.epoch > 0 and not mine.follows:
+            present.add(known.me)
     return frozenset(present or here)
+
+
+def _keepers(slots: Mapping[PeerId, Seen]) -> tuple[PeerId, ...]:
+    return tuple(dict.fromkeys(publisher_of(peer) for peer, one in slots.items() if one.slot.keeps))
+
+
+class _Cohorts:
+    """The slots that matter to this peer, and who speaks for which cohort.
+
+    - `fitting`: the own slots of its cohort, and the newest sum of each other cohort.
+    - `others`: the names of those sums.
+    - `voting`: the slots that decide whose state is the run's: of all peers, or the sums.
+    - `has_vote`: this peer is one of those.
+    """
+
+    def __init__(
+        self, fitting: Mapping[PeerId, Seen], mine: ProgressSlot, run: str, known: Known
+    ) -> None:
+        self._slot, self._run, self._me, self._count = mine, run, known.me, known.cohorts
+        sums = {peer: one for peer, one in fitting.items() if is_sum(peer)}
+        own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
+        if self._count == 1:
+            # a run by cohorts that this peer has not reached yet
+            further = {peer: one for peer, one in sums.items() if one.slot.epoch > mine.epoch}
+            self.number, self.others, self.has_vote = 0, frozenset[PeerId](), True
+            self.voting = self.fitting = {**own_slots, **further}
+            self._head = False
+            return
+        self.number = number = self._number_of(self._me)
+        ours = {
+            peer: one for peer, one in own_slots.items() if self._number_of(peer) == self.number
+        }
+        newest: dict[int, PeerId] = {}
+        for peer in sorted(sums, key=lambda one: (sums[one].slot.epoch, sums[one].at)):
+            slot = sums[peer].slot
+            if slot.cohorts == self._count or slot.epoch != mine.epoch:
+                newest[self._number_of(peer)] = peer
+        self._head = self._is_head(ours)
+        if self._head:
+            newest.pop(self.number, None)
+        self.has_vote = self._head
+        self.voting = {peer: sums[peer] for peer in newest.values()}
+        self.others = frozenset(peer for one, peer in newest.items() if one != number)
+        self.fitting = {**ours, **{peer: sums[peer] for peer in self.others}}
+
+    def _number_of(self, name: PeerId) -> int:
+        return cohort_of(self._run, publisher_of(name), self._count)
+
+    def _is_head(self, ours: Mapping[PeerId, Seen]) -> bool:
+        """Whether this peer is the first of its cohort that is there and can be dialled. Peers that
+        are behind may still be in their last round."""
+        mine = self._slot
+        if mine.client:
+            return False
+        there = [
+            peer
+            for peer, one in ours.items()
+            if mine.epoch - 1 <= one.slot.epoch <= mine.epoch and not one.slot.client
+        ]
+        return in_order(self._run, (*there, self._me))[0] == self._me
+
+    def mine(self, believed: Sequence[_Counted], moved: Sequence[PeerId]) -> Cohort | None:
+        if self._count == 1:
+            return None
+        comers = [one.peer for one in believed if one.will_come] + list(moved)
+        heads = frozenset(publisher_of(peer) for peer in comers if is_sum(peer))
+        return Cohort(self.number, self._count, heads)
+
+    def sum(
+        self,
+        ours: Sequence[_Counted],
+        moved: Sequence[PeerId],
+        plan: BatchPlan,
+        settings: ProgressSettings,
+    ) -> ProgressSlot | None:
+        """What the cohort has together, if this peer is its head: in the plans of the other
+        cohorts, that is one peer with small batches."""
+        if not self._head:
+            return None
+        mine, target = self._slot, settings.target_samples
+        busy = [one for one in ours if one.slot.under_way >= 0.0]
+        rate = sum(one.rate for one in busy)
+        if mine.under_way >= 0.0:
+            rate += mine.samples_per_second
+        parts = plan.parts
+        samples = mine.samples + sum(min(one.samples, parts[one.peer]) for one in ours)
+        batch = max(1, target // (self._count * SUMS_PER_STEP))
+        return msgspec.structs.replace(
+            mine,
+            samples=min(round(samples), LARGEST_SAMPLES),
+            samples_per_second=rate,
+            batch=batch if rate else 0,
+            batch_seconds=min(batch / rate, LONGEST_SECONDS) if rate else 0.0,
+            under_way=0.0 if rate else -1.0,
+            keeps=mine.keeps or any(one.slot.keeps for one in ours),
+            spared=0,
+            beside=0,
+            name="",
+            cohorts=self._count,
+            peers=1 + len(ours) + len(moved),
+        )
 
 
 def expected_of(
@@ -619,6 +759,7 @@ def expected_of(
         if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
         and one.slot.signature == mine.signature
         and peer not in without_place
+        and not is_sum(peer)
     )
     return {
         one.peer: 0 if one.slot.role == "auxiliary" else one.slot.samples + one.under_way
@@ -633,7 +774,7 @@ def _fitting(
     """The peers whose slots count, and the ones that are ignored."""
     ignored = []
     for peer, one in alive.items():
-        refusal = credit.refusal(peer, now)
+        refusal = credit.refusal(publisher_of(peer), now)
         if one.slot.signature != mine.signature:
             reason = "It has another model, or another kind of optimizer."
             ignored.append(Ignored(peer, "model", reason))

@@ -1,4 +1,5 @@
-"""The slot in which each peer of a run publishes its progress, under `progress/<run>`.
+"""The slot in which each peer of a run publishes its progress, under `progress/<run>`; by cohorts,
+under `progress/<run>/<count>.<number>`.
 
     await dht.put(progress_key("poem"), slot, ttl=SLOT_SECONDS)
 
@@ -20,6 +21,9 @@ from msgspec import Meta
 from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.lineage import HISTORY_BYTES
 from protocols.dht import Family
+from protocols.identity import PeerId
+from protocols.moshpit.ballots import LARGEST_GROUP
+from protocols.moshpit.cohorts import MOST_COHORTS
 from protocols.rpc import Message
 
 SLOT_SECONDS: Final = 18.0
@@ -74,6 +78,9 @@ class ProgressSlot(Message, frozen=True):
     - `beside`: samples of the next epoch that it has already, while it averages (delayed).
     - `leaves`: it begins no more batches, and only brings what it has.
     - `spared`: how many of the last steps in a row were made without samples of it.
+    - `cohorts`: how many cohorts the run has in this epoch (moshpit/cohorts.py), as it knows.
+    - `peers`: 0 in a peer's own slot. Otherwise this is a *sum*: samples, rate and batches are
+      those of so many peers together, of which the publisher is the head; the rest is its own.
     - `came_seconds`: if it was not in the round that began this epoch, how long after that round it
       came; negative if it was in it. It does not change within an epoch.
     """
@@ -99,6 +106,8 @@ class ProgressSlot(Message, frozen=True):
     leaves: bool = False
     spared: Annotated[int, Meta(ge=0, le=MOST_SPARED)] = 0
     came_seconds: Annotated[float, Meta(ge=-1.0, le=LONGEST_SECONDS)] = -1.0
+    cohorts: Annotated[int, Meta(ge=1, le=MOST_COHORTS)] = 1
+    peers: Annotated[int, Meta(ge=0, le=LARGEST_GROUP)] = 0
 
     @property
     def was_in_round(self) -> bool:
@@ -135,5 +144,29 @@ PROGRESS = Family(
 """Every node of a swarm that trains declares it (node/core/directory.py)."""
 
 
-def progress_key(run: str) -> str:
-    return f"{PROGRESS.name}/{run}"
+def progress_key(run: str, count: int = 1, number: int = 0) -> str:
+    """Where the peers of this cohort publish, if there are `count` of them."""
+    return f"{PROGRESS.name}/{run}" + (f"/{count}.{number}" if count > 1 else "")
+
+
+def sums_key(run: str) -> str:
+    """Where the heads of cohorts publish the sums of their cohorts."""
+    return f"{PROGRESS.name}/{run}/sums"
+
+
+# A head has two slots. In tables of slots by name, its sum has another name than its own slot.
+
+_SUM: Final = "+"  # in no peer id
+
+
+def name_of_sum(head: PeerId) -> PeerId:
+    return PeerId(head + _SUM)
+
+
+def is_sum(name: PeerId) -> bool:
+    return name.endswith(_SUM)
+
+
+def publisher_of(name: PeerId) -> PeerId:
+    """The peer that has published the slot with this name."""
+    return PeerId(name.removesuffix(_SUM))

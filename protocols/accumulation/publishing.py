@@ -156,6 +156,8 @@ class Publishing:
         self._out: ProgressSlot | None = None
         """The slot that others can read."""
         self._own: deque[ProgressSlot] = deque(maxlen=SAID_REMEMBERED)
+        self._left: str | None = None
+        """The key under which the slot was published before, until it is withdrawn there."""
         self._is_away = False
         self._wants, self._was_said = trio.Event(), trio.Event()
 
@@ -174,6 +176,14 @@ class Publishing:
         if is_new:
             self._wants.set()
         return is_new
+
+    def move_to(self, key: str) -> None:
+        """Publish under another key from now on."""
+        if key != self._key:
+            if self._out is not None:
+                self._left = self._key
+            self._key, self._out, self._is_to_say = key, None, True
+            self._wants.set()
 
     def is_own(self, slot: ProgressSlot) -> bool:
         """Whether this node has published this slot lately."""
@@ -200,17 +210,25 @@ class Publishing:
                 await self._stay_away()
             if self._say_again_in() <= 0.0 and not await self._say():
                 await trio.sleep(FAILED_SECONDS)
+            elif self._left is not None:
+                left, self._left = self._left, None
+                with trio.move_on_after(WRITE_SECONDS):
+                    await self._withdraw(left)
 
     async def withdraw(self) -> None:
         """Withdraw the slot: this peer is gone."""
+        await self._withdraw(self._key)
+
+    async def _withdraw(self, key: str) -> None:
         try:
-            await self._dht.withdraw(self._key)
+            await self._dht.withdraw(key)
         except PotluckError as error:
             log.debug("progress could not be withdrawn: %s", error)
 
     async def _stay_away(self) -> None:
-        with trio.move_on_after(WRITE_SECONDS):
-            await self.withdraw()
+        if self.said is not None:
+            with trio.move_on_after(WRITE_SECONDS):
+                await self.withdraw()
         self._out = None
         while self._is_away:
             await self._wants.wait()
@@ -221,16 +239,19 @@ class Publishing:
         return 0.0 if self._is_to_say or self.said is None else self._again_in(self.said)
 
     async def _say(self) -> bool:
-        slot = self._measured()
+        slot, key = self._measured(), self._key
         self.said, self._is_to_say = Said(slot, trio.current_time()), False
         self._own.append(slot)
         try:
             with trio.move_on_after(WRITE_SECONDS):
-                await self._dht.put(self._key, slot, SLOT_SECONDS, keep_up=False)
+                await self._dht.put(key, slot, SLOT_SECONDS, keep_up=False)
         except PotluckError as error:
             log.debug("progress could not be published: %s", error)
             self._is_to_say = True
             return False
+        if key != self._key:
+            self._left = key  # it has moved meanwhile
+            return True
         self._out = slot
         self._was_said.set()
         self._was_said = trio.Event()

@@ -24,7 +24,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,8 +35,13 @@ from torch import Tensor
 from protocols.accumulation.lineage import Lineage, history_after_parameters, next_history
 from protocols.accumulation.state_messages import MOST_RESULTS, ROOM_OF_SMALL_BYTES, ResultKind
 from protocols.errors import PotluckError
+from protocols.moshpit.encoded_result import (
+    chunks,
+    decode_result,
+    encode_result,
+    part_digests,
+)
 from protocols.moshpit.layout import (
-    Chunk,
     Layout,
     PartCut,
     PartHash,
@@ -45,7 +50,7 @@ from protocols.moshpit.layout import (
     digest_of_parts,
 )
 from protocols.moshpit.settings import CHUNK_BYTES
-from protocols.tensors import decode_into, encode_into, raw_bytes
+from protocols.tensors import raw_bytes
 
 _LONE = b"potluck lone step 1\0"
 
@@ -98,12 +103,8 @@ class CommittedResult:
         layout, cut = layouts.of(made.kind), made.cut
         if cut is None or not cut.covers(layout):
             return None
-        memory, end = memoryview(bytearray(encoded_bytes(layout, cut))), 0
         try:
-            for chunk in chunks(layout, cut):
-                place = memory[end : end + chunk.encoded_bytes]
-                encode_into(values[chunk.start : chunk.stop], chunk.codec, place, name="the result")
-                end += chunk.encoded_bytes
+            memory = encode_result(values, layout, cut)
         except PotluckError:
             return None
         return CommittedResult(before, made.kind, made.digest, cut, made.nonce, memory)
@@ -116,23 +117,13 @@ class CommittedResult:
         """The decoded values, as all members of the round had them. MalformedMessage if one is not
         finite."""
         layout = layouts.of(self.kind)
-        values, end = torch.empty(layout.values, dtype=_DTYPES[layout.dtype]), 0
-        for chunk in chunks(layout, self.cut):
-            place = self.memory[end : end + chunk.encoded_bytes]
-            decode_into(values[chunk.start : chunk.stop], chunk.codec, place, layout.dtype)
-            end += chunk.encoded_bytes
+        values = torch.empty(layout.values, dtype=_DTYPES[layout.dtype])
+        decode_result(self.memory, layout, self.cut, values)
         return values
 
     def part_digests(self, layouts: ResultLayouts) -> dict[int, bytes]:
         """The digests of the bytes that are here. This hashes all of them."""
-        layout, digests, end = layouts.of(self.kind), {}, 0
-        for part in self.cut.parts:
-            digest = PartHash()
-            for chunk in self.cut.chunks_of(part, layout):
-                digest.add(self.memory[end : end + chunk.encoded_bytes])
-                end += chunk.encoded_bytes
-            digests[part.reducer] = digest.digest
-        return digests
+        return part_digests(self.memory, layouts.of(self.kind), self.cut)
 
 
 def lineage_after(before: Lineage, kind: ResultKind, digest: bytes) -> Lineage:
@@ -159,17 +150,6 @@ def lone_step(values: Tensor, layouts: ResultLayouts, nonce: bytes) -> Made:
         size = layout.value_bytes
         digest.add(bytes_of[size * chunk.start : size * chunk.stop])
     return Made("lone step", proven_digest("lone step", nonce, {0: digest.digest}), cut, nonce)
-
-
-def chunks(layout: Layout, cut: ResultCut) -> Iterable[Chunk]:
-    """The chunks of a result, in the order in which they are sent and lie in memory."""
-    for part in cut.parts:
-        yield from cut.chunks_of(part, layout)
-
-
-def encoded_bytes(layout: Layout, cut: ResultCut) -> int:
-    """The memory that a result takes."""
-    return sum(chunk.encoded_bytes for chunk in chunks(layout, cut))
 
 
 def usual_bytes(layouts: ResultLayouts) -> int:

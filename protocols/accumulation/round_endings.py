@@ -47,6 +47,7 @@ def averaged(outcome: Outcome, made: Made | None = None) -> Averaged:
                 members=outcome.members,
                 left_out=left_out_of(outcome),
                 votes=outcome.votes,
+                peers=outcome.peers,
             )
         case LeftOut():
             return Averaged(Ending.LEFT_OUT, digest=outcome.digest, members=outcome.members)

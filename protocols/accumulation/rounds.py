@@ -93,6 +93,7 @@ class Rounds:
             expected=effect.expected,
             awaited=effect.awaited,
             votes=float(self._standing.life.me in self._standing.life.holders),
+            cohort=effect.cohort,
         )
         averaging = self._bridge.average(request)
         if self._mode.delayed:
@@ -176,13 +177,15 @@ class Rounds:
         peers have the same weight."""
         shared, standing = self._steps.shared, self._standing
         own = shared.copy_into(shared.buffer(device=torch.device("cpu")))
+        found = self._bridge.estimate
         request = RoundRequest(
             Vector(Layout(shared.segments("none")), own),
             weight=1.0,
             most_weight=1.0,
             epoch=effect.epoch,
             topic=f"{effect.history.hex()}.parameters",
-            expected=effect.expected,
+            expected=effect.expected if found.cohort is None else found.expected,
+            cohort=found.cohort,
         )
         averaging = self._bridge.average(request)
         with nullcontext() if self._mode.delayed else self._bridge.waiting():

@@ -171,7 +171,7 @@ class Standing:
             self._lifecycle.take(Estimated(self._bridge.estimate))
             effects = self._lifecycle.take(ended)
             applied = any(isinstance(effect, Step | StepAlone) for effect in effects)
-            self._bridge.round_ended(ended.ending, brought, applied=applied)
+            self._bridge.round_ended(ended, brought, applied=applied)
             return self._rest(effects)
 
     def _rest(self, effects: tuple[Effect, ...]) -> list[Effect]:

@@ -62,7 +62,6 @@ from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.results import (
     CommittedResult,
     ResultLayouts,
-    encoded_bytes,
     lineage_after,
     proven_digest,
     usual_bytes,
@@ -101,6 +100,7 @@ from protocols.accumulation.state_messages import (
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
+from protocols.moshpit.encoded_result import encoded_bytes
 from protocols.moshpit.layout import SMALLEST_CHUNK_BYTES, PartCut, PartHash, ResultCut
 from protocols.rpc import Empty, Rpc, Transfer
 

@@ -38,7 +38,7 @@ import trio
 from torch import Tensor
 
 from protocols.accumulation.lineage import Lineage
-from protocols.accumulation.results import Offered, ResultsKept, chunks
+from protocols.accumulation.results import Offered, ResultsKept
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_manifest import encode, name_of
 from protocols.accumulation.state_messages import (
@@ -65,6 +65,7 @@ from protocols.blocking import in_thread
 from protocols.errors import Busy, MalformedMessage
 from protocols.guard import Caller
 from protocols.identity import PeerId
+from protocols.moshpit.encoded_result import chunks
 from protocols.rpc import Empty, Rpc, Transfer
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -55,13 +56,21 @@ from protocols.accumulation.progress import (
     estimate,
     expected_of,
 )
-from protocols.accumulation.progress_slot import MOST_PEERS, ProgressSlot, progress_key
+from protocols.accumulation.progress_slot import (
+    MOST_PEERS,
+    ProgressSlot,
+    is_sum,
+    name_of_sum,
+    progress_key,
+    sums_key,
+)
 from protocols.accumulation.publishing import WRITE_SECONDS, Publishing, Said, say_again_in
 from protocols.accumulation.rate_meter import RateMeter
 from protocols.accumulation.slots_seen import READ_SECONDS, SlotsSeen
 from protocols.dht import Breadth, Dht, Joined
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
+from protocols.moshpit.cohorts import cohort_of, next_count
 from protocols.network import Network
 
 log = logging.getLogger("potluck.accumulation")
@@ -117,6 +126,7 @@ async def open_tracker(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tracker.publishing.run)
+            nursery.start_soon(tracker.sums.run)
             nursery.start_soon(tracker.read_on)
             nursery.start_soon(tracker.reckon_on)
             try:
@@ -127,6 +137,8 @@ async def open_tracker(
     finally:  # also when the block was cancelled from outside: the nursery then raises Cancelled
         with trio.CancelScope(shield=True), trio.move_on_after(WITHDRAW_SECONDS):
             await tracker.publishing.withdraw()
+            if tracker.sums.said is not None:
+                await tracker.sums.withdraw()
     if failure is not None:
         raise failure
 
@@ -141,12 +153,15 @@ class Tracker:
         self, network: Network, dht: Dht, settings: TrackerSettings, mine: ProgressSlot
     ) -> None:
         self._network, self._dht = network, dht
-        self._key = progress_key(settings.run)
+        self._run_name, self._key = settings.run, progress_key(settings.run)
+        self._cohorts, self._next_cohorts = 1, 1
+        """How many cohorts the run has in this epoch, and after the step under way."""
         self._settings = ProgressSettings(
             settings.target_samples,
             settings.patience_seconds,
             settings.places,
             settings.delayed,
+            settings.run,
         )
         self._counts_silence = settings.counts_silence
         self._jitter = _share(network.peer_id, settings.run)
@@ -173,6 +188,10 @@ class Tracker:
         """When the last reading ended, and the pause between that reading and the next."""
         self._complaints = Complaints()
         self.publishing = Publishing(dht, self._key, self.mine, self._measured, self._again_in)
+        self.sums = Publishing(
+            dht, sums_key(settings.run), self._sum, self._sum, self._sum_again_in
+        )
+        self.sums.set_away(is_away=True)
         self._wants_newest = False
         """The next reading must find everything that was published before it."""
         self._wants_look, self._wants_reckoning = trio.Event(), trio.Event()
@@ -250,8 +269,12 @@ class Tracker:
 
     def slots(self) -> dict[PeerId, ProgressSlot]:
         """The slots of all other peers that are alive and fit: possible sources of a state."""
-        peers, seen = self.estimate.peers, self._seen.slots
-        return {peer: seen[peer].slot for peer in peers if peer in seen}
+        seen, found = self._seen.slots, {}
+        for peer in self.estimate.peers:
+            one = seen.get(peer) or seen.get(name_of_sum(peer))
+            if one is not None:
+                found[peer] = one.slot
+        return found
 
     def said_by(self, peer: PeerId) -> ProgressSlot | None:
         """The latest slot of a peer, whether it fits or not."""
@@ -263,11 +286,18 @@ class Tracker:
         return self._mine
 
     def round_ended(
-        self, ending: Ending, brought: Mapping[PeerId, float], *, applied: bool
+        self,
+        ending: Ending,
+        brought: Mapping[PeerId, float],
+        *,
+        applied: bool,
+        peers: int = 0,
+        heads: Iterable[PeerId] = (),
     ) -> None:
         """A round of this peer has ended; `brought` says who was in it, with what weight. From now
-        on, peers that claimed samples and did not bring them are doubted. trio's thread; call it
-        before the `note` of the next epoch."""
+        on, peers that claimed samples and did not bring them are doubted. `peers`: how many were in
+        the step, and `heads`: those of the cohorts. trio's thread; call it before the `note` of the
+        next epoch."""
         self.gathered()
         others = {peer: one for peer, one in brought.items() if peer != self._network.peer_id}
         epoch, claimed = self._claimed
@@ -275,6 +305,9 @@ class Tracker:
             self._credit.round_ended(epoch, claimed, others, self._now())
         if applied:
             self._members = frozenset(others)
+            self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
+            if self._cohorts > 1:
+                self._members |= {name_of_sum(head) for head in heads}
         self._newcomers.round_ended(others, trio.current_time())
 
     def gathered(self) -> None:
@@ -338,7 +371,9 @@ class Tracker:
             self._head_start = (
                 now - self._round_began if is_step and self._settings.delayed else 0.0
             )
-            if not is_step:
+            if is_step:
+                self._divide(self._next_cohorts)
+            else:
                 self._known_since = now
         if mine.averaging and not before.averaging:
             self._round_began = now
@@ -398,6 +433,7 @@ class Tracker:
             epoch_seconds=-1.0 if epoch_began is None else max(0.0, now - epoch_began),
             came_seconds=self._came,
             spared=self._spared if mine.role == "trains" else 0,
+            cohorts=self._cohorts,
         )
         return self._mine
 
@@ -442,18 +478,27 @@ class Tracker:
             breadth = Breadth.FIRST
         self._wants_newest = False
         began = trio.current_time()
+        key = self._key
         try:
-            found, gone = await self._dht.look(self._key, breadth)
+            found, gone = await self._dht.look(key, breadth)
+            if self._cohorts > 1 or not self._mine.epoch:
+                sums, gone_sums = await self._dht.look(sums_key(self._run_name), breadth)
+                found |= {name_of_sum(head): one for head, one in sums.items()}
+                gone |= {name_of_sum(head) for head in gone_sums}
         except PotluckError as error:
             log.debug("progress could not be read: %s", error)
             return
+        if key != self._key:
+            self._wants_look.set()  # this peer is in another cohort by now
+        found.pop(name_of_sum(self._network.peer_id), None)
         if not self._counts_silence and self._dht.heard_at < began:
             return
         own = found.pop(self._network.peer_id, None)
         if own is not None and not is_first and not self.publishing.is_own(own.value):
             self._complaints.has_a_twin(own.publisher)
         for peer in self._seen.took(found, gone, trio.current_time(), is_full=is_full):
-            self._complaints.has_torch(peer, found[peer].value.torch, self._mine.torch)
+            if not is_sum(peer):
+                self._complaints.has_torch(peer, found[peer].value.torch, self._mine.torch)
 
     def _now(self) -> float:
         """For how many seconds this node has been reading; stalls do not count (slots_seen.py)."""
@@ -486,7 +531,41 @@ class Tracker:
             newcomers.hold_nothing_back(now)
             self._reckon_once()
 
+    # -- cohorts
+
+    def _divide(self, count: int) -> None:
+        """The run has this many cohorts from now on: publish and read where this peer's does."""
+        self._cohorts = self._next_cohorts = count
+        number = cohort_of(self._run_name, self._network.peer_id, count)
+        self._key = progress_key(self._run_name, count, number)
+        self.publishing.move_to(self._key)
+        self._wants_look.set()
+
+    def _adopt_cohorts(self) -> None:
+        """Have as many cohorts as most of those say that have made this peer's last step; if nobody
+        has, as most that are further."""
+        at, slots = (self._mine.epoch, self._mine.history), self._seen.slots.values()
+        told = [one.slot for one in slots if not one.slot.follows and one.slot.epoch]
+        counts = Counter(one.cohorts for one in told if (one.epoch, one.history) == at)
+        counts = counts or Counter(one.cohorts for one in told if one.epoch > at[0])
+        if not counts:
+            return
+        most = max(counts, key=lambda count: (counts[count], count == self._cohorts, count))
+        if most != self._cohorts:
+            log.info("the run has %d cohorts", most)
+            self._divide(most)
+
+    def _sum(self) -> ProgressSlot:
+        return self.estimate.sum or self._measured()
+
+    def _sum_again_in(self, said: Said) -> float:
+        found = replace(self.estimate, own_part=math.inf)
+        return say_again_in(
+            said, self._sum(), found, self._settings, self._meter.largest_batch, trio.current_time()
+        )
+
     def _reckon_once(self) -> None:
+        self._adopt_cohorts()
         now = self._now()
         seen, said = self._seen, self.publishing.said
         clock = trio.current_time()
@@ -505,6 +584,7 @@ class Tracker:
             self._newcomers.may_be_waited_for(clock),
             self._newcomers.let_in(clock),
             clock - self._known_since,
+            self._cohorts,
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)
@@ -519,6 +599,8 @@ class Tracker:
             read_again_in_seconds=reads,
             silent_keepers=frozenset(seen.keepers) - frozenset(found.keepers),
         )
+        self.sums.set_away(is_away=found.sum is None)
+        self.sums.say_soon()
         self._pause.deadline = min(self._pause.deadline, self._read_at + reads)
         self._complaints.do_not_count(self.estimate.ignored)
         self._reckoned.set()

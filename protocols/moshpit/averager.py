@@ -35,6 +35,7 @@ from protocols.dht import Dht
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.moshpit.bandwidth import Bandwidth
 from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.cohort_round import CohortRounds
 from protocols.moshpit.grid import (
     Grid,
     Index,
@@ -131,6 +132,14 @@ class Averager:
         self._rounds = GroupRounds(shell, self._matchmaker, settings)
         self._statistics = StatisticsKeeper()
         self._buffers = ResultBuffers()
+        self._cohorts = CohortRounds(
+            network,
+            rpc,
+            self._rounds,
+            settings,
+            self._buffers.other_than,
+            self._statistics.add,
+        )
         self._place: tuple[Grid, Index] | None = None
         self._running: trio.CancelScope | None = None
         self._idle = trio.Event()
@@ -138,8 +147,8 @@ class Averager:
         self._closed = False
 
     async def average(self, request: RoundRequest, grid: Grid = ONE_GROUP) -> Outcome:
-        """Average with the peers of the run that have the same epoch and topic: in one group, or in
-        several rounds over this grid.
+        """Average with the peers of the run that have the same epoch and topic: in one group, by
+        cohorts if the request says so, or in several rounds over this grid.
 
         Raises NotFinite (with the tensor's name, before anything is sent), ProtocolMisuse, and
         AveragingCancelled if the averager ends meanwhile. Nothing that others or the network do
@@ -175,6 +184,7 @@ class Averager:
         """The run has gone on from this epoch. If a group of it is still looked for, that ends now,
         with a discarded round. A group that was found is not affected: its members decide."""
         self._matchmaker.overtaken(self._run, epoch)
+        self._cohorts.overtaken(epoch)
 
     def grid_for(self, peers: int) -> Grid:
         """The grid for this many peers that needs the fewest attempts, if they fail as often as
@@ -206,6 +216,8 @@ class Averager:
             vector.check_finite()
         else:
             await in_thread(vector.check_finite)
+        if request.cohort is not None:
+            return await self._cohorts.average(request, request.cohort)
         walk = GridWalk(self._run, request, grid, self._index(grid, request.number), self._buffers)
         for _ in range(grid.rounds):
             step = await self._rounds.run(walk.next_round())
@@ -351,6 +363,7 @@ class GridWalk:
                 votes=self._votes,
                 rounds=rounds,
                 cut=self._committed.cut if len(rounds) == 1 else None,
+                peers=self._committed.total_peers if len(rounds) == 1 else 0,
             )
         if step is None:
             raise ProtocolMisuse("An averaging has at least one round.")

@@ -67,14 +67,15 @@ class GridRound:
 
 @dataclass(frozen=True)
 class GroupResult:
-    """How a round ended. The digest, the weight of all who are in the result, and how that was cut
-    are there when it was committed. `begun_without`: the members of a group that has started
-    without us."""
+    """How a round ended. The digest, the weight and number of all who are in the result, and how
+    that was cut are there when it was committed. `begun_without`: the members of a group that has
+    started without us."""
 
     statistics: RoundStatistics
     group: Group | None = None
     digest: bytes = b""
     total_weight: float = 0.0
+    total_peers: int = 0
     begun_without: tuple[PeerId, ...] = ()
     cut: ResultCut | None = None
 
@@ -232,6 +233,10 @@ class GroupRounds:
         self._judge(step, finished)
         return step
 
+    def avoid(self, peer: PeerId) -> None:
+        """It took part out of turn: do not list it for some rounds."""
+        self._doubts.held_up(peer)
+
     def _judge(self, step: GroupResult, finished: Finished) -> None:
         """Doubt who was left out of a round that this peer itself has seen it hold up, and a leader
         that did not do what it was its turn to do."""
@@ -271,7 +276,7 @@ class GroupRounds:
             key=this.key,
             epoch=request.epoch,
             layout_digest=request.vector.layout.digest_in_chunks(settings.chunk_bytes),
-            offer=self._offer(request.weight),
+            offer=self._offer(request),
             group_size=settings.group_size,
             expected=request.expected,
             awaited=request.awaited,
@@ -281,17 +286,18 @@ class GroupRounds:
             matchmaking_seconds=settings.matchmaking_seconds,
         )
 
-    def _offer(self, weight: float) -> Offer:
+    def _offer(self, request: RoundRequest) -> Offer:
         """The owner's limit, or else the measured rate."""
         now, settings, measured = trio.current_time(), self._settings, self._shell.bandwidth
         up = settings.up_bytes_per_second or measured.up(now)
         down = settings.down_bytes_per_second or measured.down(now)
         return Offer(
-            weight,
+            request.weight,
             min(int(up), LARGEST_RATE),
             min(int(down), LARGEST_RATE),
             settings.reduces(),
             int(settings.router()),
+            request.peers,
         )
 
     def _timing(self) -> Timing:
@@ -358,7 +364,8 @@ def _step(
         bytes_received=course.bytes_received,
     )
     total = float(sum(min(entries[member].weight, request.most_weight) for member in members))
-    return GroupResult(statistics, group, digest, total, cut=finished.cut)
+    peers = sum(entries[member].peers for member in members)
+    return GroupResult(statistics, group, digest, total, peers, cut=finished.cut)
 
 
 def _averaged_bytes(

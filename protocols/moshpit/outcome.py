@@ -41,6 +41,8 @@ class Committed:
     all whose data is in the result; over a grid, as far as it has come through. `votes`: over a
     grid, the sum of these peers' votes. `cut`: how the result was cut, with which others can check
     it against the digest; None after several rounds, because then no single group made it.
+    `peers`: of how many peers the data is in the result, with those of whole cohorts; 0 over a
+    grid.
     """
 
     result: Tensor
@@ -51,6 +53,7 @@ class Committed:
     rounds: tuple[RoundStatistics, ...]
     cut: ResultCut | None = None
     votes: float | None = None
+    peers: int = 0
 
 
 @dataclass(frozen=True, eq=False)

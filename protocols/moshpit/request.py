@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId
+from protocols.moshpit.cohorts import Cohort
 from protocols.moshpit.group import check_topic
 from protocols.moshpit.layout import Vector
 from protocols.moshpit.roster import LARGEST_EPOCH, LARGEST_WEIGHT
@@ -34,6 +35,9 @@ class RoundRequest:
     - `number`: from 0, this peer's first place in a grid, if the caller numbers the peers.
       Otherwise the first place is random, and later averagings go on from the last place.
     - `votes`: what this peer adds to `Committed.votes`, in an averaging over a grid.
+    - `cohort`: this peer's part of a run with more peers than fit into one group. `expected` and
+      `awaited` are then of the cohort.
+    - `peers`: for how many this request is made; more than one at the head of a cohort.
     - `topic`: peers with different topics never meet. At most 80 letters, digits, '.', '_' and '-'
       (group.py).
     - `most_weight`: the largest weight with which any member counts, this peer included; the same
@@ -47,6 +51,8 @@ class RoundRequest:
     awaited: frozenset[PeerId] | None = None
     number: int | None = None
     votes: float = 0.0
+    cohort: Cohort | None = None
+    peers: int = 1
     topic: str = ""
     most_weight: float = LARGEST_WEIGHT
 

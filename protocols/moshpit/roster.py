@@ -13,8 +13,8 @@ numbers are big-endian:
 
     terms    u16 length of key, key in UTF-8, u64 epoch, 32 bytes layout digest
     entry    terms, 32 bytes public key of the leader, 32 bytes public key of the member,
-             f64 weight, u64 up, u64 down (bytes per second), u8 reduces, u8 router, 16 bytes
-             nonce
+             f64 weight, u64 up, u64 down (bytes per second), u8 reduces, u8 router, u16 peers,
+             16 bytes nonce
     roster   terms, 32 bytes public key of the leader, u64 started (ms since 1970 by the leader's
              clock), 16 bytes nonce, u16 entries, and for each entry the bytes of the above after
              the leader's key, followed by its 64 bytes of signature
@@ -49,8 +49,8 @@ from protocols.identity import (
 )
 from protocols.rpc import Message
 
-ENTRY_DOMAIN = b"potluck moshpit entry 2"
-ROSTER_DOMAIN = b"potluck moshpit roster 2"
+ENTRY_DOMAIN = b"potluck moshpit entry 3"
+ROSTER_DOMAIN = b"potluck moshpit roster 3"
 
 DIGEST_BYTES = 32
 NONCE_BYTES = 16
@@ -65,7 +65,7 @@ CHECKED_WITHOUT_A_PAUSE = 8  # signatures, most of a millisecond
 
 _KEY_LENGTH = struct.Struct(">H")
 _EPOCH = struct.Struct(">Q")
-_NUMBERS = struct.Struct(">dQQ?B")
+_NUMBERS = struct.Struct(">dQQ?BH")
 _STARTED = struct.Struct(">Q")
 _COUNT = struct.Struct(">H")
 
@@ -76,6 +76,7 @@ Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 Router = Annotated[int, Meta(ge=0, le=255)]
+Peers = Annotated[int, Meta(ge=1, le=0xFFFF)]
 Rate = Annotated[int, Meta(ge=0, le=LARGEST_RATE)]
 Time = Annotated[int, Meta(ge=0, le=LARGEST_TIME_MS)]
 
@@ -93,7 +94,8 @@ class Offer(Message, frozen=True):
 
     `weight` is in samples; 0 is an auxiliary peer, which brings no data. `reduces` is False for
     one that can only dial out. `router` is the kind of its router (nat/kinds.py), by which all
-    members know which pairs can only meet through a relay.
+    members know which pairs can only meet through a relay. `peers`: for how many it comes; more
+    than one for the head of a cohort (cohorts.py).
     """
 
     weight: float
@@ -101,6 +103,7 @@ class Offer(Message, frozen=True):
     down_bytes_per_second: Rate = 0
     reduces: bool = True
     router: Router = 0
+    peers: Peers = 1
 
 
 class Entry(Message, frozen=True):
@@ -112,6 +115,7 @@ class Entry(Message, frozen=True):
     down_bytes_per_second: Rate
     reduces: bool
     router: Router
+    peers: Peers
     nonce: Nonce
     signature: Signature
 
@@ -183,6 +187,7 @@ def sign_entry(
         offer.down_bytes_per_second,
         offer.reduces,
         offer.router,
+        offer.peers,
         nonce,
         bytes(SIGNATURE_BYTES),
     )
@@ -195,6 +200,7 @@ def sign_entry(
         unsigned.down_bytes_per_second,
         unsigned.reduces,
         unsigned.router,
+        unsigned.peers,
         nonce,
         signature,
     )
@@ -244,6 +250,7 @@ def _own_part(entry: Entry) -> bytes:
         entry.down_bytes_per_second,
         entry.reduces,
         entry.router,
+        entry.peers,
     )
     return public_key_of(entry.peer) + numbers + entry.nonce
 

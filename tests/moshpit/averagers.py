@@ -19,6 +19,7 @@ from protocols.dht import DhtSettings, open_dht
 from protocols.identity import PeerId
 from protocols.moshpit.averager import ONE_GROUP, Averager
 from protocols.moshpit.butterfly import Butterfly
+from protocols.moshpit.cohorts import Cohort
 from protocols.moshpit.grid import Grid
 from protocols.moshpit.layout import Vector
 from protocols.moshpit.matchmaking import GROUP
@@ -113,6 +114,7 @@ class AveragingPeer:
         topic: str = "",
         awaited: frozenset[PeerId] | None = None,
         votes: float = 0.0,
+        cohort: Cohort | None = None,
     ) -> trio.Event:
         """Average in this peer's process; the event is set when there is an outcome."""
         done = trio.Event()
@@ -129,6 +131,7 @@ class AveragingPeer:
                 topic=topic,
                 awaited=awaited,
                 votes=votes,
+                cohort=cohort,
             )
             outcome = await self.averager.average(request, grid)
             result = outcome.result.clone() if isinstance(outcome, Committed) else None

@@ -226,9 +226,17 @@ class Trainer:
             self._averager.when_exchanging(self.tracker.gathered)
             self._nursery = nursery
             nursery.start_soon(self._train)
+            nursery.start_soon(self._watch_where_the_run_is)
             await self.leaving.wait()
             nursery.cancel_scope.cancel()
         self.ended.set()
+
+    async def _watch_where_the_run_is(self) -> None:
+        assert self._averager is not None
+        while True:
+            await self.tracker.changed()
+            if self.tracker.estimate.behind is not None:
+                self._averager.overtaken(self.tracker.estimate.epoch)
 
     def _slot(self) -> ProgressSlot:
         life = self.lifecycle.life
@@ -355,6 +363,7 @@ class Trainer:
             expected=wanted.expected,
             awaited=wanted.awaited,
             votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
+            cohort=wanted.cohort,
         )
         grid = self._averager.grid_for(wanted.expected) if over_a_grid else ONE_GROUP
         outcome = await self._averager.average(request, grid)
@@ -371,7 +380,13 @@ class Trainer:
         self.lifecycle.take(Estimated(self.tracker.estimate))
         effects = list(self.lifecycle.take(ended))
         steps = [one for one in effects if isinstance(one, Step | StepAlone)]
-        self.tracker.round_ended(ended.ending, brought_to(outcome), applied=bool(steps))
+        self.tracker.round_ended(
+            ended.ending,
+            brought_to(outcome),
+            applied=bool(steps),
+            peers=ended.peers,
+            heads=ended.members,
+        )
         self.tracker.note(self._slot(), at_once=True)
         for one in effects:
             if isinstance(one, KeepGradients):

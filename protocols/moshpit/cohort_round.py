@@ -1,0 +1,262 @@
+"""One averaging of a run with more peers than fit into one group.
+
+    outcome = await cohort_rounds.average(request)        # with `request.cohort`
+
+1. The cohort averages, in a round like any other (group_round.py). Now each of its members has the
+   cohort's average and its weight.
+2. The first member in order (cohorts.py) that can be dialled is the head. It brings them to the
+   round of all heads, whose result is the run's.
+3. It hands the result down (handing_down.py). The bytes are those of the heads' round, so all peers
+   of the run hold the same bits.
+
+If the link to the head is lost, the next member in order takes its place: it has the same average.
+If it comes too late for the heads' round, the members learn that from the others' progress, and
+take the step over from them.
+
+Promises: those of a round (round.py). A cohort counts once: if two members of a cohort are in the
+heads' round, all heads discard it, and the one that was out of turn is avoided.
+
+Easy to get wrong: a cohort's average is no result. Only the heads' round decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import trio
+from torch import Tensor
+
+from protocols.blocking import in_thread
+from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.identity import PeerId
+from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
+from protocols.moshpit.encoded_result import encode_result, part_digests
+from protocols.moshpit.group import group_key
+from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds
+from protocols.moshpit.handing_down import Decision, HandingDown, NoDecision, Offered, Shelf
+from protocols.moshpit.layout import Vector, digest_of_parts
+from protocols.moshpit.outcome import (
+    Alone,
+    Committed,
+    Discarded,
+    LeftOut,
+    Outcome,
+    RoundStatistics,
+    Verdict,
+)
+from protocols.moshpit.request import RoundRequest
+from protocols.moshpit.settings import AveragerSettings
+from protocols.network import Network
+from protocols.rpc import Rpc
+
+log = logging.getLogger("potluck.moshpit")
+
+COHORTS_ROUND, HEADS_ROUND = 0, 1
+
+OVERTAKEN_SECONDS = 3.0
+"""How long a head may need for its decision after the others have announced the step. Slots may
+tell of a step before this peer's head does."""
+
+
+@dataclass(frozen=True)
+class CohortAverage:
+    """What a cohort has averaged. `members` has those that hold it, this peer included, in the
+    order in which they become head; `heads`: those of them that can be dialled."""
+
+    request: RoundRequest
+    statistics: RoundStatistics
+    round_id: bytes
+    members: tuple[PeerId, ...]
+    heads: tuple[PeerId, ...]
+
+
+class CohortRounds:
+    """The averagings by cohorts of one averager. `buffer` returns memory that shares nothing with
+    the tensor that it is given; `note` takes the statistics of each round."""
+
+    def __init__(
+        self,
+        network: Network,
+        rpc: Rpc,
+        rounds: GroupRounds,
+        settings: AveragerSettings,
+        buffer: Callable[[Tensor], Tensor],
+        note: Callable[[RoundStatistics], None],
+    ) -> None:
+        self._me, self._run = network.peer_id, settings.run
+        self._rounds, self._settings = rounds, settings
+        self._buffer, self._note = buffer, note
+        self._down = HandingDown(network, rpc)
+        self._waiting = trio.CancelScope()
+        self._epoch = -1
+
+    def overtaken(self, epoch: int) -> None:
+        """The run has gone on from this epoch: do not wait much longer for its result."""
+        if epoch == self._epoch:
+            until = trio.current_time() + OVERTAKEN_SECONDS
+            self._waiting.deadline = min(self._waiting.deadline, until)
+
+    async def average(self, request: RoundRequest, cohort: Cohort) -> Outcome:
+        mine = await self._in_cohort(request, cohort)
+        if not isinstance(mine, CohortAverage):
+            return mine
+        self._epoch = request.epoch
+        reason = "Nobody brought the cohort's average to the others."
+        try:
+            with self._down.shelf(mine) as shelf:
+                for head in mine.heads or mine.members:
+                    if head == self._me:
+                        return await self._as_head(mine, cohort, shelf)
+                    try:
+                        return await self._from_head(mine, shelf, head)
+                    except NoDecision as error:
+                        reason = error.what
+                        break
+                    except PotluckError as error:
+                        log.info("the cohort's head %s is lost: %s", head, error)
+        finally:
+            self._epoch = -1
+        return Discarded(reason, in_doubt=False, rounds=(mine.statistics,))
+
+    # -- the cohort
+
+    async def _in_cohort(self, request: RoundRequest, cohort: Cohort) -> CohortAverage | Outcome:
+        name = f"{cohort.count}.{cohort.number}"
+        result = self._buffer(request.vector.values)
+        key = group_key(self._run, request.epoch, COHORTS_ROUND, name, request.topic)
+        step = await self._rounds.run(GridRound(key, request, result, splits=False))
+        self._note(step.statistics)
+        rounds = (step.statistics,)
+        match step.verdict:
+            case Verdict.COMMITTED:
+                assert step.group is not None
+                members = in_order(self._run, step.statistics.members)
+                dialled = {one.peer for one in step.group.roster.entries if one.reduces}
+                brought = replace(
+                    request,
+                    vector=Vector(request.vector.layout, result),
+                    weight=step.total_weight,
+                    peers=len(members),
+                )
+                return CohortAverage(
+                    brought,
+                    step.statistics,
+                    step.group.round_id,
+                    tuple(members),
+                    tuple(one for one in members if one in dialled),
+                )
+            case Verdict.ALONE:
+                return CohortAverage(request, step.statistics, b"", (self._me,), (self._me,))
+            case Verdict.LEFT_OUT:
+                return LeftOut(step.statistics.members, step.digest, rounds)
+            case _:
+                # what the cohort has averaged is no step, so nobody can be in doubt about one
+                reason = step.statistics.reason
+                return Discarded(reason, False, rounds, step.begun_without)
+
+    # -- at the head
+
+    async def _as_head(self, mine: CohortAverage, cohort: Cohort, shelf: Shelf) -> Outcome:
+        request = replace(
+            mine.request, expected=1 + len(cohort.heads), awaited=cohort.heads, cohort=None
+        )
+        key = group_key(
+            self._run, request.epoch, HEADS_ROUND, f"{cohort.count}.heads", request.topic
+        )
+        result = self._buffer(request.vector.values)
+        step = await self._rounds.run(GridRound(key, request, result, splits=False))
+        self._note(step.statistics)
+        outcome = self._outcome(mine, cohort, step, result)
+        if not isinstance(outcome, Committed):
+            reason = outcome.reason if isinstance(outcome, Discarded) else "No other head came."
+            shelf.failed(NoDecision(f"The heads of the cohorts made no step: {reason}"))
+        elif len(mine.members) > 1:
+            await self._offer(shelf, outcome, request)
+        return outcome
+
+    def _outcome(
+        self, mine: CohortAverage, cohort: Cohort, step: GroupResult, result: Tensor
+    ) -> Outcome:
+        rounds = (mine.statistics,)
+        twice = self._twice(step.statistics.members, cohort.count)
+        match step.verdict:
+            case Verdict.COMMITTED if not twice:
+                return Committed(
+                    result=result,
+                    members=step.statistics.members,
+                    left_out=step.statistics.excluded,
+                    digest=step.digest,
+                    weight=step.total_weight,
+                    rounds=rounds,
+                    cut=step.cut,
+                    peers=step.total_peers,
+                )
+            case Verdict.COMMITTED:
+                for peer in twice:
+                    self._rounds.avoid(peer)
+                return Discarded(f"A cohort had another head: {', '.join(twice)}.", False, rounds)
+            case Verdict.LEFT_OUT:
+                return LeftOut(step.statistics.members, step.digest, rounds)
+            case Verdict.ALONE if len(mine.members) == 1:
+                return Alone(rounds)
+            case _:
+                in_doubt = step.verdict is Verdict.IN_DOUBT
+                if in_doubt:
+                    rounds = (replace(mine.statistics, members=step.statistics.members),)
+                reason = step.statistics.reason
+                return Discarded(reason, in_doubt, rounds, step.begun_without)
+
+    def _twice(self, heads: tuple[PeerId, ...], count: int) -> tuple[PeerId, ...]:
+        """Those of these heads whose cohort has another one that comes before them in order."""
+        seen, found = set[int](), []
+        for peer in in_order(self._run, heads):
+            number = cohort_of(self._run, peer, count)
+            if number in seen:
+                found.append(peer)
+            seen.add(number)
+        return tuple(found)
+
+    async def _offer(self, shelf: Shelf, outcome: Committed, request: RoundRequest) -> None:
+        layout, cut = request.vector.layout, outcome.cut
+        if cut is None:
+            raise ProtocolMisuse("A committed round knows how its result was cut.")
+        try:
+            memory = await in_thread(encode_result, outcome.result, layout, cut)
+            digests = await in_thread(part_digests, memory, layout, cut)
+        except PotluckError as error:
+            shelf.failed(NoDecision("The head cannot encode the result.", why=error.what))
+            return
+        if digest_of_parts(digests) != outcome.digest:
+            shelf.failed(
+                NoDecision("The head encodes the result in another way than its reducers.")
+            )
+            return
+        shelf.offer(Offered(Decision.of(outcome, cut, digests), layout, memory))
+
+    # -- at the other members
+
+    async def _from_head(self, mine: CohortAverage, shelf: Shelf, head: PeerId) -> Outcome:
+        """What the head hands down. NoDecision if its round made no step; any other error: it is
+        lost."""
+        patience = self._settings.matchmaking_seconds + self._settings.round_seconds
+        vector = mine.request.vector
+        said: Decision | None = None
+        with trio.CancelScope() as self._waiting:
+            said = await self._down.decision(mine.round_id, head, patience)
+        if said is None:
+            raise NoDecision("The others have gone on, and the cohort's head has no result.")
+        offered = await self._down.taken(mine.round_id, shelf, head, said, vector.layout)
+        result = vector.values  # the cohort's average is not needed any more
+        await in_thread(offered.decode, result)
+        return Committed(
+            result=result,
+            members=said.members,
+            left_out=(),
+            digest=said.digest,
+            weight=said.weight,
+            rounds=(mine.statistics,),
+            cut=said.cut,
+            peers=said.peers,
+        )

@@ -1,0 +1,74 @@
+"""Divides a run with more peers than fit into one group into cohorts. Pure.
+
+    count = next_count(count, peers, group_size)       # after each step, from its result
+    cohort_of("poem", peer, count)                     # the number of a peer's cohort
+    in_order("poem", peers)                            # the first of them is the head
+
+Each cohort averages by itself. Its *head* brings the average to a round of all heads, with the
+weight of the whole cohort, and hands the result of that round down to the cohort (cohort_round.py).
+So every value is summed once, in one place, and the whole run has the same bits.
+
+A peer's cohort follows from its name and the number of cohorts alone, so nobody assigns it. The
+number of cohorts is a power of two and changes by a factor of two: a cohort is divided into two, or
+two become one, and the others' members stay together. It follows from how many peers were in the
+last step, which all who made that step know from its result.
+
+Easy to get wrong: with very few cohorts, two dead heads are a majority. So there is one group or at
+least `FEWEST_COHORTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from protocols.identity import PeerId
+
+FEWEST_COHORTS: Final = 4
+MOST_COHORTS: Final = 64
+
+FULL_SHARE: Final = 0.5
+"""The share of a group that a cohort fills on average, at most. Names decide who is in a cohort, so
+some are half as large again."""
+EMPTY_SHARE: Final = 0.125  # below it, there are half as many cohorts
+ONE_GROUP_SHARE: Final = 0.5  # below it, all fit into one group again
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """A peer's cohort, by its number of `count`. `heads`: the other cohorts' heads that are
+    expected in the round of all heads."""
+
+    number: int
+    count: int
+    heads: frozenset[PeerId] = frozenset()
+
+
+def cohort_of(run: str, peer: PeerId, count: int) -> int:
+    """The number of this peer's cohort. Twice as many cohorts divide each into two."""
+    return int.from_bytes(_lot(run, peer)[:8], "big") % count
+
+
+def in_order(run: str, peers: Iterable[PeerId]) -> list[PeerId]:
+    """The peers of one cohort in the order in which they become its head."""
+    return sorted(peers, key=lambda peer: _lot(run, peer)[8:])
+
+
+def next_count(count: int, peers: int, group_size: int) -> int:
+    """How many cohorts there are after a step that this many peers made."""
+    if count == 1:
+        return FEWEST_COHORTS if peers >= group_size else 1
+    if peers < ONE_GROUP_SHARE * group_size:
+        return 1
+    if peers > FULL_SHARE * group_size * count:
+        return min(2 * count, MOST_COHORTS, group_size)
+    if peers < EMPTY_SHARE * group_size * count:
+        return max(count // 2, FEWEST_COHORTS)
+    return count
+
+
+def _lot(run: str, peer: PeerId) -> bytes:
+    return blake3(f"cohort {run}/{peer}".encode()).digest(16)

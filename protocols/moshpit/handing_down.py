@@ -1,0 +1,310 @@
+"""Hands the result of the heads' round down to the members of a cohort.
+
+    with handing_down.shelf(average) as shelf:
+        shelf.offer(Offered(decision, layout, memory))       # at the head, or:
+        decision = await handing_down.decision(round_id, head, patience)
+        await handing_down.taken(round_id, shelf, head, decision, layout)
+
+Each member asks the head for its decision, and waits for the answer. It then takes the encoded
+bytes from its parent in a tree of the members, and checks them against the digests of the decision.
+If the parent has stopped or lies, it takes them from the head. So a head sends the bytes `CHILDREN`
+times, however large its cohort is.
+
+Easy to get wrong: a member may ask before this peer knows its round, because it has ended there
+earlier. Such a call waits `HOLD_SECONDS` for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Final, Protocol
+
+import trio
+from msgspec import Meta
+from torch import Tensor
+
+from auth.bounded_map import BoundedMap
+from protocols.errors import Busy, DeadlineExceeded, PotluckError, Refused, RemoteMisbehaviour
+from protocols.guard import Caller
+from protocols.identity import PeerId
+from protocols.moshpit.ballots import LARGEST_GROUP, Digest, Member
+from protocols.moshpit.encoded_result import chunks, decode_result, encoded_bytes
+from protocols.moshpit.layout import (
+    LARGEST_CHUNK_BYTES,
+    MOST_VALUES,
+    SMALLEST_CHUNK_BYTES,
+    Layout,
+    PartCut,
+    PartHash,
+    ResultCut,
+    digest_of_parts,
+)
+from protocols.moshpit.outcome import Committed
+from protocols.moshpit.part_messages import ALLREDUCE_PROTOCOL, ROUND_ID_BYTES, STALL_SECONDS
+from protocols.moshpit.roster import LARGEST_WEIGHT, PeerText
+from protocols.network import Network
+from protocols.rpc import BulkMethod, Empty, Message, Method, Rpc, Transfer
+
+log = logging.getLogger("potluck.moshpit")
+
+CHILDREN: Final = 4
+HOLD_SECONDS: Final = 10.0  # an exchange may end that much later here than at the first member
+OPEN_SECONDS: Final = 6.0
+MOST_HELD: Final = 2 * LARGEST_GROUP
+SHELVES_KEPT: Final = 2  # each has the bytes of a result
+DECISION_BYTES: Final = 64 << 10
+LARGEST_RUN: Final = 1 << 20  # peers: a number that no honest head says
+
+RoundId = Annotated[bytes, Meta(min_length=ROUND_ID_BYTES, max_length=ROUND_ID_BYTES)]
+Values = Annotated[int, Meta(ge=0, le=MOST_VALUES)]
+
+
+class NoDecision(PotluckError):
+    """The heads' round was over without a step, or its result cannot be handed down."""
+
+
+class NotOfCohort(Refused):
+    """The caller was not in the cohort's round."""
+
+
+class AskResult(Message, frozen=True):
+    """For the result of the step that a cohort's round, with this id, was a part of."""
+
+    round_id: RoundId
+
+
+class DecidedPart(Message, frozen=True):
+    reducer: Member
+    start: Values
+    stop: Values
+    digest: Digest
+
+
+class Decision(Message, frozen=True):
+    """The result of the heads' round. `members`: the heads in it; `peers`: of how many peers the
+    data is in it."""
+
+    digest: Digest
+    parts: Annotated[tuple[DecidedPart, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
+    chunk_bytes: Annotated[int, Meta(ge=SMALLEST_CHUNK_BYTES, le=LARGEST_CHUNK_BYTES)]
+    weight: Annotated[float, Meta(ge=0.0, le=LARGEST_GROUP * LARGEST_WEIGHT)]
+    peers: Annotated[int, Meta(ge=1, le=LARGEST_RUN)]
+    members: Annotated[tuple[PeerText, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
+
+    @staticmethod
+    def of(outcome: Committed, cut: ResultCut, digests: Mapping[int, bytes]) -> Decision:
+        parts = (
+            DecidedPart(one.reducer, one.start, one.stop, digests[one.reducer]) for one in cut.parts
+        )
+        return Decision(
+            outcome.digest,
+            tuple(parts),
+            cut.chunk_bytes,
+            outcome.weight,
+            outcome.peers,
+            outcome.members,
+        )
+
+    @property
+    def cut(self) -> ResultCut:
+        parts = (PartCut(one.reducer, one.start, one.stop) for one in self.parts)
+        return ResultCut(tuple(parts), self.chunk_bytes)
+
+    def check(self, layout: Layout) -> None:
+        """RemoteMisbehaviour unless this can be the result of a vector of this layout."""
+        digests = {one.reducer: one.digest for one in self.parts}
+        if not math.isfinite(self.weight) or not self.cut.covers(layout):
+            raise RemoteMisbehaviour("It hands down a result of another vector.")
+        if digest_of_parts(digests) != self.digest:
+            raise RemoteMisbehaviour("It hands down parts that are not those of the result.")
+
+
+DECISION = Method(
+    ALLREDUCE_PROTOCOL,
+    "decision",
+    AskResult,
+    Decision,
+    response_limit_bytes=DECISION_BYTES,
+    errors={"no-decision": NoDecision, "not-of-cohort": NotOfCohort},
+    training=True,
+)
+
+HANDED = BulkMethod(
+    ALLREDUCE_PROTOCOL,
+    "handed",
+    opening=AskResult,
+    accepted=Empty,
+    closing=Empty,
+    closed=Empty,
+    chunk_limit_bytes=LARGEST_CHUNK_BYTES,
+    stall_seconds=STALL_SECONDS,
+    errors={"no-decision": NoDecision, "not-of-cohort": NotOfCohort},
+    training=True,
+)
+
+HandedTransfer = Transfer[Empty, Empty, Empty]
+
+
+@dataclass(frozen=True, eq=False)
+class Offered:
+    """A result with its encoded bytes."""
+
+    decision: Decision
+    layout: Layout
+    memory: memoryview
+
+    def decode(self, into: Tensor) -> None:
+        decode_result(self.memory, self.layout, self.decision.cut, into)
+
+
+class OfCohort(Protocol):
+    """A cohort's average, as far as it matters here."""
+
+    @property
+    def round_id(self) -> bytes: ...
+    @property
+    def members(self) -> tuple[PeerId, ...]: ...
+    @property
+    def heads(self) -> tuple[PeerId, ...]: ...
+
+
+class Shelf:
+    """Where the members of one cohort find one result."""
+
+    def __init__(self, members: Sequence[PeerId], heads: Sequence[PeerId]) -> None:
+        self.members = members
+        self._heads = set(heads)
+        self._offered: Offered | None = None
+        self._failure: NoDecision | None = None
+        self._decided = trio.Event()
+
+    def offer(self, offered: Offered) -> None:
+        self._offered = offered
+        self._decided.set()
+
+    def failed(self, error: NoDecision) -> None:
+        if self._offered is None:
+            self._failure = error
+            self._decided.set()
+
+    def ends(self) -> None:
+        self.failed(NoDecision("This peer has no result to hand down."))
+
+    async def found(self) -> Offered:
+        await self._decided.wait()
+        if self._offered is None:
+            assert self._failure is not None
+            raise self._failure
+        return self._offered
+
+    def parent_of(self, me: PeerId, head: PeerId) -> PeerId:
+        """From whom this member takes the bytes: inner places of the tree have members that can be
+        dialled."""
+        others = [one for one in self.members if one != head]
+        others.sort(key=lambda one: one not in self._heads)  # a stable sort
+        above = others.index(me) // CHILDREN - 1
+        return head if above < 0 or others[above] not in self._heads else others[above]
+
+
+class HandingDown:
+    """The results that this node hands down. One for each rpc."""
+
+    def __init__(self, network: Network, rpc: Rpc) -> None:
+        self._me, self._rpc = network.peer_id, rpc
+        self._shelves = BoundedMap[bytes, Shelf](SHELVES_KEPT)
+        self._news = trio.Event()
+        self._held = 0
+        rpc.serve(DECISION, self._decide)
+        rpc.serve_bulk(HANDED, self._hand)
+
+    @contextmanager
+    def shelf(self, average: OfCohort) -> Iterator[Shelf]:
+        """A shelf for this round's result. After the block, members still find what is on it, until
+        some rounds later."""
+        shelf = Shelf(average.members, average.heads)
+        if average.round_id:
+            self._shelves[average.round_id] = shelf
+            self._news.set()
+            self._news = trio.Event()
+        try:
+            yield shelf
+        finally:
+            shelf.ends()
+
+    async def decision(self, round_id: bytes, head: PeerId, patience: float) -> Decision:
+        """The decision of this head, as soon as there is one."""
+        return await self._rpc.call(head, DECISION, AskResult(round_id), timeout=patience)
+
+    async def taken(
+        self, round_id: bytes, shelf: Shelf, head: PeerId, decision: Decision, layout: Layout
+    ) -> Offered:
+        """The result that this head has decided."""
+        decision.check(layout)
+        ask = AskResult(round_id)
+        parent = shelf.parent_of(self._me, head)
+        try:
+            memory = await self._bytes_from(parent, ask, decision, layout)
+        except PotluckError as error:
+            if parent == head:
+                raise
+            log.info("%s has handed down nothing: %s", parent, error)
+            memory = await self._bytes_from(head, ask, decision, layout)
+        offered = Offered(decision, layout, memory)
+        shelf.offer(offered)
+        return offered
+
+    async def _bytes_from(
+        self, peer: PeerId, ask: AskResult, decision: Decision, layout: Layout
+    ) -> memoryview:
+        cut = decision.cut
+        memory, end = memoryview(bytearray(encoded_bytes(layout, cut))), 0
+        transfer: HandedTransfer
+        async with self._rpc.open_bulk(peer, HANDED, ask, timeout=OPEN_SECONDS) as transfer:
+            for part, said in zip(cut.parts, decision.parts, strict=True):
+                digest = PartHash()
+                for chunk in cut.chunks_of(part, layout):
+                    place = memory[end : end + chunk.encoded_bytes]
+                    if await transfer.next_chunk_bytes() != len(place):
+                        raise RemoteMisbehaviour("It sent a chunk of another size.")
+                    await transfer.receive_chunk_into(place)
+                    digest.add(place)
+                    end += len(place)
+                if digest.digest != said.digest:
+                    raise RemoteMisbehaviour("It sent other bytes than those of the result.")
+            await transfer.finish(Empty())
+        return memory
+
+    # -- answering
+
+    async def _decide(self, caller: Caller, request: AskResult) -> Decision:
+        return (await self._found(caller.peer, request.round_id)).decision
+
+    async def _hand(self, caller: Caller, transfer: HandedTransfer, request: AskResult) -> None:
+        offered = await self._found(caller.peer, request.round_id)
+        await transfer.accept(Empty())
+        end = 0
+        for chunk in chunks(offered.layout, offered.decision.cut):
+            await transfer.send_chunk(offered.memory[end : end + chunk.encoded_bytes])
+            end += chunk.encoded_bytes
+        await transfer.finish(Empty())
+
+    async def _found(self, peer: PeerId, round_id: bytes) -> Offered:
+        if self._held >= MOST_HELD:
+            raise Busy("Too many wait here for a result.")
+        self._held += 1
+        try:
+            with trio.move_on_after(HOLD_SECONDS):
+                while round_id not in self._shelves:
+                    await self._news.wait()
+            shelf = self._shelves.get(round_id)
+            if shelf is None:
+                raise DeadlineExceeded("That round is not known here.")
+            if peer not in shelf.members:
+                raise NotOfCohort(f"{peer} was not in that round.")
+            return await shelf.found()
+        finally:
+            self._held -= 1
