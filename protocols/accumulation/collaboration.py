@@ -387,6 +387,7 @@ class Collaboration:
             self._slot, self._tracker = entry.slot, tracker
             self._serving_cost = entry.serving_cost
             self._averager.when_asked(tracker.was_asked)
+            tracker.idle_heads = lambda: self._averager.idle_heads
             self._averager.when_exchanging(self._exchange_begins)
             await tracker.looked()
             task_status.started()

@@ -347,6 +347,7 @@ class Known:
     - `let_in`: newcomers that were awaited recently, and came.
     - `known_for`: how many seconds ago this peer published that it is there.
     - `cohorts`: how many the run has in this epoch.
+    - `idle_heads`: peers of this cohort that were its head and did nothing.
     """
 
     credit: Credit
@@ -359,6 +360,7 @@ class Known:
     let_in: frozenset[PeerId] = frozenset()
     known_for: float = math.inf
     cohorts: int = 1
+    idle_heads: frozenset[PeerId] = frozenset()
 
 
 def estimate(
@@ -373,7 +375,7 @@ def estimate(
     """The estimate from these slots at this moment, for the peer whose own slot is `mine`."""
     alive = {peer: one for peer, one in seen.items() if now - one.at <= SLOT_SECONDS}
     fitting, ignored = _fitting(alive, mine, known.credit, now)
-    cohorts = _Cohorts(fitting, mine, settings.run, known)
+    cohorts = _Cohorts(fitting, mine, settings.run, known, now)
     fitting = cohorts.fitting
     own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
     placed = _with_places(own_slots, mine, settings.places, now, known.me) | cohorts.others
@@ -519,7 +521,7 @@ def estimate(
         is_crowded=is_crowded,
         waits_to_be_known=waits_to_be_known,
         cohort=cohorts.mine(believed, moved),
-        sum=cohorts.sum(ours, moved_ours, plan, settings),
+        sum=cohorts.sum(ours, moved_ours, plan, settings, now),
     )
     is_due = found.is_due_with(mine.samples)
     due_in = 0.0 if is_due else found.due_in_seconds
@@ -602,6 +604,14 @@ class _Counted:
         self.under_way = slot.batch if is_waited_out and not slot.averaging else 0
         """Samples of a batch that the round waits for. A peer that claims one has to bring it."""
 
+    def begun_by(self, now: float) -> int:
+        """Samples of all batches that it has begun by this moment, if it keeps its pace."""
+        slot = self.slot
+        if not self.under_way:
+            return slot.samples
+        seconds = slot.under_way + min(max(0.0, now - self.seen.at), CARRIED_SECONDS)
+        return slot.samples + slot.batch * (1 + int(seconds / slot.batch_seconds))
+
 
 def _is_close_behind(seen: Seen, mine: ProgressSlot, now: float) -> bool:
     """Whether this newcomer follows the run one or two epochs behind. It may need a moment longer
@@ -658,9 +668,15 @@ class _Cohorts:
     """
 
     def __init__(
-        self, fitting: Mapping[PeerId, Seen], mine: ProgressSlot, run: str, known: Known
+        self,
+        fitting: Mapping[PeerId, Seen],
+        mine: ProgressSlot,
+        run: str,
+        known: Known,
+        now: float,
     ) -> None:
-        self._slot, self._run, self._me, self._count = mine, run, known.me, known.cohorts
+        self._slot, self._run, self._known = mine, run, known
+        self._me, self._count = known.me, known.cohorts
         sums = {peer: one for peer, one in fitting.items() if is_sum(peer)}
         own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
         if self._count == 1:
@@ -675,11 +691,14 @@ class _Cohorts:
             peer: one for peer, one in own_slots.items() if self._number_of(peer) == self.number
         }
         newest: dict[int, PeerId] = {}
-        for peer in sorted(sums, key=lambda one: (sums[one].slot.epoch, sums[one].at)):
+        doubted = {one for one in sums if known.credit.is_doubted(one, mine.epoch, now)}
+        for peer in sorted(
+            sums, key=lambda one: (one not in doubted, sums[one].slot.epoch, sums[one].at)
+        ):
             slot = sums[peer].slot
             if slot.cohorts == self._count or slot.epoch != mine.epoch:
                 newest[self._number_of(peer)] = peer
-        self._head = self._is_head(ours)
+        self._head = self._is_head(ours, now)
         if self._head:
             newest.pop(self.number, None)
         self.has_vote = self._head
@@ -690,16 +709,19 @@ class _Cohorts:
     def _number_of(self, name: PeerId) -> int:
         return cohort_of(self._run, publisher_of(name), self._count)
 
-    def _is_head(self, ours: Mapping[PeerId, Seen]) -> bool:
-        """Whether this peer is the first of its cohort that is there and can be dialled. Peers that
-        are behind may still be in their last round."""
+    def _is_head(self, ours: Mapping[PeerId, Seen], now: float) -> bool:
+        """Whether this peer is the first of its cohort that is there and can be dialled. Slots of
+        peers that are one epoch behind may only be old."""
         mine = self._slot
         if mine.client:
             return False
         there = [
             peer
             for peer, one in ours.items()
-            if mine.epoch - 1 <= one.slot.epoch <= mine.epoch and not one.slot.client
+            if mine.epoch - 1 <= one.slot.epoch <= mine.epoch
+            and now - one.at <= CARRIED_SECONDS
+            and not one.slot.client
+            and peer not in self._known.idle_heads
         ]
         return in_order(self._run, (*there, self._me))[0] == self._me
 
@@ -716,6 +738,7 @@ class _Cohorts:
         moved: Sequence[PeerId],
         plan: BatchPlan,
         settings: ProgressSettings,
+        now: float,
     ) -> ProgressSlot | None:
         """What the cohort has together, if this peer is its head: in the plans of the other
         cohorts, that is one peer with small batches."""
@@ -726,16 +749,17 @@ class _Cohorts:
         rate = sum(one.rate for one in busy)
         if mine.under_way >= 0.0:
             rate += mine.samples_per_second
-        parts = plan.parts
-        samples = mine.samples + sum(min(one.samples, parts[one.peer]) for one in ours)
+        # Batches under way count in full, as in every plan: they cannot be stopped.
+        samples = mine.samples + (mine.batch if mine.under_way >= 0.0 else 0)
+        samples += sum(min(one.begun_by(now), plan.parts[one.peer]) for one in ours)
         batch = max(1, target // (self._count * SUMS_PER_STEP))
         return msgspec.structs.replace(
             mine,
-            samples=min(round(samples), LARGEST_SAMPLES),
+            samples=min(samples, LARGEST_SAMPLES),
             samples_per_second=rate,
             batch=batch if rate else 0,
             batch_seconds=min(batch / rate, LONGEST_SECONDS) if rate else 0.0,
-            under_way=0.0 if rate else -1.0,
+            under_way=-1.0,
             keeps=mine.keeps or any(one.slot.keeps for one in ours),
             spared=0,
             beside=0,

@@ -94,6 +94,10 @@ SAME_PACE: Final = 0.25
 """A peer keeps publishing the same batch time while it is wrong by no more than this. Plans made of
 the same numbers are equal (batch_plan.py), whichever slot a reader has."""
 
+ELSEWHERE_SECONDS: Final = 5.0
+"""A run changes the number of its cohorts with a step. A peer that misses that step finds the
+others again after so long."""
+
 WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that is not withdrawn expires soon
 
 
@@ -156,6 +160,8 @@ class Tracker:
         self._run_name, self._key = settings.run, progress_key(settings.run)
         self._cohorts, self._next_cohorts = 1, 1
         """How many cohorts the run has in this epoch, and after the step under way."""
+        self.idle_heads: Callable[[], frozenset[PeerId]] = frozenset
+        """Set it to a function that returns the heads of this cohort that did nothing."""
         self._settings = ProgressSettings(
             settings.target_samples,
             settings.patience_seconds,
@@ -182,7 +188,9 @@ class Tracker:
         self._noted_batches, self._spared = 0, 0
         self._newcomers = _Newcomers(settings.patience_seconds)
         self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
+        self._claimed_heads: frozenset[PeerId] = frozenset()
         self._seen = SlotsSeen()
+        self._looked_elsewhere_at = -ELSEWHERE_SECONDS
         self._asked_at = -READ_WHEN_DUE_SECONDS
         self._read_at, self._pause = trio.current_time(), trio.CancelScope()
         """When the last reading ended, and the pause between that reading and the next."""
@@ -308,6 +316,12 @@ class Tracker:
             self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
             if self._cohorts > 1:
                 self._members |= {name_of_sum(head) for head in heads}
+                self._credit.round_ended(
+                    epoch,
+                    {name_of_sum(head): 1 for head in self._claimed_heads},
+                    {name_of_sum(head): 1.0 for head in heads},
+                    self._now(),
+                )
         self._newcomers.round_ended(others, trio.current_time())
 
     def gathered(self) -> None:
@@ -410,6 +424,8 @@ class Tracker:
     def _begin_round(self, mine: ProgressSlot) -> None:
         """Remember which peers are expected, and with how many samples."""
         self._newcomers.round_begins(self.estimate.followers, trio.current_time())
+        cohort = self.estimate.cohort
+        self._claimed_heads = frozenset[PeerId]() if cohort is None else cohort.heads
         self._claimed = (
             mine.epoch,
             expected_of(
@@ -471,6 +487,16 @@ class Tracker:
             with trio.move_on_after(TRIED_SECONDS):
                 await self._dht.joined()
 
+    def _is_elsewhere_due(self) -> bool:
+        """Whether to look where a run publishes that has more, or fewer, cohorts than this peer
+        knows of: at first, while nobody is there, and now and then."""
+        now = trio.current_time()
+        has_met_others = self._mine.epoch > 0 and self.estimate.company > 0
+        if has_met_others and now - self._looked_elsewhere_at < ELSEWHERE_SECONDS:
+            return False
+        self._looked_elsewhere_at = now
+        return True
+
     async def _read(self) -> None:
         is_full, is_first = self._seen.begins(), not self._seen.number
         breadth = Breadth.ALL if is_full else Breadth.FEW
@@ -481,10 +507,14 @@ class Tracker:
         key = self._key
         try:
             found, gone = await self._dht.look(key, breadth)
-            if self._cohorts > 1 or not self._mine.epoch:
+            is_elsewhere_due = self._is_elsewhere_due()
+            if self._cohorts > 1 or is_elsewhere_due:
                 sums, gone_sums = await self._dht.look(sums_key(self._run_name), breadth)
                 found |= {name_of_sum(head): one for head, one in sums.items()}
                 gone |= {name_of_sum(head) for head in gone_sums}
+            if self._cohorts > 1 and is_elsewhere_due:
+                others, _ = await self._dht.look(progress_key(self._run_name), breadth)
+                found = others | found
         except PotluckError as error:
             log.debug("progress could not be read: %s", error)
             return
@@ -585,6 +615,7 @@ class Tracker:
             self._newcomers.let_in(clock),
             clock - self._known_since,
             self._cohorts,
+            self.idle_heads(),
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)

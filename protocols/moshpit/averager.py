@@ -33,6 +33,7 @@ from torch import Tensor
 from protocols.blocking import in_thread
 from protocols.dht import Dht
 from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.identity import PeerId
 from protocols.moshpit.bandwidth import Bandwidth
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.cohort_round import CohortRounds
@@ -185,6 +186,11 @@ class Averager:
         with a discarded round. A group that was found is not affected: its members decide."""
         self._matchmaker.overtaken(self._run, epoch)
         self._cohorts.overtaken(epoch)
+
+    @property
+    def idle_heads(self) -> frozenset[PeerId]:
+        """Peers of this peer's cohort that were its head and did nothing, lately."""
+        return self._cohorts.idle_heads
 
     def grid_for(self, peers: int) -> Grid:
         """The grid for this many peers that needs the fewest attempts, if they fail as often as

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 import trio
 from torch import Tensor
 
+from auth.bounded_map import BoundedMap
 from protocols.blocking import in_thread
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
@@ -54,6 +55,9 @@ from protocols.rpc import Rpc
 log = logging.getLogger("potluck.moshpit")
 
 COHORTS_ROUND, HEADS_ROUND = 0, 1
+
+IDLE_SECONDS = 300.0  # a head that has done nothing is the last in order for so long
+MOST_IDLE = 64
 
 OVERTAKEN_SECONDS = 3.0
 """How long a head may need for its decision after the others have announced the step. Slots may
@@ -91,6 +95,7 @@ class CohortRounds:
         self._down = HandingDown(network, rpc)
         self._waiting = trio.CancelScope()
         self._epoch = -1
+        self._idle = BoundedMap[PeerId, float](MOST_IDLE)
 
     def overtaken(self, epoch: int) -> None:
         """The run has gone on from this epoch: do not wait much longer for its result."""
@@ -104,9 +109,11 @@ class CohortRounds:
             return mine
         self._epoch = request.epoch
         reason = "Nobody brought the cohort's average to the others."
+        idle = self.idle_heads
+        heads = sorted(mine.heads or mine.members, key=lambda one: one in idle)  # a stable sort
         try:
             with self._down.shelf(mine) as shelf:
-                for head in mine.heads or mine.members:
+                for head in heads:
                     if head == self._me:
                         return await self._as_head(mine, cohort, shelf)
                     try:
@@ -118,7 +125,15 @@ class CohortRounds:
                         log.info("the cohort's head %s is lost: %s", head, error)
         finally:
             self._epoch = -1
-        return Discarded(reason, in_doubt=False, rounds=(mine.statistics,))
+        # others may have made a step with the cohort's average
+        others = replace(mine.statistics, members=(*mine.members, *cohort.heads))
+        return Discarded(reason, in_doubt=True, rounds=(others,))
+
+    @property
+    def idle_heads(self) -> frozenset[PeerId]:
+        """Peers that were their cohort's head and did nothing, lately."""
+        now = trio.current_time()
+        return frozenset(peer for peer, until in self._idle.items() if now < until)
 
     # -- the cohort
 
@@ -128,7 +143,6 @@ class CohortRounds:
         key = group_key(self._run, request.epoch, COHORTS_ROUND, name, request.topic)
         step = await self._rounds.run(GridRound(key, request, result, splits=False))
         self._note(step.statistics)
-        rounds = (step.statistics,)
         match step.verdict:
             case Verdict.COMMITTED:
                 assert step.group is not None
@@ -149,12 +163,12 @@ class CohortRounds:
                 )
             case Verdict.ALONE:
                 return CohortAverage(request, step.statistics, b"", (self._me,), (self._me,))
-            case Verdict.LEFT_OUT:
-                return LeftOut(step.statistics.members, step.digest, rounds)
-            case _:
-                # what the cohort has averaged is no step, so nobody can be in doubt about one
-                reason = step.statistics.reason
-                return Discarded(reason, False, rounds, step.begun_without)
+            case verdict:
+                # the others may bring an average with this peer's samples to the heads' round
+                in_doubt = verdict in (Verdict.IN_DOUBT, Verdict.LEFT_OUT)
+                return Discarded(
+                    step.statistics.reason, in_doubt, (step.statistics,), step.begun_without
+                )
 
     # -- at the head
 
@@ -245,8 +259,11 @@ class CohortRounds:
         said: Decision | None = None
         with trio.CancelScope() as self._waiting:
             said = await self._down.decision(mine.round_id, head, patience)
-        if said is None:
+        if self._waiting.cancelled_caught:
+            log.warning("%s is the head of this peer's cohort and has decided nothing.", head)
+            self._idle[head] = trio.current_time() + IDLE_SECONDS
             raise NoDecision("The others have gone on, and the cohort's head has no result.")
+        assert said is not None
         offered = await self._down.taken(mine.round_id, shelf, head, said, vector.layout)
         result = vector.values  # the cohort's average is not needed any more
         await in_thread(offered.decode, result)

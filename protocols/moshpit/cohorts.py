@@ -30,6 +30,9 @@ from protocols.identity import PeerId
 FEWEST_COHORTS: Final = 4
 MOST_COHORTS: Final = 64
 
+SMALLEST_GROUP: Final = 2 * FEWEST_COHORTS
+"""A run with smaller groups has no cohorts; peers beyond its group only follow it."""
+
 FULL_SHARE: Final = 0.5
 """The share of a group that a cohort fills on average, at most. Names decide who is in a cohort, so
 some are half as large again."""
@@ -59,12 +62,14 @@ def in_order(run: str, peers: Iterable[PeerId]) -> list[PeerId]:
 
 def next_count(count: int, peers: int, group_size: int) -> int:
     """How many cohorts there are after a step that this many peers made."""
+    if group_size < SMALLEST_GROUP:
+        return 1
     if count == 1:
         return FEWEST_COHORTS if peers >= group_size else 1
     if peers < ONE_GROUP_SHARE * group_size:
         return 1
     if peers > FULL_SHARE * group_size * count:
-        return min(2 * count, MOST_COHORTS, group_size)
+        return min(2 * count, MOST_COHORTS) if 2 * count <= group_size else count
     if peers < EMPTY_SHARE * group_size * count:
         return max(count // 2, FEWEST_COHORTS)
     return count

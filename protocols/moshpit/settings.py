@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from nat.kinds import Nat
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.group import check_group_size, check_matchmaking_seconds, check_run
 from protocols.moshpit.layout import check_chunk_bytes
 
@@ -26,9 +25,9 @@ ROUND_SECONDS = 300.0
 result may take 8 s more (coordinator.py, `Timing`). The first attempt gets half of it: enough for
 ninety megabytes over a home connection of 5 Mb/s."""
 
-GROUP_SIZE = LARGEST_GROUP
+GROUP_SIZE = 64
 """The most members of one group: every member of a group of M opens M - 1 transfers, and one death
-costs the whole group an attempt. Only a group gives all its members the same bits."""
+costs the whole group an attempt. A run with more peers averages by cohorts (cohorts.py)."""
 
 CHUNK_BYTES = 512 << 10
 """Encoded bytes of one chunk. Each costs about a tenth of a millisecond whatever its size; twice

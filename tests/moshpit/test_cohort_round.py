@@ -77,7 +77,7 @@ async def test_the_next_in_order_takes_the_place_of_a_head_that_dies(world: Simu
     cohort = max(cohorts.of.values(), key=len)
     assert len(cohort) >= 3
     head, others = cohort[0], [one for one in peers if one is not cohort[0]]
-    late = [members[0] for members in cohorts.of.values() if members[0] is not head][0]
+    late = next(members[0] for members in cohorts.of.values() if members[0] is not head)
     events = {one: cohorts.begin(one) for one in peers if one is not late}
     await trio.sleep(1.0)  # the cohorts have averaged, and the heads wait for the late one
     head.kill()

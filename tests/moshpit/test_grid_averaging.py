@@ -38,7 +38,7 @@ def step(
     statistics = RoundStatistics(
         "group/run/3/0/all", 3, verdict, 0.0, 1.0, "a reason", members=members
     )
-    return GroupResult(statistics, group, b"d" * 32, total_weight)
+    return GroupResult(statistics, group, b"d" * 32, total_weight, len(statistics.members))
 
 
 def average_together(walks: list[GridWalk], rounds: list[GridRound]) -> None:

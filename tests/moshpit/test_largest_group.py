@@ -57,7 +57,9 @@ LIST = Roster(
     1 << 53,
     bytes(16),
     tuple(
-        Entry(peer, LARGEST_WEIGHT, LARGEST_RATE, LARGEST_RATE, True, 4, bytes(16), bytes(64))
+        Entry(
+            peer, LARGEST_WEIGHT, LARGEST_RATE, LARGEST_RATE, True, 4, 0xFFFF, bytes(16), bytes(64)
+        )
         for peer in PEERS
     ),
     bytes(64),

@@ -71,7 +71,7 @@ def roster_of(*people: Identity, leader: Identity = FIRST, terms: Terms = TERMS)
 def signed_again(roster: Roster, by: Identity = FIRST, **changes: Any) -> Roster:
     """The list with a change, and the leader's signature over the changed list."""
     changed = msgspec.structs.replace(roster, **changes)
-    signature = by.sign(b"potluck moshpit roster 2", canonical_roster(changed))
+    signature = by.sign(b"potluck moshpit roster 3", canonical_roster(changed))
     return msgspec.structs.replace(changed, signature=signature)
 
 
@@ -112,7 +112,13 @@ def test_the_canonical_bytes_are_those_of_the_documentation() -> None:
     """A test vector for implementations in other languages."""
     entry = canonical_entry(TERMS, FIRST.peer_id, entry_of(SECOND))
     terms = b"\x00\x12group/poem/7/0/all" + (7).to_bytes(8, "big") + TERMS.layout_digest
-    own = SECOND.public_key + bytes.fromhex("4040000000000000") + bytes(16) + b"\x01\x00" + NONCE
+    own = (
+        SECOND.public_key
+        + bytes.fromhex("4040000000000000")
+        + bytes(16)
+        + b"\x01\x00\x00\x01"
+        + NONCE
+    )
     assert entry == terms + FIRST.public_key + own
     listed = canonical_roster(roster_of(FIRST, SECOND))
     assert listed.startswith(
@@ -122,7 +128,7 @@ def test_the_canonical_bytes_are_those_of_the_documentation() -> None:
     assert hashlib.sha256(listed).hexdigest() == VECTOR
 
 
-VECTOR = "b97102ad13e3b5f025caac20fe79ba9fb409ccea5231ba98f855d04b08657376"
+VECTOR = "8f2d19ab373ee248acfb2df7e1e8083c31378d4a06920709f0ec446c4f108f28"
 
 REFUSED: dict[str, tuple[type[RosterRefused], Callable[[], Roster]]] = {
     "another key": (OtherKey, lambda: roster_of(*PEOPLE, terms=OTHER_KEY)),

@@ -27,7 +27,8 @@ PARAMETERS = 1000
 STEP_SECONDS = 10.0
 BATCH_SECONDS = 1.0
 BATCH_SAMPLES = 8
-GROUP_SIZE = 256
+GROUP_SIZE = 64
+LARGEST_GROUP = 256
 
 FIGURES = {
     "variants_max": "how many different sets of parameters the peers had after any one step: 1 "
@@ -131,7 +132,7 @@ def add_parser(kinds: Subparsers) -> None:
         "--group-size",
         positive_count,
         GROUP_SIZE,
-        "how many peers may be in a round; more follow the run",
+        "how many peers may be in one group; more average by cohorts",
     )
     parser.add_argument(
         "--approximate",
@@ -200,8 +201,8 @@ def _plan(arguments: argparse.Namespace) -> RunPlan:
         raise WrongUse(
             f"{arguments.peers} peers cannot be simulated.", why=f"It is 2 to {MOST_PEERS:,}."
         )
-    if not 2 <= arguments.group_size <= GROUP_SIZE:
-        raise WrongUse(f"A group has 2 to {GROUP_SIZE} members.")
+    if not 2 <= arguments.group_size <= LARGEST_GROUP:
+        raise WrongUse(f"A group has 2 to {LARGEST_GROUP} members.")
     from lab.simulate.virtual_run import RunPlan
 
     return RunPlan(

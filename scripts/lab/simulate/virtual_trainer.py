@@ -222,7 +222,9 @@ class Trainer:
             open_tracker(network, self.directory, progress, self._slot()) as self._tracker,
             trio.open_nursery() as nursery,
         ):
-            self._averager.when_asked(self.tracker.was_asked)
+            averager = self._averager
+            averager.when_asked(self.tracker.was_asked)
+            self.tracker.idle_heads = lambda: averager.idle_heads
             self._averager.when_exchanging(self.tracker.gathered)
             self._nursery = nursery
             nursery.start_soon(self._train)

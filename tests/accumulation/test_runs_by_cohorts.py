@@ -1,0 +1,174 @@
+"""Runs with more peers than fit into one group: one line of steps, and all peers in it. Groups of
+eight have the same rules as groups of 64. Virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from lab.simulate.virtual_trainer import (
+    MATCHMAKING_SECONDS,
+    RUN,
+    Manner,
+    StepMade,
+    Trainer,
+    forks,
+    trainer,
+)
+from protocols.identity import PeerId
+from protocols.moshpit.cohort_round import CohortRounds
+from protocols.moshpit.cohorts import cohort_of, in_order
+from protocols.moshpit.outcome import Outcome
+from protocols.testing.world import SimulatedWorld
+from tests.dht.members import simulated
+
+PEERS = 14
+GROUP = 8
+MANNER = Manner(seconds=0.5, samples=4, target=PEERS * 4 * 6, group_size=GROUP)
+
+
+async def begun(world: SimulatedWorld, size: int = PEERS) -> list[Trainer]:
+    """A run whose peers are all in its steps."""
+    found: list[Trainer] = []
+    for number in range(size):
+        found.append(trainer(world, f"peer-{number}", MANNER, found))
+        await trio.sleep(0.05)
+    await until(found, lambda: all(one.steps for one in found) and count_of(found[0]) > 1)
+    return found
+
+
+def count_of(one: Trainer) -> int:
+    return one.tracker.mine().cohorts
+
+
+def living(all_of_them: Sequence[Trainer]) -> list[Trainer]:
+    return [one for one in all_of_them if one.alive]
+
+
+async def until(
+    all_of_them: Sequence[Trainer], happens: Callable[[], bool], seconds: float = 120.0
+) -> None:
+    with trio.fail_after(seconds):
+        while not happens():
+            await living(all_of_them)[0].tracker.changed()
+
+
+def furthest(all_of_them: Sequence[Trainer]) -> int:
+    return max(one.steps[-1].epoch for one in living(all_of_them) if one.steps)
+
+
+async def stepped(all_of_them: Sequence[Trainer], more: int) -> None:
+    """Until all living peers are in the last of so many more steps."""
+    target = furthest(all_of_them) + more
+    await until(
+        all_of_them,
+        lambda: all(one.steps and one.steps[-1].epoch >= target for one in living(all_of_them)),
+    )
+
+
+def check_one_line(all_of_them: Sequence[Trainer]) -> None:
+    made: dict[int, StepMade] = {}
+    for step in (step for one in all_of_them for step in one.steps):
+        first = made.setdefault(step.epoch, step)
+        assert (step.history, step.digest) == (first.history, first.digest)
+    assert not forks(all_of_them)
+
+
+def heads(all_of_them: Sequence[Trainer]) -> list[Trainer]:
+    """The head of each cohort."""
+    by_name = {one.network.peer_id: one for one in living(all_of_them)}
+    count, first = count_of(living(all_of_them)[0]), dict[int, Trainer]()
+    for peer in in_order(RUN, by_name):
+        first.setdefault(cohort_of(RUN, peer, count), by_name[peer])
+    return list(first.values())
+
+
+@pytest.mark.slow
+@simulated
+async def test_all_peers_are_in_every_step(world: SimulatedWorld) -> None:
+    run = await begun(world)
+    since = furthest(run)
+    await stepped(run, 4)
+    check_one_line(run)
+    for one in run:
+        assert [step.epoch for step in one.steps if step.epoch > since + 1][:3] == [
+            since + 2,
+            since + 3,
+            since + 4,
+        ]
+    samples = [step.samples for step in run[0].steps if step.epoch > since + 1]
+    assert all(0.9 < one / MANNER.target < 1.15 for one in samples), samples
+    assert sum(samples) / len(samples) / MANNER.target < 1.08, samples
+
+
+@pytest.mark.slow
+@simulated
+async def test_the_run_goes_on_when_half_of_the_heads_die_at_once(world: SimulatedWorld) -> None:
+    run = await begun(world)
+    await stepped(run, 1)
+    for head in heads(run)[::2]:
+        head.kill()
+    await stepped(run, 3)
+    check_one_line(run)
+
+
+@pytest.mark.slow
+@simulated
+async def test_a_newcomer_is_soon_in_the_steps_of_its_cohort(world: SimulatedWorld) -> None:
+    run = await begun(world)
+    await stepped(run, 1)
+    at = furthest(run)
+    newcomer = trainer(world, "newcomer", MANNER, run)
+    await until([*run, newcomer], lambda: bool(newcomer.steps))
+    assert newcomer.steps[0].epoch <= at + 3
+    assert count_of(newcomer) == count_of(run[0])
+    check_one_line([*run, newcomer])
+
+
+@pytest.mark.slow
+@simulated
+async def test_few_that_are_left_are_one_group_again(world: SimulatedWorld) -> None:
+    run = await begun(world)
+    await stepped(run, 1)
+    for one in run[3:]:
+        one.kill()
+    await until(run, lambda: all(count_of(one) == 1 for one in run[:3]), 240.0)
+    await stepped(run, 2)
+    check_one_line(run)
+
+
+@pytest.mark.slow
+@simulated
+async def test_a_head_that_does_nothing_is_replaced(world: SimulatedWorld) -> None:
+    run = await begun(world)
+    await stepped(run, 1)
+    head = heads(run)[0]
+    others = [one for one in run if one is not head]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CohortRounds, "_as_head", idle_at(head.network.peer_id))
+        before, began = furthest(others), trio.current_time()
+        number = cohort_of(RUN, head.network.peer_id, count_of(head))
+        bereft = [
+            one for one in others if cohort_of(RUN, one.network.peer_id, count_of(head)) == number
+        ]
+        assert bereft
+        await until(others, lambda: furthest(others) >= before + 6)
+        seconds = trio.current_time() - began
+        await until(others, lambda: all(furthest([one]) >= before + 6 for one in bereft))
+    assert seconds < 6 * 4.0 + 2 * MATCHMAKING_SECONDS, "it held up more than two rounds"
+    check_one_line(run)
+
+
+def idle_at(peer: PeerId) -> Callable[..., Awaitable[Outcome]]:
+    """A head's part in a round that this peer never plays."""
+    plays = CohortRounds._as_head
+
+    async def played(self: CohortRounds, *arguments: Any) -> Outcome:
+        if self._me == peer:
+            await trio.sleep_forever()
+        return await plays(self, *arguments)
+
+    return played
