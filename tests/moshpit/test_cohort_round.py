@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+import pytest
 import torch
 import trio
 
+from protocols.guard import Caller
+from protocols.identity import PeerId
+from protocols.moshpit import handing_down
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
-from protocols.moshpit.outcome import Committed
+from protocols.moshpit.encoded_result import chunks
+from protocols.moshpit.handing_down import (
+    DECISION,
+    AskResult,
+    Decision,
+    HandedTransfer,
+    HandingDown,
+    NotOfCohort,
+)
+from protocols.moshpit.outcome import Committed, Discarded
+from protocols.rpc import Empty
 from protocols.testing.world import SimulatedWorld
 from tests.dht.members import simulated
 from tests.moshpit.averagers import SETTINGS, AveragingPeer, Ended, averagers, mean_of
@@ -88,3 +103,137 @@ async def test_the_next_in_order_takes_the_place_of_a_head_that_dies(world: Simu
     assert isinstance(found[0].outcome, Committed)
     assert cohort[1].peer in found[0].outcome.members
     assert found[0].outcome.weight == 14.0, "also what the dead head had brought to its cohort"
+
+
+Hands = Callable[[HandingDown, Caller, HandedTransfer, AskResult], Awaitable[None]]
+
+
+def hands_like(liars: set[PeerId], hands: Hands) -> Hands:
+    """How nodes hand the bytes down if these do it in a way of their own."""
+    honest = HandingDown._hand
+
+    async def hand(
+        self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskResult
+    ) -> None:
+        await (hands if self._me in liars else honest)(self, caller, transfer, request)
+
+    return hand
+
+
+async def nothing(
+    _self: HandingDown, _caller: Caller, _transfer: HandedTransfer, _request: AskResult
+) -> None:
+    await trio.sleep_forever()
+
+
+async def other_bytes(
+    self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskResult
+) -> None:
+    offered = await self._found(caller.peer, request.round_id)
+    changed = bytearray(offered.memory)
+    changed[7] ^= 1
+    await transfer.accept(Empty())
+    end = 0
+    for chunk in chunks(offered.layout, offered.decision.cut):
+        await transfer.send_chunk(changed[end : end + chunk.encoded_bytes])
+        end += chunk.encoded_bytes
+    await transfer.finish(Empty())
+
+
+FAULTS: dict[str, Hands] = {"nothing": nothing, "other bytes": other_bytes}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["nothing", "other bytes"])
+def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain instead of a tree, so that small cohorts have parents."""
+    monkeypatch.setattr(handing_down, "CHILDREN", 1)
+    liars: set[PeerId] = set()
+    asked: list[PeerId] = []
+
+    async def hands(
+        self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskResult
+    ) -> None:
+        asked.append(caller.peer)
+        await FAULTS[fault](self, caller, transfer, request)
+
+    monkeypatch.setattr(HandingDown, "_hand", hands_like(liars, hands))
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14)
+        cohorts = Cohorts(peers)
+        cohort = max(cohorts.of.values(), key=len)
+        liars.add(cohort[1].peer)
+        check_same(await ended(peers, [cohorts.begin(one) for one in peers]))
+        assert asked == [cohort[2].peer]
+
+    scenario()
+
+
+@pytest.mark.slow
+def test_a_head_that_decides_nonsense_harms_its_own_cohort_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    liars: set[PeerId] = set()
+    honest = HandingDown._decide
+
+    async def decide(self: HandingDown, caller: Caller, request: AskResult) -> Decision:
+        decision = await honest(self, caller, request)
+        if self._me not in liars:
+            return decision
+        return msgspec.structs.replace(decision, parts=decision.parts[1:])
+
+    monkeypatch.setattr(HandingDown, "_decide", decide)
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14)
+        cohorts = Cohorts(peers)
+        cohort = max(cohorts.of.values(), key=len)
+        liars.add(cohort[0].peer)
+        events = {one: cohorts.begin(one) for one in peers}
+        others = [one for one in peers if one not in cohort[1:]]
+        check_same(await ended(others, [events[one] for one in others]))
+        for one in await ended(cohort[1:], [events[one] for one in cohort[1:]]):
+            assert isinstance(one.outcome, Discarded)
+            assert one.outcome.in_doubt or one.outcome.begun_without
+
+    scenario()
+
+
+@pytest.mark.slow
+@simulated
+async def test_a_stranger_learns_no_decision(world: SimulatedWorld) -> None:
+    peers = await averagers(world, 14)
+    cohorts = Cohorts(peers)
+    found = await ended(peers, [cohorts.begin(one) for one in peers])
+    check_same(found)
+    cohort, other = sorted(cohorts.of.values(), key=len)[-2:]
+    round_id = next(iter(cohort[0].averager._cohorts._down._shelves))
+    with pytest.raises(NotOfCohort):
+        await other[1].rpc.call(cohort[0].peer, DECISION, AskResult(round_id), timeout=5.0)
+
+
+@pytest.mark.slow
+@simulated
+async def test_a_cohort_counts_once_whoever_comes_as_its_head(world: SimulatedWorld) -> None:
+    """A second peer of a cohort goes to the heads' round, out of turn."""
+    peers = await averagers(world, 14)
+    cohorts = Cohorts(peers)
+    cohort = max(cohorts.of.values(), key=len)
+    intruder = cohort[-1]
+    late = next(members[0] for members in cohorts.of.values() if members is not cohort)
+    events = {one: cohorts.begin(one) for one in peers if one not in (intruder, late)}
+    intruder.begin(
+        epoch=0,
+        expected=1,
+        cohort=Cohort(COUNT, COUNT, cohorts.heads),  # of a cohort of its own
+    )
+    await trio.sleep(1.0)
+    events[late] = cohorts.begin(late)
+    others = [one for one in peers if one is not intruder]
+    for one in await ended(others, [events[one] for one in others]):
+        assert isinstance(one.outcome, Discarded)
+    events = {one: cohorts.begin(one, epoch=1) for one in others}
+    check_same(await ended(others, [events[one] for one in others]))
