@@ -125,12 +125,13 @@ def _words_of_run(happening: Happening) -> str:
     match happening:
         case StepTaken(members=members, own_samples=own):
             loss = "" if happening.loss is None else f", loss {happening.loss:.4f}"
+            peers = happening.peers or len(members)
             if len(members) > 1 and not own:
                 share = f"{happening.samples:,.0f} samples"
-                return f"step {happening.epoch + 1:,} by {len(members)} peers{loss}: {share}"
+                return f"step {happening.epoch + 1:,} by {peers:,} peers{loss}: {share}"
             if len(members) > 1:
                 share = f"{own:,} of {happening.samples:,.0f} samples are yours"
-                return f"step {happening.epoch + 1:,} with {len(members)} peers{loss}: {share}"
+                return f"step {happening.epoch + 1:,} with {peers:,} peers{loss}: {share}"
             return f"step {happening.epoch + 1:,} alone{loss}: {own:,} samples, all yours"
         case HeldBack(samples=samples, reason=reason):
             return f"a batch of {samples:,} samples is held back and does not count: {reason}"

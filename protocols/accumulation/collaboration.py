@@ -122,8 +122,8 @@ class CollaborationSettings:
       sixth of it, the wait ends (moshpit/closing_time.py). A peer whose batch takes longer than
       that waits for a round that is nearly due instead of beginning a batch.
     - `round_seconds`: how long a round may take from its list to its decision.
-    - `group_size`: the most members of one group, which is how many peers may be in a round. If
-      more take part, the others follow the run, and take a place when one becomes free.
+    - `group_size`: the most members of one group. If more peers take part, they average by cohorts
+      (moshpit/cohorts.py).
     - `approximate`: True lets all of them take part. If they do not fit into one group, a step is
       made with an average over a grid, whose groups do not hold the same bits.
     - `client`: whether this node can only dial out, asked whenever it matters. Then it reduces

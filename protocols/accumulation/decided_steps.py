@@ -34,8 +34,8 @@ MOST_DECIDED: Final = 8  # rounds of one epoch that were not applied; the oldest
 
 def decided_step(outcome: Outcome, before: Lineage, own_samples: int) -> SeenStep | None:
     """The step that peers make if they apply this round; None if this peer has not seen it. Over a
-    grid no peer has: each knows only its own group."""
-    if not isinstance(outcome, Committed) or len(outcome.rounds) > 1:
+    grid and by cohorts no peer has: each knows only its own group."""
+    if not isinstance(outcome, Committed) or outcome.is_of_several_groups:
         return None
     history = lineage_after(before, "step", outcome.digest).history
     return SeenStep(before.epoch, history, outcome.weight, own_samples, shares_of(outcome))

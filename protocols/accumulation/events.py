@@ -54,7 +54,8 @@ def reduced_by(shares: Sequence[Share]) -> dict[PeerId, float]:
 
 
 class StepTaken(msgspec.Struct, frozen=True, tag=True):
-    """The run has made a step with the samples of these members. `epoch` is the one that ended."""
+    """The run has made a step with the samples of these members; by cohorts they are the heads, and
+    `peers` is how many there were in all. `epoch` is the one that ended."""
 
     epoch: int
     samples: float
@@ -72,9 +73,11 @@ class StepTaken(msgspec.Struct, frozen=True, tag=True):
     shares: tuple[Share, ...] = ()
     """The contributions of this peer's group; empty for a step that was made alone."""
     over_a_grid: bool = False
+    """There were other groups: over a grid, or by cohorts."""
     loss: float | None = None
     """The run's loss: the mean over all samples of this step. It is averaged with their gradients,
     so it is the same at all peers. None if no peer reported a loss."""
+    peers: int = 0
 
 
 class StepLoss(msgspec.Struct, frozen=True):

@@ -154,7 +154,8 @@ class Rounds:
                 stepping_seconds=time.monotonic() - began,
                 norm=stepped.norm,
                 shares=() if together is None else shares_of(together),
-                over_a_grid=together is not None and len(together.rounds) > 1,
+                over_a_grid=together is not None and together.is_of_several_groups,
+                peers=1 if together is None else together.peers or len(together.members),
                 loss=stepped.loss,
             )
         )

@@ -55,6 +55,11 @@ class Committed:
     votes: float | None = None
     peers: int = 0
 
+    @property
+    def is_of_several_groups(self) -> bool:
+        """Whether the first group was not all: over a grid, or by cohorts."""
+        return len(self.rounds) > 1 or self.peers > len(self.rounds[0].members)
+
 
 @dataclass(frozen=True, eq=False)
 class Discarded:

@@ -66,8 +66,9 @@ LIST = Roster(
 )
 
 
-def test_groups_have_up_to_256_members_unless_a_run_wants_fewer() -> None:
-    assert GROUP_SIZE == LARGEST_GROUP == 256
+def test_groups_have_up_to_64_members_and_256_if_a_run_wants_them() -> None:
+    assert LARGEST_GROUP == 256
+    assert GROUP_SIZE == 64
 
 
 def test_its_list_fits_into_an_answer_and_is_shown_to_others() -> None:
