@@ -67,7 +67,7 @@ from protocols.accumulation.progress_slot import (
 from protocols.accumulation.publishing import WRITE_SECONDS, Publishing, Said, say_again_in
 from protocols.accumulation.rate_meter import RateMeter
 from protocols.accumulation.slots_seen import READ_SECONDS, SlotsSeen
-from protocols.dht import Breadth, Dht, Joined
+from protocols.dht import Breadth, Dht, Joined, SlotEntry
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import cohort_of, next_count
@@ -93,6 +93,10 @@ stops waiting for them. They may have left for good; if they come back, they fin
 SAME_PACE: Final = 0.25
 """A peer keeps publishing the same batch time while it is wrong by no more than this. Plans made of
 the same numbers are equal (batch_plan.py), whichever slot a reader has."""
+
+SUMS_SECONDS: Final = 1.0
+"""How old the other cohorts' sums may be at a peer that is no head: the head calls it when the
+round begins."""
 
 ELSEWHERE_SECONDS: Final = 5.0
 """A run changes the number of its cohorts with a step. A peer that misses that step finds the
@@ -190,7 +194,11 @@ class Tracker:
         self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
         self._claimed_heads: frozenset[PeerId] = frozenset()
         self._seen = SlotsSeen()
-        self._looked_elsewhere_at = -ELSEWHERE_SECONDS
+        self._sums: dict[PeerId, SlotEntry] = {}
+        self._sums_gone: frozenset[PeerId] = frozenset()
+        self._others: dict[PeerId, SlotEntry] = {}
+        """As they were read last: the sums, and the slots of those who know of no cohorts."""
+        self._read_sums_at = self._read_others_at = -math.inf
         self._asked_at = -READ_WHEN_DUE_SECONDS
         self._read_at, self._pause = trio.current_time(), trio.CancelScope()
         """When the last reading ended, and the pause between that reading and the next."""
@@ -487,40 +495,45 @@ class Tracker:
             with trio.move_on_after(TRIED_SECONDS):
                 await self._dht.joined()
 
-    def _is_elsewhere_due(self) -> bool:
-        """Whether to look where a run publishes that has more, or fewer, cohorts than this peer
-        knows of: at first, while nobody is there, and now and then."""
+    async def _read_beyond(self, breadth: Breadth) -> None:
+        """Read the sums of the cohorts; and, at first, while nobody is there, and now and then,
+        where a run publishes that has more, or fewer, cohorts than this peer knows of."""
         now = trio.current_time()
         has_met_others = self._mine.epoch > 0 and self.estimate.company > 0
-        if has_met_others and now - self._looked_elsewhere_at < ELSEWHERE_SECONDS:
-            return False
-        self._looked_elsewhere_at = now
-        return True
+        is_elsewhere_due = not has_met_others or now - self._read_others_at >= ELSEWHERE_SECONDS
+        is_hasty = self.estimate.sum is not None or self._wants_newest
+        if is_elsewhere_due or (
+            self._cohorts > 1 and (is_hasty or now - self._read_sums_at >= SUMS_SECONDS)
+        ):
+            sums, gone = await self._dht.look(sums_key(self._run_name), breadth)
+            sums.pop(self._network.peer_id, None)
+            self._sums = {name_of_sum(head): one for head, one in sums.items()}
+            self._sums_gone = frozenset(map(name_of_sum, gone))
+            self._read_sums_at = now
+        if is_elsewhere_due:
+            self._others = {}
+            if self._cohorts > 1:
+                self._others, _ = await self._dht.look(progress_key(self._run_name), breadth)
+            self._read_others_at = now
 
     async def _read(self) -> None:
         is_full, is_first = self._seen.begins(), not self._seen.number
         breadth = Breadth.ALL if is_full else Breadth.FEW
         if (self._wants_newest or self.estimate.is_crowded) and not is_full:
             breadth = Breadth.FIRST
-        self._wants_newest = False
         began = trio.current_time()
         key = self._key
         try:
             found, gone = await self._dht.look(key, breadth)
-            is_elsewhere_due = self._is_elsewhere_due()
-            if self._cohorts > 1 or is_elsewhere_due:
-                sums, gone_sums = await self._dht.look(sums_key(self._run_name), breadth)
-                found |= {name_of_sum(head): one for head, one in sums.items()}
-                gone |= {name_of_sum(head) for head in gone_sums}
-            if self._cohorts > 1 and is_elsewhere_due:
-                others, _ = await self._dht.look(progress_key(self._run_name), breadth)
-                found = others | found
+            await self._read_beyond(breadth)
         except PotluckError as error:
             log.debug("progress could not be read: %s", error)
             return
         if key != self._key:
             self._wants_look.set()  # this peer is in another cohort by now
-        found.pop(name_of_sum(self._network.peer_id), None)
+        self._wants_newest = False
+        found = self._others | self._sums | found
+        gone |= self._sums_gone
         if not self._counts_silence and self._dht.heard_at < began:
             return
         own = found.pop(self._network.peer_id, None)

@@ -39,6 +39,7 @@ FIGURES = {
     "peer died or came",
     "longest_gap_s": "the longest time without a new step",
     "stopped": "whether a signal ended it; then the figures cover the time until then",
+    "counted_share": "of all samples that were computed for these steps, the share that is in them",
     "share_in_step_min, …_p50": "share of the living peers that were in a step",
     "newcomers_in_within_two_steps": "newcomers that were in the first or the second step that "
     "ended after they came; newcomer_steps says for each in "
@@ -46,8 +47,8 @@ FIGURES = {
     "more than two steps and were in none",
     "commit_s_p50, …_max": "from the sample that completes the target batch to a peer's step",
     "calls_per_s_p50": "calls of one peer to the directory",
-    "sent_bytes_per_s_p50": "all bytes that one peer sends; hottest_bytes_per_s is for the peer "
-    "that sent the most",
+    "sent_bytes_per_s_p50": "all bytes that one peer sends; control_bytes_per_s_p50 is without the "
+    "values that it sends in rounds, and hottest_bytes_per_s for the peer that sent the most",
     "cpu_ms_per_s": "processor time per peer and virtual second, with the simulated network; "
     "this and wall_seconds do not depend on the seed alone",
 }

@@ -141,6 +141,7 @@ class _Epoch:
     digests: set[bytes] = field(default_factory=set)
     histories: set[bytes] = field(default_factory=set)
     made_at: list[float] = field(default_factory=list)
+    samples: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ class _Meter:
     at: float
     cpu_seconds: float
     sent_bytes: dict[str, int]
+    exchanged_bytes: dict[str, int]
     calls: dict[str, int]
 
 
@@ -276,7 +278,8 @@ class _Run:
                 counts = one.directory.statistics()
                 calls[one.name] = counts.finds_sent + counts.stores_sent + counts.greets_sent
         sent = {one.name: one.network.bytes_sent for one in self.peers}
-        return _Meter(trio.current_time(), time.process_time(), sent, calls)
+        exchanged = {one.name: one.exchanged_bytes for one in self.peers}
+        return _Meter(trio.current_time(), time.process_time(), sent, exchanged, calls)
 
     def _epochs(self) -> dict[int, _Epoch]:
         found: dict[int, _Epoch] = {}
@@ -285,6 +288,7 @@ class _Run:
             epoch.digests.add(step.digest)
             epoch.histories.add(step.history)
             epoch.made_at.append(step.at)
+            epoch.samples = step.samples
         return dict(sorted(found.items()))
 
     def _figures(self, before: int, start: int, begun: _Meter) -> Figures:
@@ -320,6 +324,7 @@ class _Run:
             "steps_with_forks": sum(number > 1 for number in histories.values()),
             "variants": list(variants.values()),
             "histories": list(histories.values()),
+            "counted_share": _rounded(self._counted_share(judged), 4),
             "share_in_step_min": _rounded(min(shares, default=None), 3),
             "share_in_step_p50": _rounded(median(shares) if shares else None, 3),
             "shares": [round(share, 3) for share in shares],
@@ -347,6 +352,14 @@ class _Run:
             if together >= self.plan.target_samples:
                 break
         return [at - reached for at in epoch.made_at]
+
+    def _counted_share(self, judged: Sequence[_Epoch]) -> float | None:
+        """The share of all samples that were computed for these steps, and are in them."""
+        before = {one.number - 1 for one in judged}
+        computed = sum(
+            batch.samples for one in self.peers for batch in one.batches if batch.epoch in before
+        )
+        return sum(one.samples for one in judged) / computed if computed else None
 
     def _newcomers(self, judged: Sequence[_Epoch]) -> dict[str, Any]:
         """How many of the run's steps each of them saw, up to the first that it was in. One that
@@ -380,11 +393,16 @@ class _Run:
         seconds = max(1e-9, ended.at - begun.at)
         there = [one.name for one in self._living() if one.name in begun.calls]
         sent = [(ended.sent_bytes[name] - begun.sent_bytes[name]) / seconds for name in there]
+        control = [
+            sent_by - (ended.exchanged_bytes[name] - begun.exchanged_bytes[name]) / seconds
+            for name, sent_by in zip(there, sent, strict=True)
+        ]
         calls = [(ended.calls[name] - begun.calls[name]) / seconds for name in there]
         cpu = (ended.cpu_seconds - begun.cpu_seconds) * 1000 / seconds / self.plan.peers
         return {
             "calls_per_s_p50": _rounded(median(calls) if calls else None, 1),
             "sent_bytes_per_s_p50": _rounded(median(sent) if sent else None, 0),
+            "control_bytes_per_s_p50": _rounded(median(control) if control else None, 0),
             "hottest_bytes_per_s": _rounded(max(sent, default=None), 0),
             "cpu_ms_per_s": round(cpu, 2),
             "virtual_seconds": round(trio.current_time(), 1),

@@ -179,6 +179,11 @@ class Trainer:
     def epoch(self) -> int:
         return self.lifecycle.life.epoch
 
+    @property
+    def exchanged_bytes(self) -> int:
+        """How many bytes of values it has sent in rounds."""
+        return 0 if self._averager is None else self._averager.statistics().bytes_sent
+
     def kill(self, *, silently: bool = False) -> None:
         self.alive, self.died = False, trio.current_time()
         self.world.crash(self.network, silently=silently)

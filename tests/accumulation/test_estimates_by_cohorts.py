@@ -1,0 +1,144 @@
+"""What a peer of a run by cohorts makes of the slots: who is expected, due, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from protocols.accumulation.claims import Credit
+from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
+from protocols.accumulation.progress_slot import ProgressSlot, is_sum, name_of_sum, publisher_of
+from protocols.identity import PeerId
+from protocols.moshpit.cohorts import cohort_of, in_order
+from tests.accumulation.progress_slots import slot
+
+RUN, COUNT, TARGET = "poem", 4, 400
+SETTINGS = ProgressSettings(TARGET, run=RUN)
+PEERS = [PeerId(f"peer-{number:02}") for number in range(24)]
+
+
+def cohort(number: int) -> list[PeerId]:
+    """The peers of a cohort, its head first."""
+    return in_order(RUN, (one for one in PEERS if cohort_of(RUN, one, COUNT) == number))
+
+
+HEADS = [cohort(number)[0] for number in range(COUNT)]
+OWN = msgspec.structs.replace(slot(10, 4.0), batch=4, batch_seconds=1.0, cohorts=COUNT)
+SUM = msgspec.structs.replace(OWN, samples=60, samples_per_second=24.0, peers=6)
+
+
+def seen_at(me: PeerId, **sums: ProgressSlot) -> dict[PeerId, Seen]:
+    """All slots that this peer reads, each just published."""
+    mine = cohort_of(RUN, me, COUNT)
+    found = {one: Seen(OWN, 0.0) for one in cohort(mine) if one != me}
+    for number, head in enumerate(HEADS):
+        if head != me:
+            found[name_of_sum(head)] = Seen(sums.get(f"of_{number}", SUM), 0.0)
+    return found
+
+
+def view(
+    me: PeerId, seen: Mapping[PeerId, Seen] | None = None, known: Known | None = None
+) -> Estimate:
+    known = known or Known(Credit(), me=me, cohorts=COUNT)
+    return estimate(seen_at(me) if seen is None else seen, OWN, SETTINGS, 0.0, known)
+
+
+def test_a_sum_has_a_name_of_its_own() -> None:
+    name = name_of_sum(HEADS[0])
+    assert is_sum(name)
+    assert not is_sum(HEADS[0])
+    assert publisher_of(name) == publisher_of(HEADS[0]) == HEADS[0]
+
+
+def test_the_samples_of_all_cohorts_count_and_only_the_own_one_is_expected() -> None:
+    member = cohort(1)[2]
+    found = view(member)
+    size = len(cohort(1))
+    assert found.samples == 10 * size + 60 * 3
+    assert found.expected == size
+    assert found.awaited == {one for one in cohort(1) if one != member}
+    assert found.cohort is not None
+    assert (found.cohort.number, found.cohort.count) == (1, COUNT)
+    assert found.cohort.heads == {head for head in HEADS if head not in cohort(1)}
+
+
+def test_only_heads_are_holders() -> None:
+    assert view(cohort(1)[2]).holders == set(HEADS)
+    assert view(HEADS[1]).holders == set(HEADS)
+
+
+def test_the_head_publishes_what_its_cohort_has_together() -> None:
+    found = view(HEADS[2])
+    size = len(cohort(2))
+    assert found.sum is not None
+    assert found.sum.peers == size
+    assert found.sum.cohorts == COUNT
+    assert found.sum.samples == 10 * size
+    assert all(view(one).sum is None for one in cohort(2)[1:])
+
+
+def test_batches_under_way_count_in_full_in_a_sum() -> None:
+    busy = msgspec.structs.replace(OWN, under_way=0.5)
+    seen = seen_at(HEADS[2])
+    seen[cohort(2)[1]] = Seen(busy, 0.0)
+    found = view(HEADS[2], seen)
+    assert found.sum is not None
+    assert found.sum.samples == 10 * len(cohort(2)) + 4
+
+
+def test_the_next_in_order_is_the_head_when_the_first_is_silent_or_idle() -> None:
+    me = cohort(2)[1]
+    assert view(me).sum is None
+    without = {peer: one for peer, one in seen_at(me).items() if peer != HEADS[2]}
+    assert view(me, without).sum is not None
+    idle = Known(Credit(), me=me, cohorts=COUNT, idle_heads=frozenset((HEADS[2],)))
+    assert view(me, known=idle).sum is not None
+
+
+def test_a_peer_that_can_only_dial_out_is_no_head() -> None:
+    me = cohort(2)[1]
+    seen = seen_at(me)
+    seen[HEADS[2]] = Seen(msgspec.structs.replace(OWN, client=True), 0.0)
+    assert view(me, seen).sum is not None
+
+
+def test_of_two_sums_of_one_cohort_the_newest_counts() -> None:
+    me = cohort(1)[2]
+    seen = seen_at(me)
+    seen[name_of_sum(cohort(3)[1])] = Seen(msgspec.structs.replace(SUM, samples=70), 0.5)
+    found = view(me, seen)
+    assert found.samples == 10 * len(cohort(1)) + 60 * 2 + 70
+    assert found.cohort is not None
+    assert cohort(3)[1] in found.cohort.heads
+    assert HEADS[3] not in found.cohort.heads
+
+
+def test_own_slots_of_another_cohort_do_not_count() -> None:
+    me = cohort(1)[2]
+    before = view(me)
+    after = view(me, seen_at(me) | {cohort(3)[1]: Seen(OWN, 0.0)})
+    assert (after.samples, after.expected) == (before.samples, before.expected)
+
+
+def test_heads_that_are_further_are_followed() -> None:
+    further = msgspec.structs.replace(SUM, epoch=SUM.epoch + 1, history=b"f" * 16)
+    me = cohort(1)[2]
+    found = view(me, seen_at(me, of_0=further, of_2=further))
+    assert found.behind is not None
+    assert set(found.behind.peers) == {HEADS[0], HEADS[2]}
+    alone = view(me, seen_at(me, of_0=further))
+    assert alone.behind is None, "one head may lie"
+
+
+def test_a_peer_of_a_run_without_cohorts_ignores_a_sum_of_its_epoch() -> None:
+    seen = {one: Seen(OWN, 0.0) for one in PEERS[:4]}
+    known = Known(Credit(), me=PEERS[5])
+    before = estimate(seen, OWN, SETTINGS, 0.0, known)
+    after = estimate(seen | {name_of_sum(PEERS[6]): Seen(SUM, 0.0)}, OWN, SETTINGS, 0.0, known)
+    assert (after.samples, after.expected, after.holders) == (
+        before.samples,
+        before.expected,
+        before.holders,
+    )
