@@ -3,7 +3,10 @@ eight have the same rules as groups of 64. Virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,11 +21,16 @@ from lab.simulate.virtual_trainer import (
     forks,
     trainer,
 )
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.events import StepTaken
 from protocols.identity import PeerId
 from protocols.moshpit.cohort_round import CohortRounds
 from protocols.moshpit.cohorts import cohort_of, in_order
 from protocols.moshpit.outcome import Outcome
 from protocols.testing.world import SimulatedWorld
+from tests.accumulation.test_one_line_of_steps import RUN as LINE
+from tests.accumulation.test_one_line_of_steps import batch, lines_of, optimizer_of
+from tests.accumulation.training_peers import training_world
 from tests.dht.members import simulated
 
 PEERS = 14
@@ -172,3 +180,50 @@ def idle_at(peer: PeerId) -> Callable[..., Awaitable[Outcome]]:
         return await plays(self, *arguments)
 
     return played
+
+
+@pytest.mark.slow
+def test_optimizers_in_threads_of_their_own_hold_the_same_parameters() -> None:
+    """Ten peers in groups of at most eight, with real gradients and codecs."""
+    settings = replace(LINE, target_batch=10 * 4 * 3, group_size=GROUP, codec="float16")
+    enough = threading.Event()
+    bridges: dict[int, Bridge] = {}
+    parameters: dict[int, dict[int, bytes]] = {number: {} for number in range(10)}
+
+    def train(bridge: Bridge, number: int) -> None:
+        bridges[number] = bridge
+        model, optimizer = optimizer_of(bridge)
+        while not enough.is_set():
+            batch(model, optimizer)
+            state = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
+            parameters[number][optimizer.epoch] = state
+            steps = steps_by_all(bridges)
+            if len(steps) >= 4:
+                enough.set()
+            time.sleep(0.1)  # the peer's speed
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(10, settings), train)
+
+    trio.run(main)
+    steps = steps_by_all(bridges)
+    assert len(steps) >= 4
+    for histories in lines_of(bridges.values()).values():
+        assert len(histories) == 1
+    for epoch in steps:
+        held = {found[epoch + 1] for found in parameters.values() if epoch + 1 in found}
+        assert len(held) == 1, epoch
+
+
+def steps_by_all(bridges: Mapping[int, Bridge]) -> set[int]:
+    """The epochs that ended with a step of all ten, by cohorts."""
+    made = [
+        {
+            event.epoch
+            for event in tuple(bridge.events)
+            if isinstance(event, StepTaken) and event.peers == 10 > len(event.members)
+        }
+        for bridge in tuple(bridges.values())
+    ]
+    return set.intersection(*made) if len(made) == 10 else set()
