@@ -30,13 +30,20 @@ from torch import Tensor
 
 from auth.bounded_map import BoundedMap
 from protocols.blocking import in_thread
-from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.errors import PotluckError, ProtocolMisuse, RemoteMisbehaviour
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
 from protocols.moshpit.encoded_result import encode_result, part_digests
 from protocols.moshpit.group import group_key
 from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds
-from protocols.moshpit.handing_down import Decision, HandingDown, NoDecision, Offered, Shelf
+from protocols.moshpit.handing_down import (
+    DecidedPart,
+    Decision,
+    HandingDown,
+    NoDecision,
+    Offered,
+    Shelf,
+)
 from protocols.moshpit.layout import Vector, digest_of_parts
 from protocols.moshpit.outcome import (
     Alone,
@@ -48,6 +55,7 @@ from protocols.moshpit.outcome import (
     Verdict,
 )
 from protocols.moshpit.request import RoundRequest
+from protocols.moshpit.roster import Terms
 from protocols.moshpit.settings import AveragerSettings
 from protocols.network import Network
 from protocols.rpc import Rpc
@@ -117,7 +125,7 @@ class CohortRounds:
                     if head == self._me:
                         return await self._as_head(mine, cohort, shelf)
                     try:
-                        return await self._from_head(mine, shelf, head)
+                        return await self._from_head(mine, cohort, shelf, head)
                     except NoDecision as error:
                         reason = error.what
                         break
@@ -176,19 +184,22 @@ class CohortRounds:
         request = replace(
             mine.request, expected=1 + len(cohort.heads), awaited=cohort.heads, cohort=None
         )
-        key = group_key(
-            self._run, request.epoch, HEADS_ROUND, f"{cohort.count}.heads", request.topic
-        )
         result = self._buffer(request.vector.values)
-        step = await self._rounds.run(GridRound(key, request, result, splits=False))
+        step = await self._rounds.run(
+            GridRound(self._heads_key(request, cohort), request, result, splits=False)
+        )
         self._note(step.statistics)
         outcome = self._outcome(mine, cohort, step, result)
         if not isinstance(outcome, Committed):
             reason = outcome.reason if isinstance(outcome, Discarded) else "No other head came."
             shelf.failed(NoDecision(f"The heads of the cohorts made no step: {reason}"))
         elif len(mine.members) > 1:
-            await self._offer(shelf, outcome, request)
+            await self._offer(shelf, step, outcome, request)
         return outcome
+
+    def _heads_key(self, request: RoundRequest, cohort: Cohort) -> str:
+        name = f"{cohort.count}.heads"
+        return group_key(self._run, request.epoch, HEADS_ROUND, name, request.topic)
 
     def _outcome(
         self, mine: CohortAverage, cohort: Cohort, step: GroupResult, result: Tensor
@@ -232,10 +243,13 @@ class CohortRounds:
             seen.add(number)
         return tuple(found)
 
-    async def _offer(self, shelf: Shelf, outcome: Committed, request: RoundRequest) -> None:
-        layout, cut = request.vector.layout, outcome.cut
-        if cut is None:
-            raise ProtocolMisuse("A committed round knows how its result was cut.")
+    async def _offer(
+        self, shelf: Shelf, step: GroupResult, outcome: Committed, request: RoundRequest
+    ) -> None:
+        group, cut, ballot = step.group, step.cut, step.ballot
+        if group is None or cut is None or ballot is None:
+            raise ProtocolMisuse("A committed round knows how its result was made.")
+        layout = request.vector.layout
         try:
             memory = await in_thread(encode_result, outcome.result, layout, cut)
             digests = await in_thread(part_digests, memory, layout, cut)
@@ -247,11 +261,19 @@ class CohortRounds:
                 NoDecision("The head encodes the result in another way than its reducers.")
             )
             return
-        shelf.offer(Offered(Decision.of(outcome, cut, digests), layout, memory))
+        places = tuple(sorted(group.roster.index_of(one) for one in outcome.members))
+        parts = (
+            DecidedPart(part.start, part.stop, said)
+            for part, said in zip(cut.parts, step.statements, strict=True)
+        )
+        decision = Decision(group.roster, places, ballot, tuple(parts), cut.chunk_bytes)
+        shelf.offer(Offered(decision, layout, memory))
 
     # -- at the other members
 
-    async def _from_head(self, mine: CohortAverage, shelf: Shelf, head: PeerId) -> Outcome:
+    async def _from_head(
+        self, mine: CohortAverage, cohort: Cohort, shelf: Shelf, head: PeerId
+    ) -> Outcome:
         """What the head hands down. NoDecision if its round made no step; any other error: it is
         lost."""
         patience = self._settings.matchmaking_seconds + self._settings.round_seconds
@@ -264,16 +286,38 @@ class CohortRounds:
             self._idle[head] = trio.current_time() + IDLE_SECONDS
             raise NoDecision("The others have gone on, and the cohort's head has no result.")
         assert said is not None
+        await self._check(said, mine.request, cohort, head)
         offered = await self._down.taken(mine.round_id, shelf, head, said, vector.layout)
         result = vector.values  # the cohort's average is not needed any more
         await in_thread(offered.decode, result)
         return Committed(
             result=result,
-            members=said.members,
+            members=said.heads,
             left_out=(),
             digest=said.digest,
-            weight=said.weight,
+            weight=said.weight(mine.request.most_weight),
             rounds=(mine.statistics,),
             cut=said.cut,
             peers=said.peers,
         )
+
+    async def _check(
+        self, said: Decision, request: RoundRequest, cohort: Cohort, head: PeerId
+    ) -> None:
+        """PotluckError unless the heads' round has made this result."""
+        layout = request.vector.layout
+        terms = Terms(
+            self._heads_key(request, cohort),
+            request.epoch,
+            layout.digest_in_chunks(self._settings.chunk_bytes),
+        )
+        try:
+            await said.check(terms, layout, cohort.heads)
+            if self._twice(said.heads, cohort.count):
+                raise RemoteMisbehaviour("It hands down a result with a cohort in it twice.")
+        except NoDecision:
+            raise
+        except PotluckError as error:
+            log.warning("%s, the head of this peer's cohort, lies: %s", head, error.what)
+            self._idle[head] = trio.current_time() + IDLE_SECONDS
+            raise

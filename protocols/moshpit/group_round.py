@@ -23,6 +23,7 @@ from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement import Timing
+from protocols.moshpit.ballots import Ballot, Statement
 from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE
 from protocols.moshpit.group import Group, Late, NeverListed, NobodyElse, NoGroup, Search
 from protocols.moshpit.layout import Layout, ResultCut
@@ -67,9 +68,9 @@ class GridRound:
 
 @dataclass(frozen=True)
 class GroupResult:
-    """How a round ended. The digest, the weight and number of all who are in the result, and how
-    that was cut are there when it was committed. `begun_without`: the members of a group that has
-    started without us."""
+    """How a round ended. The digest, the weight and number of all who are in the result, how that
+    was cut, and what its reducers have signed in which ballot are there when it was committed.
+    `begun_without`: the members of a group that has started without us."""
 
     statistics: RoundStatistics
     group: Group | None = None
@@ -78,6 +79,8 @@ class GroupResult:
     total_peers: int = 0
     begun_without: tuple[PeerId, ...] = ()
     cut: ResultCut | None = None
+    ballot: Ballot | None = None
+    statements: tuple[Statement, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -365,7 +368,17 @@ def _step(
     )
     total = float(sum(min(entries[member].weight, request.most_weight) for member in members))
     peers = sum(entries[member].peers for member in members)
-    return GroupResult(statistics, group, digest, total, peers, cut=finished.cut)
+    ballot = finished.verdict.attempt if isinstance(finished.verdict, Commit) else None
+    return GroupResult(
+        statistics,
+        group,
+        digest,
+        total,
+        peers,
+        cut=finished.cut,
+        ballot=ballot,
+        statements=finished.statements,
+    )
 
 
 def _averaged_bytes(

@@ -17,8 +17,7 @@ earlier. Such a call waits `HOLD_SECONDS` for it.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Final, Protocol
@@ -31,7 +30,8 @@ from auth.bounded_map import BoundedMap
 from protocols.errors import Busy, DeadlineExceeded, PotluckError, Refused, RemoteMisbehaviour
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.moshpit.ballots import LARGEST_GROUP, Digest, Member
+from protocols.moshpit.agreement_messages import Members
+from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Statement, digest_of_result
 from protocols.moshpit.encoded_result import chunks, decode_result, encoded_bytes
 from protocols.moshpit.layout import (
     LARGEST_CHUNK_BYTES,
@@ -41,11 +41,14 @@ from protocols.moshpit.layout import (
     PartCut,
     PartHash,
     ResultCut,
-    digest_of_parts,
 )
-from protocols.moshpit.outcome import Committed
-from protocols.moshpit.part_messages import ALLREDUCE_PROTOCOL, ROUND_ID_BYTES, STALL_SECONDS
-from protocols.moshpit.roster import LARGEST_WEIGHT, PeerText
+from protocols.moshpit.part_messages import (
+    ALLREDUCE_PROTOCOL,
+    ROUND_ID_BYTES,
+    STALL_SECONDS,
+    counts,
+)
+from protocols.moshpit.roster import Roster, Terms, check_with_pauses
 from protocols.network import Network
 from protocols.rpc import BulkMethod, Empty, Message, Method, Rpc, Transfer
 
@@ -56,8 +59,7 @@ HOLD_SECONDS: Final = 10.0  # an exchange may end that much later here than at t
 OPEN_SECONDS: Final = 6.0
 MOST_HELD: Final = 2 * LARGEST_GROUP
 SHELVES_KEPT: Final = 2  # each has the bytes of a result
-DECISION_BYTES: Final = 64 << 10
-LARGEST_RUN: Final = 1 << 20  # peers: a number that no honest head says
+DECISION_BYTES: Final = 128 << 10  # 350 for each head
 
 RoundId = Annotated[bytes, Meta(min_length=ROUND_ID_BYTES, max_length=ROUND_ID_BYTES)]
 Values = Annotated[int, Meta(ge=0, le=MOST_VALUES)]
@@ -78,49 +80,65 @@ class AskResult(Message, frozen=True):
 
 
 class DecidedPart(Message, frozen=True):
-    reducer: Member
+    """Values `start` up to `stop`, and what their reducer has signed."""
+
     start: Values
     stop: Values
-    digest: Digest
+    statement: Statement
 
 
 class Decision(Message, frozen=True):
-    """The result of the heads' round. `members`: the heads in it; `peers`: of how many peers the
-    data is in it."""
+    """The result of the heads' round, with the signatures that prove it: the heads' signed list,
+    and what the reducers have signed in this ballot. `members`: the places of those whose data is
+    in the result."""
 
-    digest: Digest
+    roster: Roster
+    members: Members
+    ballot: Ballot
     parts: Annotated[tuple[DecidedPart, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
     chunk_bytes: Annotated[int, Meta(ge=SMALLEST_CHUNK_BYTES, le=LARGEST_CHUNK_BYTES)]
-    weight: Annotated[float, Meta(ge=0.0, le=LARGEST_GROUP * LARGEST_WEIGHT)]
-    peers: Annotated[int, Meta(ge=1, le=LARGEST_RUN)]
-    members: Annotated[tuple[PeerText, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
-
-    @staticmethod
-    def of(outcome: Committed, cut: ResultCut, digests: Mapping[int, bytes]) -> Decision:
-        parts = (
-            DecidedPart(one.reducer, one.start, one.stop, digests[one.reducer]) for one in cut.parts
-        )
-        return Decision(
-            outcome.digest,
-            tuple(parts),
-            cut.chunk_bytes,
-            outcome.weight,
-            outcome.peers,
-            outcome.members,
-        )
 
     @property
     def cut(self) -> ResultCut:
-        parts = (PartCut(one.reducer, one.start, one.stop) for one in self.parts)
+        parts = (PartCut(one.statement.part, one.start, one.stop) for one in self.parts)
         return ResultCut(tuple(parts), self.chunk_bytes)
 
-    def check(self, layout: Layout) -> None:
-        """RemoteMisbehaviour unless this can be the result of a vector of this layout."""
-        digests = {one.reducer: one.digest for one in self.parts}
-        if not math.isfinite(self.weight) or not self.cut.covers(layout):
+    @property
+    def digest(self) -> bytes:
+        return digest_of_result(one.statement for one in self.parts)
+
+    @property
+    def heads(self) -> tuple[PeerId, ...]:
+        """Those whose data is in the result."""
+        return tuple(self.roster.entries[place].peer for place in self.members)
+
+    @property
+    def peers(self) -> int:
+        """Of how many peers the data is in the result."""
+        return sum(self.roster.entries[place].peers for place in self.members)
+
+    def weight(self, most_weight: float) -> float:
+        weights = (self.roster.entries[place].weight for place in self.members)
+        return float(sum(min(weight, most_weight) for weight in weights))
+
+    async def check(self, terms: Terms, layout: Layout, known: frozenset[PeerId]) -> None:
+        """PotluckError unless it was made by a round under these terms. NoDecision if most of the
+        heads that this peer knows were not listed in it: they may have died, or never heard of it.
+        """
+        roster, places = self.roster, range(len(self.roster.entries))
+        named = {*self.members, *(one.statement.part for one in self.parts)}
+        if not named <= set(places) or len(set(self.members)) < len(self.members):
+            raise RemoteMisbehaviour("It hands down a result of members that are not in its list.")
+        if not self.cut.covers(layout):
             raise RemoteMisbehaviour("It hands down a result of another vector.")
-        if digest_of_parts(digests) != self.digest:
-            raise RemoteMisbehaviour("It hands down parts that are not those of the result.")
+        if 2 * len(known - set(roster.members)) > len(known):
+            raise NoDecision("The head's round was without most of the heads that are known here.")
+        await check_with_pauses(roster, terms)
+        round_id = roster.round_id
+        for one in self.parts:
+            reducer = roster.entries[one.statement.part].peer
+            if not counts(reducer, round_id, self.ballot, one.statement):
+                raise RemoteMisbehaviour("It hands down a part that its reducer has not signed.")
 
 
 DECISION = Method(
@@ -243,7 +261,6 @@ class HandingDown:
         self, round_id: bytes, shelf: Shelf, head: PeerId, decision: Decision, layout: Layout
     ) -> Offered:
         """The result that this head has decided."""
-        decision.check(layout)
         ask = AskResult(round_id)
         parent = shelf.parent_of(self._me, head)
         try:
@@ -273,7 +290,7 @@ class HandingDown:
                     await transfer.receive_chunk_into(place)
                     digest.add(place)
                     end += len(place)
-                if digest.digest != said.digest:
+                if digest.digest != said.statement.digest:
                     raise RemoteMisbehaviour("It sent other bytes than those of the result.")
             await transfer.finish(Empty())
         return memory

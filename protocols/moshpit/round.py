@@ -138,12 +138,13 @@ class Course:
 @dataclass(frozen=True)
 class Finished:
     """A round that is over for this peer. `excluded`: why members are not in the last attempt.
-    `cut`: how the committed result was cut."""
+    `cut`: how the committed result was cut; `statements`: what its reducers have signed."""
 
     verdict: Verdict
     excluded: dict[int, Suspicion]
     course: Course
     cut: ResultCut | None = None
+    statements: tuple[Statement, ...] = ()
 
 
 async def run_round(shell: Shell, task: Task, buffers: Buffers) -> Finished:
@@ -181,6 +182,7 @@ class Round:
         self._course = Course()
         self._exchanges: dict[Ballot, trio.CancelScope] = {}
         self._cut: ResultCut | None = None  # of the last exchange that brought a result
+        self._statements: tuple[Statement, ...] = ()  # of the same
         self._one_exchange = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._buffers: Buffers | None = None
@@ -198,8 +200,10 @@ class Round:
             self._buffers = None  # the round is remembered for longer than its values
         assert self._verdict is not None
         self._course.idle.update(self._peers[member] for member in self._agreement.idle)
-        cut = self._cut if isinstance(self._verdict, Commit) else None
-        return Finished(self._verdict, dict(self._agreement.excluded), self._course, cut)
+        excluded = dict(self._agreement.excluded)
+        if not isinstance(self._verdict, Commit):
+            return Finished(self._verdict, excluded, self._course)
+        return Finished(self._verdict, excluded, self._course, self._cut, self._statements)
 
     async def _run(self) -> None:
         with self._shell.network.link_events() as events:
@@ -342,6 +346,7 @@ class Round:
             self._course.bytes_sent += report.bytes_sent
             self._course.bytes_received += report.bytes_received
             self._cut = result_cut(start.members, start.cuts, plan.chunk_bytes)
+            self._statements = report.statements
             self._agreement.exchange_done(
                 start.ballot,
                 report.result_digest,

@@ -171,18 +171,45 @@ def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -
     scenario()
 
 
+Lie = Callable[[Decision], Decision]
+replaced = msgspec.structs.replace
+
+
+def of_another_round(said: Decision) -> Decision:
+    return replaced(said, roster=replaced(said.roster, nonce=bytes(16)))
+
+
+def with_other_bytes(said: Decision) -> Decision:
+    first = said.parts[0]
+    changed = replaced(first.statement, digest=bytes(32))
+    return replaced(said, parts=(replaced(first, statement=changed), *said.parts[1:]))
+
+
+def of_another_ballot(said: Decision) -> Decision:
+    return replaced(said, ballot=replaced(said.ballot, number=said.ballot.number + 1))
+
+
+LIES: dict[str, Lie] = {
+    "a part less": lambda said: replaced(said, parts=said.parts[1:]),
+    "members that are not listed": lambda said: replaced(said, members=(*said.members, 200)),
+    "another round": of_another_round,
+    "bytes that no reducer has signed": with_other_bytes,
+    "another ballot": of_another_ballot,
+}
+
+
 @pytest.mark.slow
-def test_a_head_that_decides_nonsense_harms_its_own_cohort_only(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("lie", LIES)
+def test_a_head_that_hands_down(
+    lie: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It is named, and harms nobody but its own cohort."""
     liars: set[PeerId] = set()
     honest = HandingDown._decide
 
     async def decide(self: HandingDown, caller: Caller, request: AskResult) -> Decision:
         decision = await honest(self, caller, request)
-        if self._me not in liars:
-            return decision
-        return msgspec.structs.replace(decision, parts=decision.parts[1:])
+        return LIES[lie](decision) if self._me in liars else decision
 
     monkeypatch.setattr(HandingDown, "_decide", decide)
 
@@ -198,6 +225,8 @@ def test_a_head_that_decides_nonsense_harms_its_own_cohort_only(
         for one in await ended(cohort[1:], [events[one] for one in cohort[1:]]):
             assert isinstance(one.outcome, Discarded)
             assert one.outcome.in_doubt or one.outcome.begun_without
+        assert all(cohort[0].peer in one.averager.idle_heads for one in cohort[1:2])
+        assert f"{cohort[0].peer}, the head of this peer's cohort, lies" in caplog.text
 
     scenario()
 
