@@ -23,6 +23,7 @@ from protocols.credit.record import Page
 from protocols.identity import PeerId
 from protocols.testing.world import SimulatedWorld
 from tests.access.members import introduce, running_node, write_key
+from tests.credit.records import IDENTITIES
 from tests.homes import home_in
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS, until
@@ -149,6 +150,24 @@ async def test_a_person_who_has_left_is_in_the_leaderboard_by_name(tmp_path: Pat
         there.here = ()
         board = await keeper.board()
     assert {one["person"]: one["name"] for one in board["people"]}[ann.peer] == "Ann"
+
+
+async def test_a_server_of_experts_is_credited_by_the_trainer_that_it_served(
+    tmp_path: Path,
+) -> None:
+    server = IDENTITIES["S"].peer_id
+    async with a_run(tmp_path, "keeper", "ann") as (keeper, ann):
+        rows = [{server: 30, ann.peer: 10}, {}]
+        ann.session.take_served_rows = lambda: rows.pop(0)
+        brought = {keeper.peer: 0, ann.peer: 60}
+        keeper.session.happened(step(0, brought))
+        ann.session.happened(step(0, brought, own=60))
+        board = await keeper.board()
+        (helper, _) = board["helpers"]
+        assert (helper["person"], helper["served_samples"], helper["steps"]) == (server, 45, 1)
+        (check,) = (await ann.board(check=True))["checks"]
+        assert (check["people"], check["differences"], check["trouble"]) == (3, [], "")
+    assert rows == [{}], "only a step with samples of one's own takes the rows"
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ async def test_a_trainer_that_waits_for_experts_can_leave(tmp_path: Path) -> Non
         training_in(world, ENDLESS, "ann", tmp_path / "a", ORGANISER, sam.address) as ann,
     ):
         await ann.until("StepTaken")
+        assert sum(ann.session.take_served_rows().values()) > 0
         sam.stop()
         await ann.until("ExpertsMissing")
         ann.session.departure.leave()
