@@ -65,6 +65,8 @@ Above = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 OrNone = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Seconds = Annotated[float, Meta(gt=0.0, le=LONGEST_SECONDS)]
 
+LONGEST_WORDS = 120  # of a setting, where peers compare theirs
+
 MOST_GRIDS = 64  # mixtures of one model
 MOST_ACTIVE = 64  # experts of one example
 MOST_IN_FLIGHT = 64  # as in the paper; each is a thread with its activations
@@ -251,6 +253,12 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
             "average_parameters_every": self.averaging.parameters_every,
             "last_epoch": self.training.steps,
             "precision": self.training.precision,
+            "further": {}
+            if self.experts is None
+            else {
+                f"{key} below [experts]": _as_words(getattr(self.experts, key))
+                for key in OF_EXPERTS
+            },
         }
 
     def checkpoint_settings(self, folder: Path, model: Mapping[str, Any]) -> CheckpointSettings:
@@ -262,6 +270,14 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
         return CheckpointSettings(
             folder, self.checkpoints.every_seconds, policy, model, self.training.steps
         )
+
+
+def _as_words(value: object) -> str:
+    """A setting as a short text, which differs if the setting does."""
+    text = msgspec.json.encode(value, order="sorted")
+    if len(text) <= LONGEST_WORDS:
+        return text.decode()
+    return f"{text.decode()[:LONGEST_WORDS]}… ({blake3(text).hexdigest(length=8)})"
 
 
 def read_definition(text: bytes) -> RunDefinition:

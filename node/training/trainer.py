@@ -193,9 +193,12 @@ def _experts_of(
     section = definition.experts
     if section is None:
         return None
+    from node.run.experts import directory_name
     from protocols.experts import ExpertClient, ExpertDirectory, HostRecords, SwarmExperts
 
-    directory = options.experts or ExpertDirectory(node.network, node.dht, definition.name)
+    directory = options.experts or ExpertDirectory(
+        node.network, node.dht, directory_name(definition)
+    )
     client, records = ExpertClient(node.rpc), HostRecords()
     client.own = options.own_experts
     session.take_served_rows = records.take_rows

@@ -16,6 +16,7 @@ from node.run.definition import (
 )
 from node.run.experts import (
     call_bytes,
+    directory_name,
     grids,
     maker,
     most_experts,
@@ -24,6 +25,7 @@ from node.run.experts import (
     server_bytes,
 )
 from node.run.template import new_definition
+from protocols.accumulation.training_description import LONGEST_SETTING
 from protocols.errors import ProtocolMisuse
 from protocols.experts import ExpertGrid, Uid
 from tests.runs.definitions import TEXT as WITHOUT
@@ -92,6 +94,37 @@ def test_what_an_expert_takes_is_counted_from_its_tensors() -> None:
 )
 def test_other_experts_are_another_way_of_training(old: str, new: str, told: list[str]) -> None:
     assert incompatible_parts(DEFINITION, read_definition(changed(old, new))) == told
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "other_experts", "trains_apart"),
+    [
+        ("sizes = [2, 3]", "sizes = [2, 4]", True, True),
+        ('["ffn0", "ffn1"]', '["ffn0", "ffn2"]', True, True),
+        ("inner = [8]", "inner = [9]", True, True),
+        ("k = 2", "k = 3", False, True),
+        ("[training]\n", "[training]\nseed = 1\n", True, False),
+        ('codec = "none"', 'codec = "float16"', False, False),
+    ],
+    ids=["sizes", "grids", "network", "k", "seed", "codec"],
+)
+def test_members_with_other_experts_under_one_name_do_not_mix(
+    old: str, new: str, other_experts: bool, trains_apart: bool
+) -> None:
+    other = read_definition(changed(old, new))
+    assert (directory_name(other) != directory_name(DEFINITION)) == other_experts
+    mine, theirs = (one.optimizer_options()["further"] for one in (DEFINITION, other))
+    assert (mine != theirs) == trains_apart
+
+
+def test_a_long_difference_between_networks_is_not_cut_off() -> None:
+    deep = read_definition(changed("inner = [8]", f"inner = {[8] * 60}"))
+    deeper = read_definition(changed("inner = [8]", f"inner = {[8] * 61}"))
+    words = {
+        one.optimizer_options()["further"]["network below [experts]"] for one in (deep, deeper)
+    }
+    assert len(words) == 2
+    assert max(map(len, words)) < LONGEST_SETTING
 
 
 def test_a_run_that_gets_experts_is_another_one() -> None:

@@ -273,12 +273,13 @@ async def _experts_of(
     if prepared.definition.experts is None:
         yield None
         return
-    from node.run.experts import grids
+    from node.run.experts import directory_name, grids
     from node.training.census import EXPERTS_LIST
     from node.training.serving import WatchedExperts, open_serving
     from protocols.experts import ExpertDirectory
 
-    directory = ExpertDirectory(node.network, node.dht, part.run)
+    name = directory_name(prepared.definition)
+    directory = ExpertDirectory(node.network, node.dht, name)
     experts = WatchedExperts(directory, part.run, grids(prepared.definition))
     session.experts = experts.view
     node.control.add(EXPERTS_LIST, experts.answer_list)
@@ -466,7 +467,7 @@ def _plan_of(
         run=part.run,
         grids=all_grids,
         make=make,
-        folder=experts_folder(node.configuration.places, part.run, part.organiser),
+        folder=experts_folder(node.configuration.places, part.organiser, definition),
         settings=HostSettings(most, uids, checkpoint_seconds, largest_copies_bytes=copies),
         memory_bytes=most * each + REQUESTS_BYTES if most else 0,
         disk_bytes=most * saved + copies,
