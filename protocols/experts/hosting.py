@@ -86,6 +86,12 @@ SHORTEST_PAUSE_SECONDS: Final = 0.1  # between two decisions to take experts
 LONGEST_WAIT_SECONDS: Final = 8.0
 """Servers that see an orphan wait for different times up to this, so that mostly one takes it."""
 
+HANDING_ON_SECONDS: Final = 20.0
+"""A server that is paused sends its newest copies for at most so long, and then withdraws. Others
+still take its experts over within a minute."""
+
+RESUMING_SECONDS: Final = 5.0  # to see which experts others have taken over meanwhile
+
 TAKEN_AT_ONCE: Final = 4  # experts: each takes memory twice for a moment, and a transfer
 FETCHING_SECONDS: Final = 600.0  # for all tries to get the copy of one expert
 MOST_FAILED_FETCHES: Final = 3  # of a copy at a keeper that does not answer
@@ -309,11 +315,12 @@ class ExpertHost:
         self._hosted: dict[Uid, _Hosted] = {}
         self._taking: set[Uid] = set()
         self._leaving = False
+        self._pauses = self._withdrawn = False
         self._vacancies = Vacancies(self._me)
         self._failed_fetches = BoundedMap[tuple[Uid, PeerId], int](REMEMBERED)
         self._renewed_at: dict[Uid, float] = {}
         self._hosts_changed, self._copies_changed = _Signal(), _Signal()
-        self._saves_changed = _Signal()
+        self._saves_changed, self._pause_changed = _Signal(), _Signal()
         serve_experts(rpc, runtime)
         self._keeper = CopyKeeper(
             rpc,
@@ -332,7 +339,7 @@ class ExpertHost:
 
     @property
     def paused(self) -> bool:
-        return self.runtime.paused
+        return self._pauses
 
     def hosted(self) -> tuple[HostedExpert, ...]:
         return tuple(
@@ -349,14 +356,15 @@ class ExpertHost:
         )
 
     def pause(self) -> None:
-        """Withdraw from the directory, and answer Busy. After half a minute others take over."""
-        self.runtime.paused = True
-        self._hosts_changed.set()
+        """Answer Busy, send the newest copies, and withdraw from the directory. Then others take
+        over."""
+        self._pauses = self.runtime.paused = True
+        self._pause_changed.set()
 
     def resume(self) -> None:
         """Serve again what no other server has taken over."""
-        self.runtime.paused = False
-        self._hosts_changed.set()
+        self._pauses = False
+        self._pause_changed.set()
 
     async def leave(self, seconds: float) -> None:
         """Stop serving, save all experts, and send their last copies, within this time; returns
@@ -365,6 +373,11 @@ class ExpertHost:
         self._leaving = True
         for uid in self._hosted:
             self.runtime.remove(uid)
+        await self._hand_on(seconds)
+        self._hosted.clear()
+
+    async def _hand_on(self, seconds: float) -> None:
+        """Save all experts and send their copies, within this time."""
         limit = trio.CapacityLimiter(PUSHED_AT_ONCE)
 
         async def send(copy: KeptCopy) -> None:
@@ -372,12 +385,11 @@ class ExpertHost:
                 await self._send(copy)
 
         with trio.move_on_after(seconds):
-            copies = [await self._save(uid, one) for uid, one in self._hosted.items()]
+            copies = [await self._save(uid, one) for uid, one in list(self._hosted.items())]
             async with trio.open_nursery() as nursery:
                 for copy in copies:
                     if copy is not None:
                         nursery.start_soon(send, copy)
-        self._hosted.clear()
 
     # -- the tasks
 
@@ -397,13 +409,14 @@ class ExpertHost:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_announcing)
             nursery.start_soon(self._keep_announcing_copies)
+            nursery.start_soon(self._keep_pausing)
             nursery.start_soon(self._keep_taking)
             nursery.start_soon(self._keep_saving)
             nursery.start_soon(self._keep_sweeping)
 
     async def _keep_announcing(self) -> None:
         await self._directory.keep_announcing(
-            lambda: () if self.paused else self._hosted.keys(),
+            lambda: () if self._withdrawn else self._hosted.keys(),
             lambda: self.load,
             self._lose,
             self._hosts_changed.wait,
@@ -412,6 +425,28 @@ class ExpertHost:
     async def _keep_announcing_copies(self) -> None:
         await self._copies.keep_announcing(
             self._keeper.kept, lambda: 0.0, lambda _: None, self._copies_changed.wait
+        )
+
+    async def _keep_pausing(self) -> None:
+        while True:
+            await self._pause_changed.wait()
+            if self._pauses:
+                await self._hand_on(HANDING_ON_SECONDS)
+            elif self._withdrawn:
+                with trio.move_on_after(RESUMING_SECONDS):
+                    await self._lose_what_others_host()
+            self._withdrawn = self.runtime.paused = self._pauses
+            self._hosts_changed.set()
+
+    async def _lose_what_others_host(self) -> None:
+        """Otherwise trainers would call both servers until the announcements are compared."""
+        below = await self._directory.read({uid.parent for uid in self._hosted})
+        self._lose(
+            [
+                uid
+                for uid in self._hosted
+                if any(host.peer != self._me for host in below[uid.parent].get(uid.cells[-1], ()))
+            ]
         )
 
     async def _keep_taking(self) -> None:

@@ -333,6 +333,49 @@ async def test_others_take_over_what_a_server_has_paused(cast: Cast) -> None:
 
 
 @staged
+async def test_a_server_that_is_paused_loses_no_step_and_has_none_of_its_experts_afterwards(
+    cast: Cast,
+) -> None:
+    paused, trainer = await cast.server(4), await cast.trainer()
+    await paused.hosting(4)
+    others = [await cast.server(8) for _ in range(2)]
+    await until(lambda: len(whose(others)) == 12, MINUTE)
+    experts = paused.uids()
+    await trainer.train_all(paused)
+    await saved(paused)
+    await trainer.train_all(paused, steps=2)  # of which no copy was sent
+    paused.host.pause()
+    began = trio.current_time()
+    await until(lambda: set(experts) <= set(whose(others)), MINUTE)
+    assert {origins(whose(others)[uid])[uid] for uid in experts} == {("taken over", 3)}
+    await until(lambda: trainer.finds_all(), began + MINUTE - trio.current_time())
+    paused.host.resume()
+    ended = trio.current_time() + MINUTE
+    while trio.current_time() < ended:
+        below = await trainer.directory.read({uid.parent for uid in experts})
+        for uid in experts:
+            hosts = [host.peer for host in below[uid.parent][uid.cells[-1]]]
+            assert hosts == [whose(others)[uid].peer], "one host at every moment"
+        await trio.sleep(0.3)
+    assert len(paused.told(ExpertLost)) == len(experts)
+    assert not set(paused.uids()) & set(experts)
+
+
+@staged
+async def test_a_server_that_was_paused_for_a_moment_goes_on(cast: Cast) -> None:
+    server, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await server.hosting(1)
+    await trainer.train(server, UID)
+    for _ in range(3):
+        server.host.pause()
+        server.host.resume()
+    await trio.sleep(1.0)
+    await trainer.train(server, UID)
+    assert server.told(ExpertLost) == []
+    assert server.host.hosted()[0].steps == 2
+
+
+@staged
 async def test_a_node_calls_its_own_experts_without_a_network(cast: Cast) -> None:
     server = await cast.server(1, [UID])
     await server.hosting(1)
