@@ -6,10 +6,10 @@
 
 A host begins with the experts that it had before, if nobody has taken them over, and then takes
 free cells (allocation.py). It saves each expert every `checkpoint_seconds`, and sends the copy to
-two other servers (keepers.py). When a server dies, its slots in the directory expire, and its
-experts are *orphans*: copies without a host. Every server with room looks for orphans every few
-seconds, waits for a time that depends on the expert and on the server, looks again, and takes the
-expert over from the newest copy. So mostly one server takes it; if two do, the directory decides
+other servers (keepers.py). When a server dies, its slots in the directory expire, and its experts
+are *orphans*: copies without a host. Every server with room looks for orphans every few seconds,
+waits for a time that depends on the expert and on the server, looks again, and takes the expert
+over from the newest copy. So mostly one server takes it; if two do, the directory decides
 who keeps it, and the other one stops.
 
 Promises:
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ from protocols.experts.directory import (
 )
 from protocols.experts.grid import ExpertGrid, Uid, WrongUid
 from protocols.experts.keepers import (
+    KEEPERS,
+    LEAST_KEEPERS,
+    MOST_SENDING_SHARE,
     MOST_TRIES,
     PUSHED_AT_ONCE,
     CopyKeeper,
@@ -102,7 +106,7 @@ STALE_COPY_SECONDS: Final = 900.0
 now. A copy of an orphan is never dropped."""
 SWEEP_SECONDS: Final = 60.0
 REMEMBERED: Final = 4096
-MOST_ASKED: Final = 16  # keepers of one copy: two, and those that kept it before
+MOST_ASKED: Final = 16  # keepers of one copy: three, and those that kept it before
 
 Origin = Literal["new", "own copy", "taken over"]
 Maker = Callable[[Uid], ExpertBackend]
@@ -242,6 +246,23 @@ class Vacancies:
         return min(self._due.values(), default=math.inf)
 
 
+class SendingShare:
+    """How much of the last interval was spent on sending copies. Pure: the time is an argument."""
+
+    def __init__(self, interval_seconds: float) -> None:
+        self._interval = interval_seconds
+        self._sent: deque[tuple[float, float]] = deque()  # from when to when
+
+    def note(self, began: float, now: float) -> None:
+        self._sent.append((began, now))
+
+    def at(self, now: float) -> float:
+        since = now - self._interval
+        while self._sent and self._sent[0][1] <= since:
+            self._sent.popleft()
+        return sum(ended - max(began, since) for began, ended in self._sent) / self._interval
+
+
 # ---- the host
 
 
@@ -317,6 +338,7 @@ class ExpertHost:
         self._leaving = False
         self._pauses = self._withdrawn = False
         self._vacancies = Vacancies(self._me)
+        self._sending = SendingShare(settings.checkpoint_seconds)
         self._failed_fetches = BoundedMap[tuple[Uid, PeerId], int](REMEMBERED)
         self._renewed_at: dict[Uid, float] = {}
         self._hosts_changed, self._copies_changed = _Signal(), _Signal()
@@ -382,7 +404,7 @@ class ExpertHost:
 
         async def send(copy: KeptCopy) -> None:
             async with limit:
-                await self._send(copy)
+                await self._send(copy, LEAST_KEEPERS)
 
         with trio.move_on_after(seconds):
             copies = [await self._save(uid, one) for uid, one in list(self._hosted.items())]
@@ -478,7 +500,10 @@ class ExpertHost:
                     one.save_at = trio.current_time() + self._settings.checkpoint_seconds
                     copy = await self._save(uid, one)
                     if copy is not None:
-                        await self._send(copy)
+                        began = trio.current_time()
+                        has_time = self._sending.at(began) < MOST_SENDING_SHARE
+                        await self._send(copy, KEEPERS if has_time else LEAST_KEEPERS)
+                        self._sending.note(began, trio.current_time())
 
     async def _keep_sweeping(self) -> None:
         while True:
@@ -647,9 +672,10 @@ class ExpertHost:
         one.saved = trio.current_time()
         return copy
 
-    async def _send(self, copy: KeptCopy) -> None:
+    async def _send(self, copy: KeptCopy, keepers_wanted: int) -> None:
         """Send a copy to its keepers."""
-        keepers = await push(self._rpc, copy, self._store, await self._servers())
+        servers = await self._servers()
+        keepers = await push(self._rpc, copy, self._store, servers, keepers_wanted)
         self._tell(ExpertSaved(copy.uid, copy.steps, keepers))
 
     async def _servers(self) -> set[PeerId]:

@@ -30,6 +30,7 @@ from protocols.experts.hosting import (
     LONGEST_WAIT_SECONDS,
     STALE_COPY_SECONDS,
     SWEEP_SECONDS,
+    SendingShare,
     Vacancies,
     cells_to_take,
     newest_first,
@@ -39,6 +40,7 @@ from protocols.experts.keepers import (
     COPY,
     KEEP,
     KEEPERS,
+    LEAST_KEEPERS,
     CopyOffer,
     CopyOpening,
     CopyRefused,
@@ -415,6 +417,37 @@ async def test_each_checkpoint_is_sent_to_the_first_servers_in_the_expert_s_orde
 
 
 @staged
+async def test_a_keeper_that_has_died_is_replaced_with_the_next_copy(cast: Cast) -> None:
+    server, trainer = await cast.server(1, [UID]), await cast.trainer()
+    others = [await cast.server(1, [GRID.at(number)]) for number in range(5)]
+    await until(lambda: len(whose([server, *others])) == 6, MINUTE)
+    await trainer.train(server, UID)
+    await saved(server)
+    dead = next(one for one in others if one.peer == server.told(ExpertSaved)[-1].keepers[0])
+    dead.crash()
+    await trainer.train(server, UID)
+    await saved(server)
+    alive = [one.peer for one in others if one is not dead]
+    assert server.told(ExpertSaved)[-1].keepers == tuple(keepers_of(UID, alive)[:KEEPERS])
+
+
+@staged
+async def test_a_server_whose_link_has_no_time_for_three_copies_sends_two(cast: Cast) -> None:
+    server, trainer = await cast.server(1, [UID]), await cast.trainer()
+    others = [await cast.server(1, [GRID.at(number)]) for number in range(4)]
+    await until(lambda: len(whose([server, *others])) == 5, MINUTE)
+    await trainer.train(server, UID)
+    await saved(server)
+    assert len(server.told(ExpertSaved)[-1].keepers) == KEEPERS
+    now = trio.current_time()
+    server.host._sending.note(now, now + CHECKPOINT_SECONDS)  # as if it had just sent for so long
+    await saved(server)
+    assert len(server.told(ExpertSaved)[-1].keepers) == LEAST_KEEPERS
+    await saved(server, times=2)
+    assert len(server.told(ExpertSaved)[-1].keepers) == KEEPERS
+
+
+@staged
 async def test_a_disk_that_fails_is_told_and_serving_goes_on(cast: Cast) -> None:
     server, trainer = await cast.server(1, [UID]), await cast.trainer()
     await server.hosting(1)
@@ -719,6 +752,16 @@ def test_the_keepers_of_an_expert_stay_the_same_when_another_server_goes() -> No
             assert keepers_of(uid, left) == [peer for peer in order if peer != gone]
     firsts = {keepers_of(uid, PEERS)[0] for uid in map(GRID.at, range(GRID.cells))}
     assert len(firsts) > GRID.cells / 2, "they are spread"
+
+
+def test_the_share_of_sending_is_that_of_the_last_interval() -> None:
+    share = SendingShare(10.0)
+    assert share.at(100.0) == 0.0
+    share.note(98.0, 100.0)
+    share.note(101.0, 104.0)
+    assert share.at(104.0) == pytest.approx(0.5)
+    assert share.at(109.0) == pytest.approx(0.4), "of the first, one second is left"
+    assert share.at(115.0) == 0.0
 
 
 def test_servers_wait_for_different_times_before_they_take_an_orphan() -> None:

@@ -66,10 +66,10 @@ def test_an_expert_learns_as_the_definition_says() -> None:
     assert backend.rows.shape == (16,)
     assert backend.max_norm == 1.0
     assert backend.optimizer is not None
-    assert backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)  # a third, in warm-up
+    assert backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.004 / 3)  # in warm-up
     before = [one.detach().clone() for one in backend.network.parameters()]
     backend.backward(torch.ones(3, 16), torch.ones(3, 16))
-    assert backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.002)
+    assert backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.004 * 2 / 3)
     assert any(
         not torch.equal(one, old)
         for one, old in zip(backend.network.parameters(), before, strict=True)
@@ -88,7 +88,7 @@ def test_what_an_expert_takes_is_counted_from_its_tensors() -> None:
     [
         ("sizes = [2, 3]", "sizes = [2, 4]", ["sizes below [experts]"]),
         ("k = 2", "k = 3", ["k below [experts]"]),
-        ("inner = [8]", "inner = [9]", ["network below [experts]"]),
+        ("inner = [32]", "inner = [9]", ["network below [experts]"]),
         ('codec = "none"', 'codec = "float16"', []),
     ],
 )
@@ -101,7 +101,7 @@ def test_other_experts_are_another_way_of_training(old: str, new: str, told: lis
     [
         ("sizes = [2, 3]", "sizes = [2, 4]", True, True),
         ('["ffn0", "ffn1"]', '["ffn0", "ffn2"]', True, True),
-        ("inner = [8]", "inner = [9]", True, True),
+        ("inner = [32]", "inner = [9]", True, True),
         ("k = 2", "k = 3", False, True),
         ("[training]\n", "[training]\nseed = 1\n", True, False),
         ('codec = "none"', 'codec = "float16"', False, False),
@@ -118,8 +118,8 @@ def test_members_with_other_experts_under_one_name_do_not_mix(
 
 
 def test_a_long_difference_between_networks_is_not_cut_off() -> None:
-    deep = read_definition(changed("inner = [8]", f"inner = {[8] * 60}"))
-    deeper = read_definition(changed("inner = [8]", f"inner = {[8] * 61}"))
+    deep = read_definition(changed("inner = [32]", f"inner = {[8] * 60}"))
+    deeper = read_definition(changed("inner = [32]", f"inner = {[8] * 61}"))
     words = {
         one.optimizer_options()["further"]["network below [experts]"] for one in (deep, deeper)
     }
@@ -221,8 +221,8 @@ UNSUITABLE = {
         "[experts.network]: The expert is called 'feedforward', and there is none.",
     ),
     "an unknown key of an expert": (
-        "inner = [8]",
-        "iner = [8]",
+        "inner = [32]",
+        "iner = [32]",
         "There is no key 'iner' below [experts.network]. Did you mean inner?",
     ),
     "an optimizer that there is not": (
@@ -231,7 +231,7 @@ UNSUITABLE = {
         "[experts.optimizer]: The optimizer is called 'adam'",
     ),
     "experts that take sequences": (
-        'name = "feed-forward"\nwidth = 16\ninner = [8]',
+        'name = "feed-forward"\nwidth = 16\ninner = [32]',
         'name = "transformer"\nwidth = 16\nsequence = 16\nheads = 2\ninner = 8',
         "[model]: The experts of the kind transformer take sequences",
     ),
@@ -268,7 +268,7 @@ def test_calls_are_counted_as_they_travel() -> None:
 
 
 def test_a_server_holds_what_its_memory_has_room_for() -> None:
-    large = read_definition(changed("inner = [8]", "inner = [50000]"))
+    large = read_definition(changed("inner = [32]", "inner = [50000]"))
     held = most_experts(4 << 30, server_bytes(large))
     assert 0 < held * server_bytes(large) < 4 << 30
     assert most_experts(1 << 20, server_bytes(large)) == 0

@@ -429,8 +429,8 @@ def _built(
         return build_task(signed.definition, device=devices, peer=peer, trusted=part.trusted)
 
 
-COPIES_FOR_EACH = 4
-"""The disk for others' copies, in multiples of the own experts'. Each is kept at two others, and
+COPIES_FOR_EACH = 6
+"""The disk for others' copies, in multiples of the own experts'. Each is kept at three others, and
 with few servers some have more of them than others."""
 LEAST_COPIES_BYTES = 64 << 20
 
