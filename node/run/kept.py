@@ -47,8 +47,8 @@ def experts_folder(places: Places, organiser: str, definition: RunDefinition) ->
     """The folder for the experts that this machine serves, and for copies of others'. They exist
     nowhere else, or hardly anywhere, so they stay. Those of a definition with other experts are
     of no use for this one."""
-    folder = places.runs_folder / f"{definition.name}-{organiser}.experts"
-    return folder / definition.first_parameters[:16]
+    made_of = definition.first_parameters[:16]
+    return places.runs_folder / f"{definition.name}-{organiser}-{made_of}.experts"
 
 
 def kept_bytes(places: Places) -> int:

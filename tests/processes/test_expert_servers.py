@@ -71,6 +71,9 @@ async def test_a_run_with_experts_trains_while_servers_come_and_go(tmp_path: Pat
                 ):
                     await carol.until(ACCEPTED)
                     await until(see_whole_grids, PATIENCE_SECONDS)
+                    board = await ask(run.organiser.home, "leaderboard")
+                    served = {one["person"]: one["served_samples"] for one in board["helpers"]}
+                    assert max(served.values()) > 0, "carol has said who computed for her"
                     seen = await ask(carol.home, "status")
                     assert seen["training"]["experts"]["most"] > 0
                     await leaves_in_time(alice.child, signal.SIGINT, LEAVE_SECONDS)
