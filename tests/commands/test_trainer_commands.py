@@ -122,15 +122,6 @@ async def test_a_leaderboard_before_the_run_is_entered_says_that_it_is_too_early
     assert "looking for the others" in caught.value.why
 
 
-async def test_a_leaderboard_where_only_experts_are_served_says_where_to_ask(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    view = TrainerView(run="poem", phase=TrainerPhase.SERVING, serves_only=True)
-    with pytest.raises(NothingTrains, match="only serves experts of poem") as caught:
-        await said(tmp_path, capsys, "leaderboard", **{VIEW_KEY: view})
-    assert "a node of this run that trains" in caught.value.advice
-
-
 @pytest.mark.parametrize("words", ["leaderboard", "peers", "logs"])
 async def test_a_node_that_does_not_train_is_told_from_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str

@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "start`) for their sums and the records behind them, adds up the same records, and shows "
         "the differences. Exit code 1 if there are any, or if there is no peer to check. If this "
         "node is the only one that keeps the run, it says so, with exit code 0: its own table "
-        "comes from the records. Exit code 4 if no node trains here.",
+        "comes from the records. Exit code 4 if no node trains or serves experts here.",
         example="potluck leaderboard\npotluck leaderboard --check\npotluck leaderboard --json",
     )
     parser.add_argument(

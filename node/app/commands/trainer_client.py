@@ -60,12 +60,6 @@ def _not_yet(socket: Path) -> NothingTrains | None:
         view = ask_once(socket, VIEW)
     except PotluckError:
         return None
-    if view["serves_only"]:
-        return NothingTrains(
-            f"The node that runs here only serves experts of {view['run']}.",
-            why="It does not train, so it knows of no steps, and keeps no records.",
-            advice="Ask at a node of this run that trains; it has this node's part, too.",
-        )
     return NothingTrains(
         f"The node that runs here has not entered {view['run']} yet.",
         why=f"It is {view['phase']}: {view['doing']}.",

@@ -504,7 +504,12 @@ class CreditService:
         checks = (
             await self._checking().check(self._keepers_here()) if arguments.get("check") else ()
         )
-        await answer(await in_thread(self._add_up, asked, unheard, checks))
+        names = {
+            self._identity.peer_id: self._session.name,
+            **self._names,
+            **{PeerId(one.peer): one.said_name for one in self._session.view().peers},
+        }
+        await answer(await in_thread(self._add_up, asked, unheard, checks, names))
 
     async def _gather(self, only: Collection[PeerId] = ()) -> tuple[int, dict[PeerId, str]]:
         """Fetch the pages of these peers, or of all that can be reached."""
@@ -555,7 +560,13 @@ class CreditService:
             seen_by=self._identity.peer_id,
         )
 
-    def _add_up(self, asked: int, unheard: dict[PeerId, str], checks: tuple[Check, ...]) -> Board:
+    def _add_up(
+        self,
+        asked: int,
+        unheard: dict[PeerId, str],
+        checks: tuple[Check, ...],
+        names: dict[PeerId, str],
+    ) -> Board:
         member, me = self._node.membership, self._identity.peer_id
         records = records_of(self._keyring, self._shelf.pages())
         persons = persons_of(records, None if member is None else member.access.shown_by)
@@ -577,11 +588,7 @@ class CreditService:
             unheard={str(peer): why for peer, why in unheard.items()},
             keeps=self._keeps,
             checks=checks,
-            names={
-                me: self._session.name,
-                **self._names,
-                **{PeerId(one.peer): one.said_name for one in self._session.view().peers},
-            },
+            names=names,
         )
 
     @property

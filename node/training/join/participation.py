@@ -259,7 +259,9 @@ async def _train(
 
         caps = watched.caps
         meter = TrafficMeter(caps.upload_bytes_per_second, caps.download_bytes_per_second)
-        await serve_until_left(node, session, meter)
+        terms = _credit_terms(part, prepared.definition)
+        async with open_credit(node, session, terms, keeps=False):
+            await serve_until_left(node, session, meter)
     left = Left(0, 0, round(session.seconds, 3), expert_rows=session.expert_rows)
     session.happened(left)
     return left
@@ -303,12 +305,16 @@ async def _train_samples(
 ) -> Left:
     from node.training.trainer import train_run
 
-    training = prepared.definition.training
-    session.steps = training.steps
-    samples = training.batch * training.local_steps  # of a round, which is a step here
-    terms = CreditTerms(f"{part.run}/{part.organiser}", samples, training.steps)
+    session.steps = prepared.definition.training.steps
+    terms = _credit_terms(part, prepared.definition)
     async with open_credit(node, session, terms, keeps=part.checkpoints is not None):
         return await train_run(node, prepared.definition, ready.task, options, session)
+
+
+def _credit_terms(part: Participation, definition: RunDefinition) -> CreditTerms:
+    training = definition.training
+    samples = training.batch * training.local_steps  # of a round, which is a step here
+    return CreditTerms(f"{part.run}/{part.organiser}", samples, training.steps)
 
 
 def _options(
