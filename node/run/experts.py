@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     """The network has a `row_shape`, as those of models/experts.py."""
     Trusted = Mapping[str, Path]
 
-NAME_DIGITS: Final = 16  # of a hash: nobody gains by two definitions with the same
 NOTHING: Final[Mapping[str, Path]] = MappingProxyType({})
 
 
@@ -61,8 +60,8 @@ def grids(definition: RunDefinition) -> tuple[ExpertGrid, ...]:
 
 def directory_name(definition: RunDefinition) -> str:
     """Under which name the run's experts are announced. Servers and trainers whose definitions have
-    other grids or networks under the same run's name do not find each other."""
-    return f"{definition.name}/{definition.first_parameters[:NAME_DIGITS]}"
+    another kind of experts under the same run's name do not find each other."""
+    return f"{definition.name}/{definition.kind_of_experts}"
 
 
 def network_builder(definition: RunDefinition, trusted: Trusted = NOTHING) -> NetworkBuilder:

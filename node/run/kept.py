@@ -47,8 +47,8 @@ def experts_folder(places: Places, organiser: str, definition: RunDefinition) ->
     """The folder for the experts that this machine serves, and for copies of others'. They exist
     nowhere else, or hardly anywhere, so they stay. Those of a definition with other experts are
     of no use for this one."""
-    made_of = definition.first_parameters[:16]
-    return places.runs_folder / f"{definition.name}-{organiser}-{made_of}.experts"
+    kind = definition.kind_of_experts
+    return places.runs_folder / f"{definition.name}-{organiser}-{kind}.experts"
 
 
 def kept_bytes(places: Places) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -28,10 +30,12 @@ from node.run.template import new_definition
 from protocols.accumulation.training_description import LONGEST_SETTING
 from protocols.errors import ProtocolMisuse
 from protocols.experts import ExpertGrid, Uid
+from protocols.experts.copies import CopyForm, CopyStore, restore, take_snapshot
 from tests.runs.definitions import TEXT as WITHOUT
 from tests.runs.expert_definitions import TEXT, changed
 
 DEFINITION = read_definition(TEXT)
+LOWER_RATE = '[experts.optimizer]\nname = "adamw"\nlr = 0.001\nbetas = [0.8, 0.9]'
 UID = Uid("ffn0", (1, 2))
 
 
@@ -103,10 +107,25 @@ def test_other_experts_are_another_way_of_training(old: str, new: str, told: lis
         ('["ffn0", "ffn1"]', '["ffn0", "ffn2"]', True, True),
         ("inner = [32]", "inner = [9]", True, True),
         ("k = 2", "k = 3", False, True),
+        ('[experts.optimizer]\nname = "adamw"', '[experts.optimizer]\nname = "lamb"', True, True),
+        ('[experts.schedule]\nname = "constant"\nwarmup = 2\n', "", True, True),
+        ('[experts.optimizer]\nname = "adamw"\nlr = 0.004', LOWER_RATE, False, False),
+        ("warmup = 2", "warmup = 3", False, False),
         ("[training]\n", "[training]\nseed = 1\n", True, False),
         ('codec = "none"', 'codec = "float16"', False, False),
     ],
-    ids=["sizes", "grids", "network", "k", "seed", "codec"],
+    ids=[
+        "sizes",
+        "grids",
+        "network",
+        "k",
+        "optimizer",
+        "no schedule",
+        "rate",
+        "warmup",
+        "seed",
+        "codec",
+    ],
 )
 def test_members_with_other_experts_under_one_name_do_not_mix(
     old: str, new: str, other_experts: bool, trains_apart: bool
@@ -115,6 +134,32 @@ def test_members_with_other_experts_under_one_name_do_not_mix(
     assert (directory_name(other) != directory_name(DEFINITION)) == other_experts
     mine, theirs = (one.optimizer_options()["further"] for one in (DEFINITION, other))
     assert (mine != theirs) == trains_apart
+
+
+@pytest.mark.parametrize("schedule", [True, False])
+def test_a_copy_goes_on_with_the_settings_of_a_later_definition(
+    tmp_path: Path, schedule: bool
+) -> None:
+    last = '[experts.schedule]\nname = "constant"\nwarmup = 2\n'
+    text = TEXT if schedule else changed(last, "")
+    before, later = (
+        maker(read_definition(one))
+        for one in (
+            text,
+            text.replace(b'[experts.optimizer]\nname = "adamw"\nlr = 0.004', LOWER_RATE.encode()),
+        )
+    )
+    backend, store = before(UID), CopyStore(tmp_path, "me")
+    for _ in range(3):
+        backend.backward(torch.ones(3, 16), torch.ones(3, 16))
+    store.save(take_snapshot(backend), CopyForm(before(UID)))
+    again, form = later(UID), CopyForm(later(UID))
+    form.check(store.path(UID), UID)
+    restore(again, store.path(UID), form)
+    assert again.statistics.steps == 3
+    assert again.optimizer is not None
+    for group in again.optimizer.param_groups:
+        assert (group["lr"], group["betas"]) == (0.001, (0.8, 0.9))
 
 
 def test_a_long_difference_between_networks_is_not_cut_off() -> None:
