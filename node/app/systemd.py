@@ -1,5 +1,5 @@
-"""Units of systemd: the user's own, which runs `potluck join`, and the system's, which runs
-`potluck backbone`; and `systemctl`, which runs the user's.
+"""Units of systemd: the user's own, which runs `potluck join` or `potluck experts serve`, and the
+system's, which runs `potluck backbone`; and `systemctl`, which runs the user's.
 
 Both units are pure text. systemd starts them again when they fail, but not when they were told to
 leave, used wrongly (exit code 2) or refused (3): a retry would not help then. The user's starts
@@ -41,7 +41,7 @@ RESTART_SECONDS: Final = 15  # a machine that just woke up has a network by then
 UNIT: Final = """\
 # Written by `potluck service install`; `potluck service uninstall` removes it.
 [Unit]
-Description=potluck: trains in the run {run}
+Description=potluck: {does}
 StartLimitIntervalSec=0
 
 [Service]
@@ -125,18 +125,19 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class ServiceUnit:
-    """- `name`: without `.service`. - `command`: the program's absolute path, and its arguments.
+    """- `name`: without `.service`. - `does`: in words.
+    - `command`: the program's absolute path, and its arguments.
     - `variables`: the places of the node's home and settings, if not the platform's."""
 
     name: str
-    run: str
+    does: str
     command: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """WrongUse for a word that cannot be written in a unit."""
         return UNIT.format(
-            run=_escaped(self.run),
+            does=_escaped(self.does),
             command=_command(self.command),
             environment=_environment(self.variables),
             restart_seconds=RESTART_SECONDS,
@@ -291,7 +292,8 @@ def _escaped(text: str) -> str:
 SYSTEMCTL_SECONDS: Final = 60.0  # `disable --now` waits until the node has left
 ON_MACOS: Final = (
     "On macOS launchd does this: a LaunchAgent in ~/Library/LaunchAgents whose ProgramArguments "
-    "are the whole path of potluck, `join` and `--plain`; or keep `potluck join` in tmux."
+    "are the whole path of potluck, `join` (or `experts`, `serve`) and `--plain`; or keep it in "
+    "tmux."
 )
 ELSEWHERE: Final = (
     "Let this machine's service manager start `potluck join --plain`, or keep it in tmux."

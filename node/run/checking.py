@@ -124,6 +124,7 @@ def _contradictions_of_sections(definition: RunDefinition) -> Iterator[str]:
     from protocols.accumulation.options import check_options
 
     options = definition.optimizer_options()
+    del options["further"]  # which only has to be alike
     yield from _said_by(lambda: check_options(**options, auxiliary=False), "[training]")
     yield from _said_by(definition.collaboration_settings, "[averaging]")
     training = definition.training

@@ -65,6 +65,8 @@ Above = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 OrNone = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
 Seconds = Annotated[float, Meta(gt=0.0, le=LONGEST_SECONDS)]
 
+LONGEST_WORDS = 120  # of a setting, where peers compare theirs
+
 MOST_GRIDS = 64  # mixtures of one model
 MOST_ACTIVE = 64  # experts of one example
 MOST_IN_FLIGHT = 64  # as in the paper; each is a thread with its activations
@@ -211,6 +213,15 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
         made_of = msgspec.json.encode(parts, order="sorted")
         return blake3(made_of).hexdigest(length=16)
 
+    @property
+    def kind_of_experts(self) -> str:
+        """A fingerprint of everything that decides an expert's first weights, and what is in a copy
+        of one. Servers with different ones cannot take over from one another."""
+        shared = {} if self.experts is None else shared_by_experts(self.experts)
+        shared.pop("k below [experts]", None)  # of the trainers
+        made_of = msgspec.json.encode([self.first_parameters, shared], order="sorted")
+        return blake3(made_of).hexdigest(length=8)
+
     def collaboration_settings(
         self,
         *,
@@ -251,6 +262,11 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
             "average_parameters_every": self.averaging.parameters_every,
             "last_epoch": self.training.steps,
             "precision": self.training.precision,
+            "further": {}
+            if self.experts is None
+            else {
+                place: _as_words(value) for place, value in shared_by_experts(self.experts).items()
+            },
         }
 
     def checkpoint_settings(self, folder: Path, model: Mapping[str, Any]) -> CheckpointSettings:
@@ -262,6 +278,14 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
         return CheckpointSettings(
             folder, self.checkpoints.every_seconds, policy, model, self.training.steps
         )
+
+
+def _as_words(value: object) -> str:
+    """A setting as a short text, which differs if the setting does."""
+    text = msgspec.json.encode(value, order="sorted")
+    if len(text) <= LONGEST_WORDS:
+        return text.decode()
+    return f"{text.decode()[:LONGEST_WORDS]}… ({blake3(text).hexdigest(length=8)})"
 
 
 def read_definition(text: bytes) -> RunDefinition:
@@ -355,6 +379,20 @@ KEYS = {
 OF_EXPERTS = ("grids", "sizes", "network", "k")
 
 
+def shared_by_experts(section: ExpertsSection) -> dict[str, Any]:
+    """What all members have alike about experts, by its place. A copy of an expert has what the
+    optimizer and the schedule remember, so their kinds are part of it. Other settings are not."""
+    momentum = section.optimizer.get("momentum")
+    return {
+        **{f"{key} below [experts]": getattr(section, key) for key in OF_EXPERTS},
+        "name below [experts.optimizer]": section.optimizer.get("name"),
+        "momentum below [experts.optimizer]": "not set"
+        if momentum is None
+        else ("above 0" if momentum else "0"),
+        "[experts.schedule]": "missing" if section.schedule is None else "there",
+    }
+
+
 def incompatible_parts(before: RunDefinition, after: RunDefinition) -> list[str]:
     """The places in which these definitions differ so that their peers do not train together; empty
     if they do."""
@@ -365,10 +403,11 @@ def incompatible_parts(before: RunDefinition, after: RunDefinition) -> list[str]
             f"{key} below [{section}]" for key in keys if getattr(old, key) != getattr(new, key)
         ]
     if before.experts is not None and after.experts is not None:
+        theirs = shared_by_experts(after.experts)
         found += [
-            f"{key} below [experts]"
-            for key in OF_EXPERTS
-            if getattr(before.experts, key) != getattr(after.experts, key)
+            place
+            for place, value in shared_by_experts(before.experts).items()
+            if value != theirs[place]
         ]
     elif before.experts != after.experts:
         found.append("[experts]")

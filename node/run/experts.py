@@ -1,5 +1,6 @@
 """The experts of a run, from its `[experts]` section: what they are, and how a fresh one is made.
 
+    directory_name(definition)              # where they are announced
     grids(definition)                       # one ExpertGrid for each mixture of the model
     make = maker(definition, trusted)       # Maker: from a uid to its ExpertBackend
     server_bytes(definition, trusted)       # memory that a server needs for each expert
@@ -55,6 +56,12 @@ def grids(definition: RunDefinition) -> tuple[ExpertGrid, ...]:
     if section is None:
         return ()
     return tuple(ExpertGrid(name, section.sizes) for name in section.grids)
+
+
+def directory_name(definition: RunDefinition) -> str:
+    """Under which name the run's experts are announced. Servers and trainers whose definitions have
+    another kind of experts under the same run's name do not find each other."""
+    return f"{definition.name}/{definition.kind_of_experts}"
 
 
 def network_builder(definition: RunDefinition, trusted: Trusted = NOTHING) -> NetworkBuilder:

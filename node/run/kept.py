@@ -30,6 +30,7 @@ from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
     from node.core.places import Places
+    from node.run.definition import RunDefinition
     from node.run.signed import SignedDefinition
 
 
@@ -42,10 +43,12 @@ def fetching_folder(places: Places, run: str, organiser: str) -> Path:
     return places.runs_folder / f"{run}-{organiser}{_ENDING}"
 
 
-def experts_folder(places: Places, run: str, organiser: str) -> Path:
+def experts_folder(places: Places, organiser: str, definition: RunDefinition) -> Path:
     """The folder for the experts that this machine serves, and for copies of others'. They exist
-    nowhere else, or hardly anywhere, so they stay."""
-    return places.runs_folder / f"{run}-{organiser}.experts"
+    nowhere else, or hardly anywhere, so they stay. Those of a definition with other experts are
+    of no use for this one."""
+    kind = definition.kind_of_experts
+    return places.runs_folder / f"{definition.name}-{organiser}-{kind}.experts"
 
 
 def kept_bytes(places: Places) -> int:

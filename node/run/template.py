@@ -3,6 +3,8 @@
 The default is a small GPT on the source code of Python's standard library: no download, and two
 weak processor cores see the loss fall within a minute.
 
+`small_with_experts` is a smaller one with mixtures of experts.
+
 The text is for people; the structs in definition.py are what is read. A test checks that the text
 has every field of the structs with its default.
 """
@@ -10,6 +12,7 @@ has every field of the structs with its default.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -148,9 +151,59 @@ codec = "float16"
 """
 
 
+SMALL_WITH_EXPERTS = """\
+[run]
+name = "NAME"
+[model]
+name = "dmoe_gpt"
+size = "tiny"
+context = WIDTH
+width = WIDTH
+layers = 2
+heads = 2
+[optimizer]
+name = "adamw"
+lr = 0.004
+[training]
+batch = BATCH
+samples_at_once = 8
+[experts]
+grids = ["ffn0", "ffn1"]
+sizes = SIZES
+k = K
+[experts.network]
+name = "feed-forward"
+width = WIDTH
+inner = [INNER]
+[experts.optimizer]
+name = "adamw"
+lr = 0.004
+"""
+
+
 def new_definition(name: str) -> bytes:
     """The text for a new run of this name."""
     return TEMPLATE.replace('name = "NAME"', f'name = "{name}"', 1).encode()
+
+
+def small_with_experts(
+    name: str, *, batch: int, sizes: Sequence[int], k: int = 2, width: int = 32, **sections: str
+) -> str:
+    """A run with two mixtures that any machine trains, to try things with: for the demo, benches
+    and tests. `sections`: further lines of a section, such as `experts="max_norm = 1.0"`."""
+    given: dict[str, object] = {
+        "NAME": name,
+        "WIDTH": width,
+        "INNER": 2 * width,
+        "BATCH": batch,
+        "K": k,
+    }
+    given["SIZES"] = list(sizes)
+    text = re.sub(r"\b[A-Z]+\b", lambda word: str(given[word[0]]), SMALL_WITH_EXPERTS)
+    for section, lines in sections.items():
+        head = f"[{section}]\n"
+        text = text.replace(head, f"{head}{lines}\n") if head in text else f"{text}{head}{lines}\n"
+    return text
 
 
 def name_for(folder: Path) -> str:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from node.core.control import Answering
-from node.core.training_view import BatchView, ExpertsView, RunPeerView, TrafficView
+from node.core.training_view import ExpertsView
 from node.training.census import ExpertCensus, OwnExpert, take_census
 from node.training.happenings import (
     ExpertsLost,
@@ -40,6 +40,7 @@ from node.training.happenings import (
     ServingBegan,
 )
 from node.training.phases import NETWORK
+from protocols.errors import PotluckError
 from protocols.experts import ExpertDirectory, ExpertGrid, Uid
 
 if TYPE_CHECKING:
@@ -168,31 +169,6 @@ class WatchedExperts:
         )
 
 
-class WatchedServing:
-    """`Watched` (session.py) of a peer that serves experts and does not train."""
-
-    def __init__(self, meter: TrafficMeter) -> None:
-        self._meter = meter
-
-    def batch(self) -> BatchView:
-        return BatchView()
-
-    def peers(self) -> tuple[RunPeerView, ...]:
-        return ()
-
-    def traffic(self) -> TrafficView:
-        return self._meter.view()
-
-    def averaging(self) -> bool:
-        return False
-
-    def alone(self) -> bool:
-        return False
-
-    def samples_per_second(self) -> float | None:
-        return None
-
-
 @asynccontextmanager
 async def open_serving(
     rpc: Rpc, plan: ServingPlan, experts: WatchedExperts, session: TrainingSession
@@ -225,12 +201,13 @@ async def open_serving(
 
 
 async def serve_until_left(node: Node, session: TrainingSession, meter: TrafficMeter) -> None:
-    """For a peer that does not train: watch the network and the traffic until it is told to
-    leave."""
+    """For a peer that does not train: watch the network, the traffic and the trainers until it is
+    told to leave."""
     from node.training.network_watch import watch_network
     from node.training.trainer import TRAFFIC_SECONDS
+    from node.training.watched import WatchedServing
 
-    session.watched = WatchedServing(meter)
+    session.watched = watched = WatchedServing(node, session.run, meter)
 
     async def follow_the_traffic() -> None:
         while True:
@@ -238,11 +215,18 @@ async def serve_until_left(node: Node, session: TrainingSession, meter: TrafficM
             meter.note(trio.current_time(), traffic.sent_bytes, traffic.received_bytes)
             await trio.sleep(TRAFFIC_SECONDS)
 
+    async def follow_the_trainers() -> None:
+        while True:
+            with suppress(PotluckError):  # the network may be lost; it is looked again
+                session.account.epoch = await watched.look()
+            await trio.sleep(CENSUS_SECONDS)
+
     async def watch() -> None:
         await watch_network(node.network, node.dht, session, begins=False)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow_the_traffic)
+        nursery.start_soon(follow_the_trainers)
         nursery.start_soon(watch)
         await session.departure.until_wanted()
         session.happened(Leaving(session.departure.at_once))

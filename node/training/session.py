@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
@@ -63,6 +63,7 @@ from protocols.accumulation.events import (
     PlacesTaken,
     StepTaken,
 )
+from protocols.identity import PeerId
 
 LINES_KEPT: Final = 2_000
 """Events for `potluck logs`: some hours, at most half a megabyte."""
@@ -101,6 +102,8 @@ class TrainingSession:
         self.watched: Watched | None = None
         self.experts: Callable[[], ExpertsView] | None = None
         """The experts of the run, once it is known to have some."""
+        self.take_served_rows: Callable[[], Mapping[PeerId, int]] = dict
+        """The rows that each server of experts has computed for this peer since the last call."""
         self.lines: deque[tuple[float, str]] = deque(maxlen=LINES_KEPT)
         self.lines_told = 0
         self.left: Left | None = None

@@ -149,7 +149,7 @@ async def train_run(
         keeps_only=options.keeps_only,
         share=options.batch_share,
         position_file=options.position_file,
-        experts_of=_experts_of(node, definition, options),
+        experts_of=_experts_of(node, definition, options, session),
     )
     settings = definition.collaboration_settings(
         name=options.name,
@@ -186,16 +186,22 @@ async def train_run(
     return _left(session)
 
 
-def _experts_of(node: Node, definition: RunDefinition, options: TrainerOptions) -> ExpertsOf | None:
+def _experts_of(
+    node: Node, definition: RunDefinition, options: TrainerOptions, session: TrainingSession
+) -> ExpertsOf | None:
     """How each mixture of the model gets its experts, in a run with experts."""
     section = definition.experts
     if section is None:
         return None
+    from node.run.experts import directory_name
     from protocols.experts import ExpertClient, ExpertDirectory, HostRecords, SwarmExperts
 
-    directory = options.experts or ExpertDirectory(node.network, node.dht, definition.name)
+    directory = options.experts or ExpertDirectory(
+        node.network, node.dht, directory_name(definition)
+    )
     client, records = ExpertClient(node.rpc), HostRecords()
     client.own = options.own_experts
+    session.take_served_rows = records.take_rows
     return lambda grid: SwarmExperts(directory, client, grid, records, codec=section.codec)
 
 

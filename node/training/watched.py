@@ -20,7 +20,7 @@ from node.core.training_view import BatchView, RunPeerView, TrafficView
 from protocols.accumulation.collaboration import Collaboration
 from protocols.accumulation.events import Share, StepTaken, reduced_by
 from protocols.accumulation.progress import Estimate
-from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.accumulation.progress_slot import ProgressSlot, progress_key
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 
@@ -78,7 +78,7 @@ class WatchedTraining:
         found, slots = self._estimate(), self._collaboration.peers()
         ignored = {} if found is None else {one.peer: one.reason for one in found.ignored}
         names = sorted([*slots, *(peer for peer in ignored if peer not in slots)])
-        views = [self._peer(one, slots.get(one), ignored.get(one, "")) for one in names]
+        views = [peer_view(self._node, one, slots.get(one), ignored.get(one, "")) for one in names]
         return tuple(with_parts(views, self._last_shares()))
 
     def traffic(self) -> TrafficView:
@@ -109,34 +109,72 @@ class WatchedTraining:
         except PotluckError:  # nothing has entered yet, or it has ended
             return None
 
-    def _peer(self, peer: PeerId, slot: ProgressSlot | None, ignored: str) -> RunPeerView:
-        link = self._node.network.link(peer)
-        reach = "none" if link is None else link.way
-        trip = None if link is None else link.round_trip_seconds
-        view = RunPeerView(
-            peer=peer,
-            name=self._name(peer),
-            reach=reach,
-            round_trip_ms=None if trip is None else round(trip * 1000, 1),
-            ignored=ignored,
-        )
-        if slot is None:
-            return view
-        return msgspec.structs.replace(
-            view,
-            said_name=cleaned(slot.name),
-            role=slot.role,
-            keeps=slot.keeps,
-            epoch=slot.epoch,
-            samples=slot.samples,
-            samples_per_second=round(slot.samples_per_second, 3),
-        )
 
-    def _name(self, peer: PeerId) -> str:
-        """The peer's person, by the token it has shown us; empty in an open run, or before that."""
-        member = self._node.membership
-        shown = None if member is None else member.access.shown_by(peer)
-        return "" if shown is None else shown.username
+class WatchedServing:
+    """`Watched` of a peer that serves experts and does not train. trio's thread only.
+
+    It takes no part in the run's progress, and only reads what the trainers publish: for `peers`,
+    and because the leaderboard needs to know whom to ask, and how many steps there are.
+    """
+
+    def __init__(self, node: Node, run: str, meter: TrafficMeter) -> None:
+        self._node, self._run, self._meter = node, run, meter
+        self._slots: dict[PeerId, ProgressSlot] = {}
+
+    async def look(self) -> int:
+        """Read the trainers' progress. Returns the epoch that more than half of them have
+        reached, as they say; 0 if there are none."""
+        found = await self._node.dht.get(progress_key(self._run))
+        self._slots = {peer: entry.value for peer, entry in found.items()}
+        epochs = sorted(slot.epoch for slot in self._slots.values())
+        return epochs[(len(epochs) - 1) // 2] if epochs else 0
+
+    def batch(self) -> BatchView:
+        return BatchView()
+
+    def peers(self) -> tuple[RunPeerView, ...]:
+        return tuple(peer_view(self._node, peer, self._slots[peer]) for peer in sorted(self._slots))
+
+    def traffic(self) -> TrafficView:
+        return self._meter.view()
+
+    def averaging(self) -> bool:
+        return False
+
+    def alone(self) -> bool:
+        return False
+
+    def samples_per_second(self) -> float | None:
+        return None
+
+
+def peer_view(
+    node: Node, peer: PeerId, slot: ProgressSlot | None, ignored: str = ""
+) -> RunPeerView:
+    """A peer of the run, as it describes itself and as this node's links show it."""
+    link = node.network.link(peer)
+    reach = "none" if link is None else link.way
+    trip = None if link is None else link.round_trip_seconds
+    member = node.membership
+    shown = None if member is None else member.access.shown_by(peer)
+    view = RunPeerView(
+        peer=peer,
+        name="" if shown is None else shown.username,  # by the token that it has shown us
+        reach=reach,
+        round_trip_ms=None if trip is None else round(trip * 1000, 1),
+        ignored=ignored,
+    )
+    if slot is None:
+        return view
+    return msgspec.structs.replace(
+        view,
+        said_name=cleaned(slot.name),
+        role=slot.role,
+        keeps=slot.keeps,
+        epoch=slot.epoch,
+        samples=slot.samples,
+        samples_per_second=round(slot.samples_per_second, 3),
+    )
 
 
 def with_parts(views: Sequence[RunPeerView], shares: Sequence[Share]) -> Iterator[RunPeerView]:

@@ -33,7 +33,8 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Literal, TypeGuard
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeGuard
 
 import msgspec
 import torch
@@ -102,6 +103,7 @@ __all__ = ["CollaborativeOptimizer", "Factory", "Precision", "Scheduler"]
 
 Precision = Literal["float32", "bf16", "fp16"]
 
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 NEWS_SECONDS = 5.0  # the longest wait of an auxiliary peer between two checks
 
 
@@ -124,6 +126,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     - `precision`: what `autocast` computes in; fp16 with a loss scale on which all peers agree.
     - `auxiliary`: bring no gradients, but reduce for the others and make their steps (`assist`).
     - `buffers`: `model.named_buffers()`, if a newcomer needs them.
+    - `further`: what else all peers of the run must have alike, by name, such as the settings of
+      parts of the model that are not averaged; those whose words differ do not train together.
     - `batch`, `batch_seconds`: samples of one batch, and how long one takes, if that is known
       before the first: all peers plan the first steps with it.
     """
@@ -143,6 +147,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         precision: Precision = "float32",
         auxiliary: bool = False,
         buffers: Iterable[tuple[str, Tensor]] = (),
+        further: Mapping[str, str] = NOTHING,
         batch: int = 0,
         batch_seconds: float = 0.0,
     ) -> None:
@@ -197,6 +202,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             average_parameters_every=average_parameters_every,
             group_size=settings.group_size,
             approximate=settings.approximate,
+            further=further,
         )
         self._driver = Driver(
             bridge,

@@ -94,6 +94,7 @@ def description_of(
     average_parameters_every: int,
     group_size: int,
     approximate: bool,
+    further: Mapping[str, str],
 ) -> TrainingDescription:
     """The settings that all peers of a run share, from an optimizer that has not stepped yet."""
     inner, trained = steps.inner, set(steps.shared.names)
@@ -110,6 +111,7 @@ def description_of(
         average_parameters_every=average_parameters_every,
         group_size=group_size,
         approximate=approximate,
+        further=tuple((name, as_setting(text)) for name, text in sorted(further.items())),
     )
 
 

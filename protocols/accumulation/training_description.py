@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 from blake3 import blake3
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from protocols.accumulation.progress_slot import SIGNATURE_BYTES
 from protocols.accumulation.signature import (
@@ -61,6 +61,8 @@ class TrainingDescription(Message, frozen=True, dict=True):
       nothing.
     - `max_norm`: 0 clips nothing.
     - `group_size`, `approximate`: which peers are in a round (collaboration.py).
+    - `further`: what else belongs to the run, by name. Older peers know no such field; without any,
+      the digest is the one that they compute.
     """
 
     tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=MOST_TENSORS)]
@@ -75,10 +77,13 @@ class TrainingDescription(Message, frozen=True, dict=True):
     average_parameters_every: Number
     group_size: Number
     approximate: bool
+    further: Settings = ()
 
     @cached_property
     def digest(self) -> bytes:
-        return blake3(_DOMAIN + encode(self)).digest(SIGNATURE_BYTES)
+        fields = structs.astuple(self)
+        told = fields if self.further else fields[:-1]
+        return blake3(_DOMAIN + encode(told)).digest(SIGNATURE_BYTES)
 
 
 def how_it_differs(mine: TrainingDescription, theirs: TrainingDescription) -> list[str]:
@@ -106,6 +111,12 @@ def how_it_differs(mine: TrainingDescription, theirs: TrainingDescription) -> li
             ("approximate", mine.approximate, theirs.approximate),
         )
         if own != other
+    ]
+    own, other = dict(mine.further), dict(theirs.further)
+    found += [
+        _differs(name, own.get(name, "not set"), other.get(name, "not set"))
+        for name in sorted(own.keys() | other.keys())
+        if own.get(name) != other.get(name)
     ]
     if mine.optimizer == theirs.optimizer:
         found += _settings_differences(mine.groups, theirs.groups)

@@ -94,6 +94,7 @@ class Sum(Message, frozen=True):
     service_seconds: Amount
     longest_seconds: Amount
     devices: Annotated[int, Meta(ge=0, le=LARGEST_AMOUNT)]
+    served_samples: Annotated[int, Meta(ge=0, le=LARGEST_SUM)] = 0
 
 
 class Used(Message, frozen=True):
@@ -152,5 +153,5 @@ SUMS = Method(
     SumsRequest,
     Sums,
     request_limit_bytes=4 * LONGEST_RUN + 16,
-    response_limit_bytes=MOST_SUMMED * (4 * LONGEST_PERSON + 64) + 64 * MOST_LISTED + 64,
+    response_limit_bytes=MOST_SUMMED * (4 * LONGEST_PERSON + 73) + 64 * MOST_LISTED + 64,
 )

@@ -10,6 +10,9 @@ lines of honest peers about one step are the same. A line proves nothing about i
 node/training/credit/tally.py accounts for that. A step that the writer made alone has a line as
 well, which says that nobody else was in the group.
 
+In a run with experts a line also has the rows that each server computed for its writer's samples.
+Only the writer knows them, so this part differs from the lines of the others.
+
 A page holds PAGE_EPOCHS epochs, so that old lines need not be sent again.
 
 A page may come from a stranger. Its size is checked before it is decoded. Its consistency is
@@ -42,6 +45,7 @@ PAGE_EPOCHS = 32
 LARGEST_PAGE_BYTES = 512 << 10
 MOST_MEMBERS = 2048  # on one page: the largest group, with room for peers that come and go
 MOST_IN_A_LINE = 1024  # the largest group
+MOST_SERVERS = 256  # in a line: a page of the largest group has room for so many beside it
 LARGEST_AMOUNT = 10**15  # samples or bytes: float64 sums of larger ones lose units
 LARGEST_EPOCH = (1 << 63) - 1
 LARGEST_MOMENT = 1 << 40  # seconds since 1970
@@ -70,7 +74,8 @@ class Line(Message, frozen=True):
 
     `places` are indices into the page's members; `samples` and `averaged_bytes` are theirs, in the
     same order. `of_samples` is the total of the step. `over_a_grid`: there were other groups, which
-    this line does not cover.
+    this line does not cover. `servers` are indices, too, and `served` the rows that the experts of
+    these have computed for the writer since its line before.
     """
 
     epoch: Epoch
@@ -81,6 +86,8 @@ class Line(Message, frozen=True):
     places: Annotated[tuple[Place, ...], Meta(min_length=1, max_length=MOST_IN_A_LINE)]
     samples: Amounts
     averaged_bytes: Amounts
+    servers: Annotated[tuple[Place, ...], Meta(max_length=MOST_SERVERS)] = ()
+    served: Annotated[tuple[Amount, ...], Meta(max_length=MOST_SERVERS)] = ()
 
 
 class Page(Message, frozen=True):
@@ -160,3 +167,9 @@ def _check(page: Page, writer: bytes) -> None:
             raise WrongPage("A line names a member twice, or one that the page does not have.")
         if place not in line.places:
             raise WrongPage("Its writer was not in a round that it tells of.")
+        if len(line.served) != len(line.servers):
+            raise WrongPage("A line has not as many amounts as servers.")
+        if len(set(line.servers)) != len(line.servers):
+            raise WrongPage("A line names a server twice.")
+        if max(line.servers, default=0) >= len(page.members):
+            raise WrongPage("A line names a server that the page does not have.")

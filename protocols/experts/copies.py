@@ -199,7 +199,8 @@ def _read(backend: ExpertBackend, path: Path, form: CopyForm) -> None:
             for name, tensor in _network_tensors(backend).items():
                 tensor.copy_(file.get_tensor(name))
         if backend.optimizer is not None:
-            _read_optimizer(backend.optimizer, file, names, label, form)
+            numbers = label.numbers if backend.schedule is not None else {}
+            _read_optimizer(backend.optimizer, file, names, numbers, form)
         if backend.schedule is not None:
             own = backend.schedule.state_dict()
             backend.schedule.load_state_dict(_with(own, label.numbers, "schedule"))
@@ -207,15 +208,22 @@ def _read(backend: ExpertBackend, path: Path, form: CopyForm) -> None:
 
 
 def _read_optimizer(
-    optimizer: torch.optim.Optimizer, file: Any, names: set[str], label: Label, form: CopyForm
+    optimizer: torch.optim.Optimizer,
+    file: Any,
+    names: set[str],
+    numbers: Mapping[str, int | float],
+    form: CopyForm,
 ) -> None:
+    """Of the settings, only rates come from the copy, and only `numbers` with a schedule, which has
+    changed them. The others are the run's, and it may change them."""
     statistics: dict[int, dict[str, Any]] = {}
     for name in names - form.network:
         _, number, key = name.split("/", 2)
         value, kind = file.get_tensor(name), form.tensors[name].number
         statistics.setdefault(int(number), {})[key] = kind(value.item()) if kind else value
     own = optimizer.state_dict()
-    groups = _with(_groups(own), label.numbers, "groups")
+    rates = {path: number for path, number in numbers.items() if path.endswith("/lr")}
+    groups = _with(_groups(own), rates, "groups")
     for group, values in zip(own["param_groups"], groups, strict=True):
         group.update(values)
     optimizer.load_state_dict({**own, "state": statistics})

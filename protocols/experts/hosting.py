@@ -6,10 +6,10 @@
 
 A host begins with the experts that it had before, if nobody has taken them over, and then takes
 free cells (allocation.py). It saves each expert every `checkpoint_seconds`, and sends the copy to
-two other servers (keepers.py). When a server dies, its slots in the directory expire, and its
-experts are *orphans*: copies without a host. Every server with room looks for orphans every few
-seconds, waits for a time that depends on the expert and on the server, looks again, and takes the
-expert over from the newest copy. So mostly one server takes it; if two do, the directory decides
+other servers (keepers.py). When a server dies, its slots in the directory expire, and its experts
+are *orphans*: copies without a host. Every server with room looks for orphans every few seconds,
+waits for a time that depends on the expert and on the server, looks again, and takes the expert
+over from the newest copy. So mostly one server takes it; if two do, the directory decides
 who keeps it, and the other one stops.
 
 Promises:
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ from protocols.experts.directory import (
 )
 from protocols.experts.grid import ExpertGrid, Uid, WrongUid
 from protocols.experts.keepers import (
+    KEEPERS,
+    LEAST_KEEPERS,
+    MOST_SENDING_SHARE,
     MOST_TRIES,
     PUSHED_AT_ONCE,
     CopyKeeper,
@@ -86,6 +90,12 @@ SHORTEST_PAUSE_SECONDS: Final = 0.1  # between two decisions to take experts
 LONGEST_WAIT_SECONDS: Final = 8.0
 """Servers that see an orphan wait for different times up to this, so that mostly one takes it."""
 
+HANDING_ON_SECONDS: Final = 20.0
+"""A server that is paused sends its newest copies for at most so long, and then withdraws. Others
+still take its experts over within a minute."""
+
+RESUMING_SECONDS: Final = 5.0  # to see which experts others have taken over meanwhile
+
 TAKEN_AT_ONCE: Final = 4  # experts: each takes memory twice for a moment, and a transfer
 FETCHING_SECONDS: Final = 600.0  # for all tries to get the copy of one expert
 MOST_FAILED_FETCHES: Final = 3  # of a copy at a keeper that does not answer
@@ -96,7 +106,7 @@ STALE_COPY_SECONDS: Final = 900.0
 now. A copy of an orphan is never dropped."""
 SWEEP_SECONDS: Final = 60.0
 REMEMBERED: Final = 4096
-MOST_ASKED: Final = 16  # keepers of one copy: two, and those that kept it before
+MOST_ASKED: Final = 16  # keepers of one copy: three, and those that kept it before
 
 Origin = Literal["new", "own copy", "taken over"]
 Maker = Callable[[Uid], ExpertBackend]
@@ -236,6 +246,23 @@ class Vacancies:
         return min(self._due.values(), default=math.inf)
 
 
+class SendingShare:
+    """How much of the last interval was spent on sending copies. Pure: the time is an argument."""
+
+    def __init__(self, interval_seconds: float) -> None:
+        self._interval = interval_seconds
+        self._sent: deque[tuple[float, float]] = deque()  # from when to when
+
+    def note(self, began: float, now: float) -> None:
+        self._sent.append((began, now))
+
+    def at(self, now: float) -> float:
+        since = now - self._interval
+        while self._sent and self._sent[0][1] <= since:
+            self._sent.popleft()
+        return sum(ended - max(began, since) for began, ended in self._sent) / self._interval
+
+
 # ---- the host
 
 
@@ -309,11 +336,13 @@ class ExpertHost:
         self._hosted: dict[Uid, _Hosted] = {}
         self._taking: set[Uid] = set()
         self._leaving = False
+        self._pauses = self._withdrawn = False
         self._vacancies = Vacancies(self._me)
+        self._sending = SendingShare(settings.checkpoint_seconds)
         self._failed_fetches = BoundedMap[tuple[Uid, PeerId], int](REMEMBERED)
         self._renewed_at: dict[Uid, float] = {}
         self._hosts_changed, self._copies_changed = _Signal(), _Signal()
-        self._saves_changed = _Signal()
+        self._saves_changed, self._pause_changed = _Signal(), _Signal()
         serve_experts(rpc, runtime)
         self._keeper = CopyKeeper(
             rpc,
@@ -332,7 +361,7 @@ class ExpertHost:
 
     @property
     def paused(self) -> bool:
-        return self.runtime.paused
+        return self._pauses
 
     def hosted(self) -> tuple[HostedExpert, ...]:
         return tuple(
@@ -349,14 +378,15 @@ class ExpertHost:
         )
 
     def pause(self) -> None:
-        """Withdraw from the directory, and answer Busy. After half a minute others take over."""
-        self.runtime.paused = True
-        self._hosts_changed.set()
+        """Answer Busy, send the newest copies, and withdraw from the directory. Then others take
+        over."""
+        self._pauses = self.runtime.paused = True
+        self._pause_changed.set()
 
     def resume(self) -> None:
         """Serve again what no other server has taken over."""
-        self.runtime.paused = False
-        self._hosts_changed.set()
+        self._pauses = False
+        self._pause_changed.set()
 
     async def leave(self, seconds: float) -> None:
         """Stop serving, save all experts, and send their last copies, within this time; returns
@@ -365,19 +395,23 @@ class ExpertHost:
         self._leaving = True
         for uid in self._hosted:
             self.runtime.remove(uid)
+        await self._hand_on(seconds)
+        self._hosted.clear()
+
+    async def _hand_on(self, seconds: float) -> None:
+        """Save all experts and send their copies, within this time."""
         limit = trio.CapacityLimiter(PUSHED_AT_ONCE)
 
         async def send(copy: KeptCopy) -> None:
             async with limit:
-                await self._send(copy)
+                await self._send(copy, LEAST_KEEPERS)
 
         with trio.move_on_after(seconds):
-            copies = [await self._save(uid, one) for uid, one in self._hosted.items()]
+            copies = [await self._save(uid, one) for uid, one in list(self._hosted.items())]
             async with trio.open_nursery() as nursery:
                 for copy in copies:
                     if copy is not None:
                         nursery.start_soon(send, copy)
-        self._hosted.clear()
 
     # -- the tasks
 
@@ -397,13 +431,14 @@ class ExpertHost:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_announcing)
             nursery.start_soon(self._keep_announcing_copies)
+            nursery.start_soon(self._keep_pausing)
             nursery.start_soon(self._keep_taking)
             nursery.start_soon(self._keep_saving)
             nursery.start_soon(self._keep_sweeping)
 
     async def _keep_announcing(self) -> None:
         await self._directory.keep_announcing(
-            lambda: () if self.paused else self._hosted.keys(),
+            lambda: () if self._withdrawn else self._hosted.keys(),
             lambda: self.load,
             self._lose,
             self._hosts_changed.wait,
@@ -412,6 +447,28 @@ class ExpertHost:
     async def _keep_announcing_copies(self) -> None:
         await self._copies.keep_announcing(
             self._keeper.kept, lambda: 0.0, lambda _: None, self._copies_changed.wait
+        )
+
+    async def _keep_pausing(self) -> None:
+        while True:
+            await self._pause_changed.wait()
+            if self._pauses:
+                await self._hand_on(HANDING_ON_SECONDS)
+            elif self._withdrawn:
+                with trio.move_on_after(RESUMING_SECONDS):
+                    await self._lose_what_others_host()
+            self._withdrawn = self.runtime.paused = self._pauses
+            self._hosts_changed.set()
+
+    async def _lose_what_others_host(self) -> None:
+        """Otherwise trainers would call both servers until the announcements are compared."""
+        below = await self._directory.read({uid.parent for uid in self._hosted})
+        self._lose(
+            [
+                uid
+                for uid in self._hosted
+                if any(host.peer != self._me for host in below[uid.parent].get(uid.cells[-1], ()))
+            ]
         )
 
     async def _keep_taking(self) -> None:
@@ -443,7 +500,10 @@ class ExpertHost:
                     one.save_at = trio.current_time() + self._settings.checkpoint_seconds
                     copy = await self._save(uid, one)
                     if copy is not None:
-                        await self._send(copy)
+                        began = trio.current_time()
+                        has_time = self._sending.at(began) < MOST_SENDING_SHARE
+                        await self._send(copy, KEEPERS if has_time else LEAST_KEEPERS)
+                        self._sending.note(began, trio.current_time())
 
     async def _keep_sweeping(self) -> None:
         while True:
@@ -612,9 +672,10 @@ class ExpertHost:
         one.saved = trio.current_time()
         return copy
 
-    async def _send(self, copy: KeptCopy) -> None:
+    async def _send(self, copy: KeptCopy, keepers_wanted: int) -> None:
         """Send a copy to its keepers."""
-        keepers = await push(self._rpc, copy, self._store, await self._servers())
+        servers = await self._servers()
+        keepers = await push(self._rpc, copy, self._store, servers, keepers_wanted)
         self._tell(ExpertSaved(copy.uid, copy.steps, keepers))
 
     async def _servers(self) -> set[PeerId]:

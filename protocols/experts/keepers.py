@@ -5,7 +5,9 @@
     copy    [uid, digest]               ->  the bytes of this copy, as chunks
 
 The server of an expert sends each new copy to the `KEEPERS` servers that come first for this expert
-in an order that all share (`keepers_of`). A server that takes the expert over asks the keepers for
+in an order that all share (`keepers_of`), or to `LEAST_KEEPERS` if its link has not the time for
+more. A server that does not answer is passed over, so a keeper that has died is replaced with the
+next copy. A server that takes the expert over asks the keepers for
 what they have, and fetches the newest copy.
 
 A keeper only takes a copy from the server that hosts the expert, as the directory says, or that has
@@ -57,8 +59,14 @@ log = logging.getLogger("potluck.experts")
 
 COPIES_PROTOCOL: Final = "/potluck/expert-copies/1.0.0"
 
-KEEPERS: Final = 2
-"""Of each copy. With the expert's own server, three have to die at once before anything is lost."""
+KEEPERS: Final = 3
+"""Of each copy. With the expert's own server, four have to die at once before anything is lost. If
+half of eight servers die, that is one in 35 of the dead ones' experts; with two keepers it is one
+in 7, and with four none, but each costs the upload of another copy."""
+
+LEAST_KEEPERS: Final = 2
+MOST_SENDING_SHARE: Final = 0.5
+"""A third copy is sent as long as sending takes less of the time than this."""
 
 MOST_TRIES: Final = 6  # servers asked to keep a copy, one after another
 OPENING_SECONDS: Final = 15.0  # for a peer to accept a transfer, connecting included
@@ -393,12 +401,12 @@ async def fetch(
 
 
 async def push(
-    rpc: Rpc, copy: KeptCopy, store: CopyStore, servers: Iterable[PeerId]
+    rpc: Rpc, copy: KeptCopy, store: CopyStore, servers: Iterable[PeerId], count: int
 ) -> tuple[PeerId, ...]:
-    """Send a copy to its keepers among these servers. Returns those that have it now."""
+    """Send a copy to so many keepers among these servers. Returns those that have it now."""
     have: list[PeerId] = []
     for peer in keepers_of(copy.uid, servers)[:MOST_TRIES]:
-        if len(have) == KEEPERS:
+        if len(have) == count:
             break
         try:
             await _push_to(rpc, copy, store, peer)

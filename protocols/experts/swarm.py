@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,6 +110,7 @@ class HostRecords:
         self._failures = BoundedMap[Callee, _Streak](REMEMBERED_HOSTS)
         self._answered_at = BoundedMap[Callee, float](REMEMBERED_EXPERTS)
         self._seconds = BoundedMap[PeerId, deque[float]](REMEMBERED_HOSTS)
+        self._rows: Counter[PeerId] = Counter()
 
     def answered(self, peer: PeerId, uid: Uid, began: float, now: float) -> None:
         for callee in (Callee(peer), Callee(peer, uid)):
@@ -154,6 +155,15 @@ class HostRecords:
         for callee in callees:
             self._failures[callee].rests_until = now + self._failures[callee].rest_seconds
         return True
+
+    def trained(self, peer: PeerId, rows: int) -> None:
+        """An expert there has made a step with these rows of ours."""
+        self._rows[peer] += rows
+
+    def take_rows(self) -> dict[PeerId, int]:
+        """The rows that each server has trained with since the last call."""
+        rows, self._rows = self._rows, Counter()
+        return dict(rows)
 
     def expected_seconds(self, host: Host) -> float:
         """Until an answer comes. A server that was never called seems fast, so it is tried."""
@@ -263,6 +273,7 @@ class SwarmExperts:
                 peer, uid, inputs, grads, codec=self._codec, timeout=timeout
             )
             await _check_growth(gradients, grads, 0.0, callee)
+        self._records.trained(peer, len(inputs))
         return gradients
 
     def _host_of(self, uid: Uid, hosts: Sequence[Host]) -> PeerId:

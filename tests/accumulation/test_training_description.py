@@ -6,14 +6,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from blake3 import blake3
 
 from models.registry import schedule_factory
 from protocols.accumulation.options import description_of
 from protocols.accumulation.parameters import Codecs, Parameters
+from protocols.accumulation.progress_slot import SIGNATURE_BYTES
 from protocols.accumulation.steps import Factory, GradientSteps, LocalSteps, Scheduler, Steps
 from protocols.accumulation.training_description import (
+    _DOMAIN,
     TrainingDescription,
     as_setting,
     how_it_differs,
@@ -54,6 +58,7 @@ def described(
     approximate: bool = False,
     delayed: bool = False,
     fp16: bool = False,
+    further: dict[str, str] | None = None,
 ) -> TrainingDescription:
     model = torch.nn.Linear(inputs, 2, dtype=dtype)
     model.bias.requires_grad = not frozen
@@ -89,6 +94,7 @@ def described(
         average_parameters_every=average_parameters_every,
         group_size=group_size,
         approximate=approximate,
+        further=further or {},
     )
 
 
@@ -135,6 +141,7 @@ def described(
         ),
         (partial(described, group_size=64), "group_size is 256 here and 64 there"),
         (partial(described, approximate=True), "approximate is false here and true there"),
+        (partial(described, further={"k": "4"}), "k is not set here and 4 there"),
     ],
 )
 def test_a_difference_changes_the_signature_and_is_reported(
@@ -162,8 +169,15 @@ def test_allowed_differences_do_not_change_the_signature(
     assert how_it_differs(described(), theirs()) == []
 
 
+def test_without_anything_further_the_signature_is_that_of_older_peers() -> None:
+    mine = described()
+    older = msgspec.structs.astuple(mine)[:-1]
+    assert decode(TrainingDescription, encode(older)) == mine
+    assert mine.digest == blake3(_DOMAIN + encode(older)).digest(SIGNATURE_BYTES)
+
+
 def test_it_travels_and_comes_back_the_same() -> None:
-    mine = described(codec="float16", factory=decayed_groups)
+    mine = described(codec="float16", factory=decayed_groups, further={"k": "4"})
     assert decode(TrainingDescription, encode(mine)) == mine
     assert decode(TrainingDescription, encode(mine)).digest == mine.digest
 

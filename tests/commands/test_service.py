@@ -16,7 +16,7 @@ from node.core.places import find_places
 from node.core.running_lock import hold_running_lock
 from node.core.wrong_use import WrongUse
 from node.training.join.admission import keep_invite
-from tests.commands.console import Completed, objects, potluck
+from tests.commands.console import Completed, objects, potluck, potluck_here
 from tests.joining.test_invite_sources import INVITE
 
 SYSTEMCTL = """#!/bin/sh
@@ -88,6 +88,41 @@ def test_it_is_written_enabled_and_started_and_removed_again(machine: Machine) -
         f"--user disable --now {name}",
         "--user daemon-reload",
     ]
+
+
+def _installed(machine: Machine, *words: str) -> Completed:
+    """What would be installed, without asking systemd."""
+    return potluck_here("service", "install", "--show", *words, home=machine.home)
+
+
+def test_it_serves_experts_with_the_flags_that_were_typed(machine: Machine) -> None:
+    machine.joined()
+    told = _installed(machine, "experts", "serve", "--grid", "ffn0:0-3.*")
+    assert told.returncode == 0, told.stderr
+    assert "Description=potluck: serves experts of the run poem\n" in told.stdout
+    command = ' experts serve --grid "ffn0:0-3.*" --plain\n'
+    (line,) = [one for one in told.stdout.splitlines(True) if one.startswith("ExecStart=")]
+    assert line.endswith(command)
+    assert "trains in the run poem" in _installed(machine, "join", "--experts", "0").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("run", "check", "poem"), "cannot run `potluck run check`"),
+        (("experts", "list"), "cannot run `potluck experts list`"),
+        (("experts", "serve", "--exprts", "3"), "no flag --exprts"),
+        (("experts", "serve", "--home", "x"), "--home stand before"),
+        (("experts", "serve", "potluck-run:abc"), "takes no invite"),
+        (("join", "--code-file", "x"), "takes no invite"),
+        (("join", "--trust-module", "mine.py"), "not a whole path"),
+    ],
+)
+def test_what_no_unit_can_run_is_refused(
+    machine: Machine, words: tuple[str, ...], says: str
+) -> None:
+    told = _installed(machine.joined(), *words)
+    assert (told.returncode, says in told.stderr) == (2, True), told.stderr
 
 
 @pytest.mark.slow

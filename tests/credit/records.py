@@ -10,7 +10,7 @@ from protocols.identity import Identity, PeerId
 
 RUN = "poem/organiser"
 HISTORY = bytes(16)
-IDENTITIES = {name: Identity.from_seed(name.encode().ljust(32)) for name in "ABCDEFGHIJ"}
+IDENTITIES = {name: Identity.from_seed(name.encode().ljust(32)) for name in "ABCDEFGHIJST"}
 KEYS = {name: one.public_key for name, one in IDENTITIES.items()}
 PEERS: dict[str, PeerId] = {name: one.peer_id for name, one in IDENTITIES.items()}
 PERSONS = {peer: name for name, peer in PEERS.items()}
@@ -25,8 +25,11 @@ def line_of(
     moment: int | None = None,
     over_a_grid: bool = False,
     of_samples: int | None = None,
+    served: Mapping[str, int] | None = None,
 ) -> Line:
-    """The line of a step; its members are the places of a page that has just them."""
+    """The line of a step; its members are the places of a page that has just them, and the servers
+    after them."""
+    servers = list(dict.fromkeys([*brought, *(served or {})]))
     whole = sum(samples for samples, _ in brought.values()) if of_samples is None else of_samples
     return Line(
         epoch,
@@ -37,18 +40,27 @@ def line_of(
         tuple(range(len(brought))),
         tuple(samples for samples, _ in brought.values()),
         tuple(averaged for _, averaged in brought.values()),
+        tuple(servers.index(name) for name in served or {}),
+        tuple((served or {}).values()),
     )
 
 
-def page_of(brought: Brought, line: Line) -> Page:
-    members = tuple(KEYS[name] for name in brought)
+def page_of(brought: Brought, line: Line, served: Mapping[str, int] | None = None) -> Page:
+    members = tuple(KEYS[name] for name in dict.fromkeys([*brought, *(served or {})]))
     return Page(RUN, page_number(line.epoch), members, (line,))
 
 
-def says(name: str, brought: Brought, epoch: int = 0, **details: object) -> CreditRecord:
+def says(
+    name: str,
+    brought: Brought,
+    epoch: int = 0,
+    *,
+    served: Mapping[str, int] | None = None,
+    **details: object,
+) -> CreditRecord:
     """The line of this person's only device about a step."""
-    line = line_of(brought, epoch, **details)  # type: ignore[arg-type]
-    return CreditRecord(PEERS[name], name, page_of(brought, line))
+    line = line_of(brought, epoch, served=served, **details)  # type: ignore[arg-type]
+    return CreditRecord(PEERS[name], name, page_of(brought, line, served))
 
 
 def everybody_says(brought: Brought, epoch: int = 0, **details: object) -> list[CreditRecord]:

@@ -69,6 +69,15 @@ def test_samples_trained_alone_have_their_own_column() -> None:
     assert "Alone: samples in steps that a person made alone" in people
 
 
+def test_a_volunteer_who_only_serves_experts_is_shown_with_what_they_served() -> None:
+    sam = dataclasses.replace(standing("sam", 0, 0), served_samples=12_345)
+    people, helpers = shown(ALICE, sam, HELPER).split("Helpers")
+    assert "served" not in people
+    rows = helpers.splitlines()
+    assert ("sam" in rows[2], "12,345" in rows[2]) == (True, True), "before those who average"
+    assert "by the word of those" in helpers
+
+
 def test_before_anything_was_shared_it_says_so() -> None:
     assert "Nothing can be credited yet" in shown()
 

@@ -18,11 +18,14 @@ from node.core.training_view import BatchView, RunPeerView, TrafficView
 from node.training.credit.service import LEADERBOARD, CreditTerms, open_credit, shelf_folder
 from node.training.credit.shelf import Shelf
 from node.training.session import TrainingSession
+from node.training.watched import TrafficMeter, WatchedServing
 from protocols.accumulation.events import CaughtUp, SeenStep, Share, StepTaken
+from protocols.accumulation.progress_slot import ProgressSlot, progress_key
 from protocols.credit.record import Page
 from protocols.identity import PeerId
 from protocols.testing.world import SimulatedWorld
 from tests.access.members import introduce, running_node, write_key
+from tests.credit.records import IDENTITIES
 from tests.homes import home_in
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS, until
@@ -101,9 +104,10 @@ class Member:
 async def a_run(folder: Path, *names: str) -> AsyncIterator[list[Member]]:
     """Nodes that know each other and keep their records; the first one keeps the run."""
     async with SimulatedWorld(seed=5) as world, AsyncExitStack() as running:
-        members = []
+        members: list[Member] = []
         for name in names:
-            home = home_in(folder / name)
+            first = members[0].node.network.addresses()[0] if members else ""
+            home = home_in(folder / name, POTLUCK_DHT_BOOTSTRAP=first)
             write_key(home.key_file, world.identity_of(name))
             node = await running.enter_async_context(running_node(world, name, home))
             shown = Recorded()
@@ -149,6 +153,48 @@ async def test_a_person_who_has_left_is_in_the_leaderboard_by_name(tmp_path: Pat
         there.here = ()
         board = await keeper.board()
     assert {one["person"]: one["name"] for one in board["people"]}[ann.peer] == "Ann"
+
+
+async def test_a_server_of_experts_is_credited_by_the_trainer_that_it_served(
+    tmp_path: Path,
+) -> None:
+    server = IDENTITIES["S"].peer_id
+    async with a_run(tmp_path, "keeper", "ann") as (keeper, ann):
+        rows = [{server: 30, ann.peer: 10}, {}]
+        ann.session.take_served_rows = lambda: rows.pop(0)
+        brought = {keeper.peer: 0, ann.peer: 60}
+        keeper.session.happened(step(0, brought))
+        ann.session.happened(step(0, brought, own=60))
+        board = await keeper.board()
+        (helper, _) = board["helpers"]
+        assert (helper["person"], helper["served_samples"], helper["steps"]) == (server, 45, 1)
+        (check,) = (await ann.board(check=True))["checks"]
+        assert (check["people"], check["differences"], check["trouble"]) == (3, [], "")
+    assert rows == [{}], "only a step with samples of one's own takes the rows"
+
+
+async def test_a_node_that_only_serves_experts_finds_its_credit_at_the_trainers(
+    tmp_path: Path,
+) -> None:
+    async with a_run(tmp_path, "keeper", "ann", "sam") as (keeper, ann, sam):
+        ann.session.take_served_rows = lambda: {sam.peer: 30}
+        brought = {keeper.peer: 0, ann.peer: 60}
+        for epoch in range(2):
+            for one in (keeper, ann):
+                one.session.happened(step(epoch, brought, own=60 * (one is ann)))
+        for one, says in ((keeper, 2), (ann, 1 << 40)):  # which no other reaches
+            await one.node.dht.joined()
+            slot = ProgressSlot(says, bytes(16), 0, 0.0, bytes(16))
+            await one.node.dht.put(progress_key("poem"), slot, 15.0)
+        await sam.node.dht.joined()
+        watched = WatchedServing(sam.node, "poem", TrafficMeter(None, None))
+        sam.session.watched = watched
+        sam.session.account.epoch = await watched.look()
+        assert {one.peer for one in watched.peers()} == {keeper.peer, ann.peer}
+        board = await sam.board()
+    assert (board["steps"], board["seen_steps"]) == (2, 0)
+    (mine,) = [one for one in board["helpers"] if one["is_me"]]
+    assert (mine["served_samples"], mine["steps"]) == (120, 2)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from protocols.credit.record import (
     LARGEST_PAGE_BYTES,
     MOST_IN_A_LINE,
     MOST_MEMBERS,
+    MOST_SERVERS,
     PAGE_EPOCHS,
     Line,
     Page,
@@ -36,6 +38,7 @@ from protocols.credit.record import (
     read_page,
     sign_page,
 )
+from protocols.identity import peer_id_of
 from protocols.rpc import encode
 from tests.credit.records import HISTORY, IDENTITIES, PEERS, RUN, line_of, page_of
 
@@ -84,8 +87,22 @@ LINE = line_of(BROUGHT)
         Page(RUN, 0, PAGE.members, (msgspec.structs.replace(LINE, places=(0, 2)),)),
         Page(RUN, 0, PAGE.members, (msgspec.structs.replace(LINE, samples=(1,)),)),
         Page(RUN, 0, (IDENTITIES["B"].public_key, IDENTITIES["C"].public_key), (LINE,)),
+        Page(RUN, 0, PAGE.members, (msgspec.structs.replace(LINE, servers=(0,)),)),
+        Page(RUN, 0, PAGE.members, (msgspec.structs.replace(LINE, servers=(2,), served=(1,)),)),
+        Page(RUN, 0, PAGE.members, (msgspec.structs.replace(LINE, servers=(1, 1), served=(1, 1)),)),
     ],
-    ids=["member", "page", "epoch", "place", "beyond", "amounts", "writer"],
+    ids=[
+        "member",
+        "page",
+        "epoch",
+        "place",
+        "beyond",
+        "amounts",
+        "writer",
+        "served",
+        "server beyond",
+        "server twice",
+    ],
 )
 def test_a_page_that_does_not_fit_together_is_refused(page: Page) -> None:
     body = encode(page)
@@ -104,6 +121,31 @@ def note(book: Book, epoch: int, brought: dict[str, float], moment: int = 0) -> 
     return book.note(
         epoch, HISTORY, shares, moment=moment, of_samples=sum(brought.values()), over_a_grid=False
     )
+
+
+def test_a_book_has_the_servers_of_a_step_the_largest_first_and_room_for_the_next_group() -> None:
+    book, chance = Book(RUN, ME.public_key), random.Random(1)
+    strangers = [peer_id_of(chance.randbytes(32)) for _ in range(MOST_SERVERS)]
+    for epoch in range(PAGE_EPOCHS):
+        shares = tuple(Share(PEERS[name], 1.0) for name in "AB")
+        served = dict.fromkeys(strangers, 5) | {PEERS["S"]: 9, PEERS["C"]: 0}
+        strangers = [peer_id_of(chance.randbytes(32)) for _ in range(MOST_SERVERS)]
+        assert book.note(
+            epoch, HISTORY, shares, moment=0, of_samples=2, over_a_grid=False, served=served
+        )
+    page = book.page(0)
+    read_page(sign_page(ME, page), RUN)
+    assert [page.members[line.servers[0]] for line in page.lines] == PAGE_EPOCHS * [
+        IDENTITIES["S"].public_key
+    ]
+    assert {line.served[0] for line in page.lines} == {9}
+    assert len(page.lines[0].servers) == MOST_SERVERS
+    assert len(page.members) == MOST_MEMBERS - MOST_IN_A_LINE
+
+
+def test_a_line_of_a_run_without_experts_is_read_by_peers_that_know_none() -> None:
+    fields = msgspec.msgpack.decode(encode(LINE))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fields[:8]), type=Line) == LINE
 
 
 def lines_of(book: Book, number: int = 0) -> dict[int, Line]:
@@ -179,6 +221,7 @@ def test_the_documentation_states_the_limits() -> None:
         f"up to {MOST_MEMBERS:,} and each",
         f"epochs {PAGE_EPOCHS} × number",
         f"1 to {MOST_IN_A_LINE:,}",
+        f"of up to {MOST_SERVERS} servers",
         f"more than {BREAK_SECONDS / 60:.0f} minutes",
         f"of {LONGEST_STEP_SECONDS / 3600:.0f} hours between",
         f"up to {LARGEST_SHELF_BYTES >> 20} MiB of pages",

@@ -267,3 +267,64 @@ def test_our_own_steps_count_and_nobody_is_credited_with_more_than_the_limit() -
         seen_by=PEERS["A"],
     )
     assert [(one.alone_samples, one.alone_steps) for one in found] == [(4101, 2)]
+
+
+# -- servers of experts
+
+
+def served(records: list[CreditRecord]) -> dict[str, int]:
+    return {name: one.served_samples for name, one in standings(records).items()}
+
+
+def test_servers_get_the_parts_of_a_trainers_samples_that_they_computed() -> None:
+    step = {"A": (100, 0), "B": (30, 0)}
+    records = [says("A", step, served={"S": 9, "T": 1}), says("B", step, served={"T": 500})]
+    assert served(records) == {"A": 0, "B": 0, "S": 90, "T": 10 + 30}
+    found = standings(records)["S"]
+    assert (found.helps, found.steps, found.devices) == (True, 1, (PEERS["S"],))
+
+
+def test_a_trainer_that_serves_itself_is_credited_for_what_it_serves_to_others_only() -> None:
+    step = {"A": (100, 0), "B": (100, 0)}
+    records = [says("A", step, served={"A": 50, "B": 50}), says("B", step, served={"S": 7})]
+    assert served(records) == {"A": 0, "B": 50, "S": 100}
+
+
+def test_nobody_is_credited_with_serving_by_a_second_device_of_theirs() -> None:
+    step = {"A": (100, 0), "B": (100, 0)}
+    persons = {**PERSONS, PEERS["S"]: "A"}
+    found = tally([says("A", step, served={"S": 9}), says("B", step)], persons, newest_epoch=9)
+    assert not any(one.served_samples for one in found)
+
+
+@given(st.dictionaries(st.sampled_from("CDEFG"), st.integers(0, 10**15)), st.integers(0, 10**9))
+def test_a_trainer_gives_its_servers_no_more_than_the_samples_that_others_confirm(
+    claimed: dict[str, int], brought: int
+) -> None:
+    told = says("A", {"A": (10**15, 0), "B": (1, 0)}, served=claimed)
+    found = standings([told, says("B", {"A": (brought, 0), "B": (1, 0)})])
+    assert sum(one.served_samples for one in found.values()) <= min(brought, 10**15 + 1)
+
+
+def test_a_writer_that_was_in_no_step_gives_nothing_to_its_servers() -> None:
+    step = {"A": (5, 0), "B": (5, 0)}
+    liar = says("C", {**step, "C": (9, 0)}, served={"S": 9})
+    assert "S" not in as_seen_by_a([*everybody_says(step), liar])
+
+
+def test_the_servers_of_somebody_who_trained_alone_are_credited_where_the_run_went_on() -> None:
+    together = everybody_says({"A": (3, 0), "B": (4, 0)}, 2)
+    made = [says("A", {"A": (10, 0)}, epoch, served={"S": 1, "T": 1}) for epoch in range(2)]
+    assert served([*made, *together]) == {"A": 0, "B": 0, "S": 10, "T": 10}
+    assert standings([*made, *together])["S"].service_seconds == 0, "by the maker's clock alone"
+    assert served(made) == {}
+
+
+def test_service_of_a_server_is_the_time_between_the_steps_that_it_served() -> None:
+    step = {"A": (1, 0), "B": (1, 0)}
+    records = [
+        one
+        for epoch in range(4)
+        for one in (says("A", step, epoch, served={"S": 1}), says("B", step, epoch))
+    ]
+    assert standings(records)["S"].service_seconds == 3 * 60

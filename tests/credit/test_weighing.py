@@ -20,7 +20,10 @@ PEOPLE = "ABCDEF"
 amounts = st.builds(Amounts, st.just(1), st.integers(0, 3), st.integers(0, 3))
 words = st.builds(
     lambda shares, grid, history, whole: ToldStep(
-        line_of({}, history=history, over_a_grid=grid, of_samples=whole), shares
+        PEERS["A"],
+        line_of({}, history=history, over_a_grid=grid, of_samples=whole),
+        shares,
+        {},
     ),
     st.dictionaries(st.sampled_from([PEERS[name] for name in "ABCDEFGH"]), amounts, max_size=4),
     st.booleans(),
@@ -92,7 +95,7 @@ def test_the_work_grows_only_with_the_number_of_statements() -> None:
     for number in range(many):
         shares = {PeerId(f"{number} {one}"): Amounts(1, 1, 1) for one in range(many)}
         line: Line = line_of({}, of_samples=1)
-        voices[f"{number} 0"] = [ToldStep(line, shares)]
+        voices[f"{number} 0"] = [ToldStep(PEERS["A"], line, shares, {})]
     assert dict(confirmed_by(voices, persons)) == {}
     assert persons.count < 3 * many * many  # and not many * many * many
 

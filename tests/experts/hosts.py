@@ -14,6 +14,7 @@ import trio
 from torch import Tensor
 
 from models.experts import build_expert
+from protocols.access import end_refused
 from protocols.experts import (
     EXPERTS,
     ExpertBackend,
@@ -24,8 +25,10 @@ from protocols.experts import (
     ExpertSaved,
     ExpertTaken,
     HostEvent,
+    HostRecords,
     HostSettings,
     Rows,
+    SwarmExperts,
     Uid,
     open_expert_host,
 )
@@ -33,6 +36,7 @@ from protocols.identity import PeerId
 from protocols.network import Network
 from protocols.testing.world import SimulatedWorld
 from tests.dht.members import Member, joined, member, simulated
+from tests.protocols.admitted import Admission, clock_of
 from tests.waiting import until
 
 GRID = ExpertGrid("ffn", (4, 4))
@@ -133,15 +137,26 @@ class Server:
 class Cast:
     """The nodes of one test."""
 
-    def __init__(self, world: SimulatedWorld, folder: Path) -> None:
-        self.world, self.folder = world, folder
+    def __init__(
+        self, world: SimulatedWorld, folder: Path, admission: Admission | None = None
+    ) -> None:
+        self.world, self.folder, self.admission = world, folder, admission
         self.servers: list[Server] = []
         self._members: list[Member] = []
 
     async def node(self, name: str) -> Member:
         dead = [server.member for server in self.servers if server.has_crashed]
         living = [one for one in self._members if one not in dead]
-        one = member(self.world, name, living[:3], families=[EXPERTS])
+        admission = self.admission
+        one = member(
+            self.world,
+            name,
+            living[:3],
+            families=[EXPERTS],
+            guard=None
+            if admission is None
+            else lambda network: admission.admit(network, network.name),
+        )
         await joined(one)
         self._members.append(one)
         return one
@@ -169,8 +184,21 @@ class Cast:
         self.servers.append(server)
         return server
 
-    async def trainer(self) -> Trainer:
-        return Trainer(await self.node("trainer"))
+    async def trainer(self, name: str = "trainer") -> Trainer:
+        return Trainer(await self.node(name))
+
+    async def revoke(self, name: str) -> None:
+        """This person may not take part any more, and everybody has heard of it."""
+        admission = self.admission
+        assert admission is not None
+        signed = admission.authority.revoke(name, at_ms=clock_of(self._members[0].network)())
+        for one in self._members:
+            access = admission.of(one.network)
+            access.revocations.accept(signed, access.keyring)
+        for one in self._members:
+            if one.network.name != name:
+                for peer in await end_refused(one.rpc, admission.of(one.network)):
+                    await one.network.disconnect(peer)
 
 
 class Trainer:
@@ -178,6 +206,7 @@ class Trainer:
         self.rpc, self.peer = member.rpc, member.network.peer_id
         self.client = ExpertClient(member.rpc)
         self.directory = ExpertDirectory(member.network, member.dht, RUN)
+        self.experts = SwarmExperts(self.directory, self.client, GRID, HostRecords())
 
     async def train(self, server: Server, uid: Uid, steps: int = 1) -> None:
         for number in range(steps):
@@ -197,15 +226,26 @@ class Trainer:
         return len(await self.live()) == GRID.cells
 
 
-def staged(play: Callable[[Cast], Awaitable[None]]) -> Callable[[], None]:
+Play = Callable[["Cast"], Awaitable[None]]
+
+
+def staged(play: Play) -> Callable[[], None]:
     """Turn `async def test(cast)` into a test in virtual time, with a folder of its own."""
+    return staged_with(lambda: None)(play)
 
-    @functools.wraps(play)
-    async def test(world: SimulatedWorld) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            await play(Cast(world, Path(folder)))
 
-    return simulated(test)
+def staged_with(admission: Callable[[], Admission | None]) -> Callable[[Play], Callable[[], None]]:
+    """The same in a closed run."""
+
+    def stage(play: Play) -> Callable[[], None]:
+        @functools.wraps(play)
+        async def test(world: SimulatedWorld) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                await play(Cast(world, Path(folder), admission()))
+
+        return simulated(test)
+
+    return stage
 
 
 async def saved(server: Server, *, times: int = 1) -> None:

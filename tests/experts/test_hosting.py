@@ -30,6 +30,7 @@ from protocols.experts.hosting import (
     LONGEST_WAIT_SECONDS,
     STALE_COPY_SECONDS,
     SWEEP_SECONDS,
+    SendingShare,
     Vacancies,
     cells_to_take,
     newest_first,
@@ -39,6 +40,7 @@ from protocols.experts.keepers import (
     COPY,
     KEEP,
     KEEPERS,
+    LEAST_KEEPERS,
     CopyOffer,
     CopyOpening,
     CopyRefused,
@@ -333,6 +335,49 @@ async def test_others_take_over_what_a_server_has_paused(cast: Cast) -> None:
 
 
 @staged
+async def test_a_server_that_is_paused_loses_no_step_and_has_none_of_its_experts_afterwards(
+    cast: Cast,
+) -> None:
+    paused, trainer = await cast.server(4), await cast.trainer()
+    await paused.hosting(4)
+    others = [await cast.server(8) for _ in range(2)]
+    await until(lambda: len(whose(others)) == 12, MINUTE)
+    experts = paused.uids()
+    await trainer.train_all(paused)
+    await saved(paused)
+    await trainer.train_all(paused, steps=2)  # of which no copy was sent
+    paused.host.pause()
+    began = trio.current_time()
+    await until(lambda: set(experts) <= set(whose(others)), MINUTE)
+    assert {origins(whose(others)[uid])[uid] for uid in experts} == {("taken over", 3)}
+    await until(lambda: trainer.finds_all(), began + MINUTE - trio.current_time())
+    paused.host.resume()
+    ended = trio.current_time() + MINUTE
+    while trio.current_time() < ended:
+        below = await trainer.directory.read({uid.parent for uid in experts})
+        for uid in experts:
+            hosts = [host.peer for host in below[uid.parent][uid.cells[-1]]]
+            assert hosts == [whose(others)[uid].peer], "one host at every moment"
+        await trio.sleep(0.3)
+    assert len(paused.told(ExpertLost)) == len(experts)
+    assert not set(paused.uids()) & set(experts)
+
+
+@staged
+async def test_a_server_that_was_paused_for_a_moment_goes_on(cast: Cast) -> None:
+    server, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await server.hosting(1)
+    await trainer.train(server, UID)
+    for _ in range(3):
+        server.host.pause()
+        server.host.resume()
+    await trio.sleep(1.0)
+    await trainer.train(server, UID)
+    assert server.told(ExpertLost) == []
+    assert server.host.hosted()[0].steps == 2
+
+
+@staged
 async def test_a_node_calls_its_own_experts_without_a_network(cast: Cast) -> None:
     server = await cast.server(1, [UID])
     await server.hosting(1)
@@ -369,6 +414,37 @@ async def test_each_checkpoint_is_sent_to_the_first_servers_in_the_expert_s_orde
     (hosted,) = servers[0].host.hosted()
     assert hosted.saved is not None
     assert trio.current_time() - hosted.saved <= CHECKPOINT_SECONDS
+
+
+@staged
+async def test_a_keeper_that_has_died_is_replaced_with_the_next_copy(cast: Cast) -> None:
+    server, trainer = await cast.server(1, [UID]), await cast.trainer()
+    others = [await cast.server(1, [GRID.at(number)]) for number in range(5)]
+    await until(lambda: len(whose([server, *others])) == 6, MINUTE)
+    await trainer.train(server, UID)
+    await saved(server)
+    dead = next(one for one in others if one.peer == server.told(ExpertSaved)[-1].keepers[0])
+    dead.crash()
+    await trainer.train(server, UID)
+    await saved(server)
+    alive = [one.peer for one in others if one is not dead]
+    assert server.told(ExpertSaved)[-1].keepers == tuple(keepers_of(UID, alive)[:KEEPERS])
+
+
+@staged
+async def test_a_server_whose_link_has_no_time_for_three_copies_sends_two(cast: Cast) -> None:
+    server, trainer = await cast.server(1, [UID]), await cast.trainer()
+    others = [await cast.server(1, [GRID.at(number)]) for number in range(4)]
+    await until(lambda: len(whose([server, *others])) == 5, MINUTE)
+    await trainer.train(server, UID)
+    await saved(server)
+    assert len(server.told(ExpertSaved)[-1].keepers) == KEEPERS
+    now = trio.current_time()
+    server.host._sending.note(now, now + CHECKPOINT_SECONDS)  # as if it had just sent for so long
+    await saved(server)
+    assert len(server.told(ExpertSaved)[-1].keepers) == LEAST_KEEPERS
+    await saved(server, times=2)
+    assert len(server.told(ExpertSaved)[-1].keepers) == KEEPERS
 
 
 @staged
@@ -676,6 +752,16 @@ def test_the_keepers_of_an_expert_stay_the_same_when_another_server_goes() -> No
             assert keepers_of(uid, left) == [peer for peer in order if peer != gone]
     firsts = {keepers_of(uid, PEERS)[0] for uid in map(GRID.at, range(GRID.cells))}
     assert len(firsts) > GRID.cells / 2, "they are spread"
+
+
+def test_the_share_of_sending_is_that_of_the_last_interval() -> None:
+    share = SendingShare(10.0)
+    assert share.at(100.0) == 0.0
+    share.note(98.0, 100.0)
+    share.note(101.0, 104.0)
+    assert share.at(104.0) == pytest.approx(0.5)
+    assert share.at(109.0) == pytest.approx(0.4), "of the first, one second is left"
+    assert share.at(115.0) == 0.0
 
 
 def test_servers_wait_for_different_times_before_they_take_an_orphan() -> None:

@@ -251,6 +251,7 @@ async def test_of_two_hosts_the_faster_is_called_and_backward_goes_where_forward
     await swarm.experts.forward(ONE, rows(2), timeout=10.0)
     statistics = [server.backends[0].statistics for server in (fast, slow)]
     assert [(one.forward_rows, one.backward_rows) for one in statistics] == [(3, 3), (2, 0)]
+    assert list(swarm.records.take_rows().values()) == [3], "a forward pass alone teaches nothing"
 
 
 @simulated
@@ -403,6 +404,14 @@ def test_load_and_the_median_of_the_latency_are_what_a_call_is_expected_to_take(
         records.answered(PEER, ONE, 0.0, seconds)
     assert records.expected_seconds(Host(PEER, load=0.5)) == 2.5
     assert records.expected_seconds(Host(OTHER, load=0.5)) == 0.5
+
+
+def test_rows_of_each_server_are_counted_until_they_are_taken() -> None:
+    records = HostRecords()
+    for peer, count in ((PEER, 3), (OTHER, 5), (PEER, 4)):
+        records.trained(peer, count)
+    assert records.take_rows() == {PEER: 7, OTHER: 5}
+    assert records.take_rows() == {}
 
 
 def test_searches_see_what_does_not_rest() -> None:

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-EXPERTS = b"""
-[experts]
-grids = ["ffn0", "ffn1"]
-sizes = [2, 3]
-k = 2
-codec = "none"
-max_norm = 1.0
-[experts.network]
-name = "feed-forward"
-width = 16
-inner = [8]
-[experts.optimizer]
-name = "adamw"
-lr = 0.003
-[experts.schedule]
-name = "constant"
-warmup = 2
-"""
+from node.run.template import small_with_experts
 
-TEXT = (
-    b"""
-[run]
-name = "poem"
-[model]
-name = "dmoe_gpt"
-size = "tiny"
-context = 16
-width = 16
-layers = 2
-heads = 2
-[optimizer]
-name = "adamw"
-lr = 0.003
-[training]
-batch = 64
-samples_at_once = 4
-"""
-    + EXPERTS
-)
+TEXT = small_with_experts(
+    "poem",
+    batch=64,
+    sizes=(2, 3),
+    width=16,
+    experts='codec = "none"\nmax_norm = 1.0',
+    **{"experts.schedule": 'name = "constant"\nwarmup = 2'},
+).encode()
 
 
 def changed(old: str, new: str) -> bytes:

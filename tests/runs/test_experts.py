@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -16,6 +18,7 @@ from node.run.definition import (
 )
 from node.run.experts import (
     call_bytes,
+    directory_name,
     grids,
     maker,
     most_experts,
@@ -24,12 +27,15 @@ from node.run.experts import (
     server_bytes,
 )
 from node.run.template import new_definition
+from protocols.accumulation.training_description import LONGEST_SETTING
 from protocols.errors import ProtocolMisuse
 from protocols.experts import ExpertGrid, Uid
+from protocols.experts.copies import CopyForm, CopyStore, restore, take_snapshot
 from tests.runs.definitions import TEXT as WITHOUT
 from tests.runs.expert_definitions import TEXT, changed
 
 DEFINITION = read_definition(TEXT)
+LOWER_RATE = '[experts.optimizer]\nname = "adamw"\nlr = 0.001\nbetas = [0.8, 0.9]'
 UID = Uid("ffn0", (1, 2))
 
 
@@ -64,10 +70,10 @@ def test_an_expert_learns_as_the_definition_says() -> None:
     assert backend.rows.shape == (16,)
     assert backend.max_norm == 1.0
     assert backend.optimizer is not None
-    assert backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)  # a third, in warm-up
+    assert backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.004 / 3)  # in warm-up
     before = [one.detach().clone() for one in backend.network.parameters()]
     backend.backward(torch.ones(3, 16), torch.ones(3, 16))
-    assert backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.002)
+    assert backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.004 * 2 / 3)
     assert any(
         not torch.equal(one, old)
         for one, old in zip(backend.network.parameters(), before, strict=True)
@@ -86,12 +92,84 @@ def test_what_an_expert_takes_is_counted_from_its_tensors() -> None:
     [
         ("sizes = [2, 3]", "sizes = [2, 4]", ["sizes below [experts]"]),
         ("k = 2", "k = 3", ["k below [experts]"]),
-        ("inner = [8]", "inner = [9]", ["network below [experts]"]),
+        ("inner = [32]", "inner = [9]", ["network below [experts]"]),
         ('codec = "none"', 'codec = "float16"', []),
     ],
 )
 def test_other_experts_are_another_way_of_training(old: str, new: str, told: list[str]) -> None:
     assert incompatible_parts(DEFINITION, read_definition(changed(old, new))) == told
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "other_experts", "trains_apart"),
+    [
+        ("sizes = [2, 3]", "sizes = [2, 4]", True, True),
+        ('["ffn0", "ffn1"]', '["ffn0", "ffn2"]', True, True),
+        ("inner = [32]", "inner = [9]", True, True),
+        ("k = 2", "k = 3", False, True),
+        ('[experts.optimizer]\nname = "adamw"', '[experts.optimizer]\nname = "lamb"', True, True),
+        ('[experts.schedule]\nname = "constant"\nwarmup = 2\n', "", True, True),
+        ('[experts.optimizer]\nname = "adamw"\nlr = 0.004', LOWER_RATE, False, False),
+        ("warmup = 2", "warmup = 3", False, False),
+        ("[training]\n", "[training]\nseed = 1\n", True, False),
+        ('codec = "none"', 'codec = "float16"', False, False),
+    ],
+    ids=[
+        "sizes",
+        "grids",
+        "network",
+        "k",
+        "optimizer",
+        "no schedule",
+        "rate",
+        "warmup",
+        "seed",
+        "codec",
+    ],
+)
+def test_members_with_other_experts_under_one_name_do_not_mix(
+    old: str, new: str, other_experts: bool, trains_apart: bool
+) -> None:
+    other = read_definition(changed(old, new))
+    assert (directory_name(other) != directory_name(DEFINITION)) == other_experts
+    mine, theirs = (one.optimizer_options()["further"] for one in (DEFINITION, other))
+    assert (mine != theirs) == trains_apart
+
+
+@pytest.mark.parametrize("schedule", [True, False])
+def test_a_copy_goes_on_with_the_settings_of_a_later_definition(
+    tmp_path: Path, schedule: bool
+) -> None:
+    last = '[experts.schedule]\nname = "constant"\nwarmup = 2\n'
+    text = TEXT if schedule else changed(last, "")
+    before, later = (
+        maker(read_definition(one))
+        for one in (
+            text,
+            text.replace(b'[experts.optimizer]\nname = "adamw"\nlr = 0.004', LOWER_RATE.encode()),
+        )
+    )
+    backend, store = before(UID), CopyStore(tmp_path, "me")
+    for _ in range(3):
+        backend.backward(torch.ones(3, 16), torch.ones(3, 16))
+    store.save(take_snapshot(backend), CopyForm(before(UID)))
+    again, form = later(UID), CopyForm(later(UID))
+    form.check(store.path(UID), UID)
+    restore(again, store.path(UID), form)
+    assert again.statistics.steps == 3
+    assert again.optimizer is not None
+    for group in again.optimizer.param_groups:
+        assert (group["lr"], group["betas"]) == (0.001, (0.8, 0.9))
+
+
+def test_a_long_difference_between_networks_is_not_cut_off() -> None:
+    deep = read_definition(changed("inner = [32]", f"inner = {[8] * 60}"))
+    deeper = read_definition(changed("inner = [32]", f"inner = {[8] * 61}"))
+    words = {
+        one.optimizer_options()["further"]["network below [experts]"] for one in (deep, deeper)
+    }
+    assert len(words) == 2
+    assert max(map(len, words)) < LONGEST_SETTING
 
 
 def test_a_run_that_gets_experts_is_another_one() -> None:
@@ -188,8 +266,8 @@ UNSUITABLE = {
         "[experts.network]: The expert is called 'feedforward', and there is none.",
     ),
     "an unknown key of an expert": (
-        "inner = [8]",
-        "iner = [8]",
+        "inner = [32]",
+        "iner = [32]",
         "There is no key 'iner' below [experts.network]. Did you mean inner?",
     ),
     "an optimizer that there is not": (
@@ -198,7 +276,7 @@ UNSUITABLE = {
         "[experts.optimizer]: The optimizer is called 'adam'",
     ),
     "experts that take sequences": (
-        'name = "feed-forward"\nwidth = 16\ninner = [8]',
+        'name = "feed-forward"\nwidth = 16\ninner = [32]',
         'name = "transformer"\nwidth = 16\nsequence = 16\nheads = 2\ninner = 8',
         "[model]: The experts of the kind transformer take sequences",
     ),
@@ -235,7 +313,7 @@ def test_calls_are_counted_as_they_travel() -> None:
 
 
 def test_a_server_holds_what_its_memory_has_room_for() -> None:
-    large = read_definition(changed("inner = [8]", "inner = [50000]"))
+    large = read_definition(changed("inner = [32]", "inner = [50000]"))
     held = most_experts(4 << 30, server_bytes(large))
     assert 0 < held * server_bytes(large) < 4 << 30
     assert most_experts(1 << 20, server_bytes(large)) == 0

@@ -36,7 +36,7 @@ class Scaled(nn.Module):
 def build_expert(settings, *, seed):
     return Scaled(settings["first"] + seed % 7)
 """
-TEXT = changed('name = "feed-forward"\nwidth = 16\ninner = [8]', 'module = "scaled"\nfirst = 2')
+TEXT = changed('name = "feed-forward"\nwidth = 16\ninner = [32]', 'module = "scaled"\nfirst = 2')
 DEFINITION = read_definition(TEXT)
 UID = Uid("ffn1", (1, 2))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from node.run.definition import RunDefinition
-from node.run.experts import grids, maker
+from node.run.experts import directory_name, grids, maker
 from protocols.experts import ExpertDirectory, ExpertHost, HostSettings, open_expert_host
 from protocols.testing.world import SimulatedWorld
 from tests.access.members import running_node, write_key
@@ -47,7 +47,7 @@ async def expert_server(
                 running_node(world, name, configuration) as node,
                 open_expert_host(
                     node.rpc,
-                    ExpertDirectory(node.network, node.dht, definition.name),
+                    ExpertDirectory(node.network, node.dht, directory_name(definition)),
                     found,
                     maker(definition),
                     folder / "experts",

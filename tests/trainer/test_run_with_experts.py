@@ -10,6 +10,7 @@ import trio
 from node.run.definition import read_definition
 from node.training.happenings import ExpertsBack, ExpertsMissing, RunComplete
 from node.training.trainer import TrainerOptions
+from protocols.accumulation.driver import OtherModel
 from protocols.accumulation.events import StepTaken
 from protocols.testing.world import SimulatedWorld
 from tests.runs.expert_definitions import changed
@@ -81,6 +82,27 @@ async def test_a_trainer_whose_experts_are_gone_says_so_and_goes_on_when_they_re
     assert back.dropped > 0
 
 
+@pytest.mark.slow
+async def test_a_trainer_with_another_k_is_refused_by_name(tmp_path: Path) -> None:
+    other = read_definition(changed("k = 2", "k = 3"))
+
+    async with (
+        SimulatedWorld(seed=1) as world,
+        expert_server(world, ENDLESS, "sam", tmp_path) as sam,
+        training_in(world, ENDLESS, "ann", tmp_path / "a", ORGANISER, sam.address) as ann,
+    ):
+        await ann.until("StepTaken")
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(OtherModel, match=r"k below \[experts\] is 3 here and 2 there"),
+            flatten_subgroups=True,
+            allow_unwrapped=True,
+        ):
+            async with training_in(
+                world, other, "ben", tmp_path / "b", VOLUNTEER, sam.address
+            ) as ben:
+                await ben.ended.wait()
+
+
 async def test_a_trainer_that_waits_for_experts_can_leave(tmp_path: Path) -> None:
     async with (
         SimulatedWorld(seed=1) as world,
@@ -88,6 +110,7 @@ async def test_a_trainer_that_waits_for_experts_can_leave(tmp_path: Path) -> Non
         training_in(world, ENDLESS, "ann", tmp_path / "a", ORGANISER, sam.address) as ann,
     ):
         await ann.until("StepTaken")
+        assert sum(ann.session.take_served_rows().values()) > 0
         sam.stop()
         await ann.until("ExpertsMissing")
         ann.session.departure.leave()

@@ -13,7 +13,7 @@ import trio.testing
 
 from node.core.training_view import TrainerPhase
 from node.run.definition import read_definition
-from node.run.experts import grids, maker
+from node.run.experts import directory_name, grids, maker
 from node.training.happenings import ExpertsLost, ExpertsTaken, Notice
 from node.training.phases import NETWORK, Facts, told_of
 from node.training.serving import (
@@ -107,7 +107,7 @@ async def serving_node(
     session = TrainingSession(shown, serves_only=True)
     session.entered()
     async with running_node(world, "sam", configuration) as node:
-        directory = ExpertDirectory(node.network, node.dht, DEFINITION.name)
+        directory = ExpertDirectory(node.network, node.dht, directory_name(DEFINITION))
         experts = WatchedExperts(directory, DEFINITION.name, grids(DEFINITION))
         plan = ServingPlan(
             run=DEFINITION.name,

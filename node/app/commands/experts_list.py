@@ -110,7 +110,7 @@ def _from_the_run(
     async def main() -> int:
         import trio
 
-        from node.run.experts import grids
+        from node.run.experts import directory_name, grids
         from node.training.census import take_census
         from node.training.join import find_definition
         from protocols.errors import DeadlineExceeded
@@ -127,7 +127,8 @@ def _from_the_run(
                         why="Its definition has no [experts], so each of its peers has the whole "
                         "model.",
                     )
-                directory = ExpertDirectory(client.network, client.dht, invite.run)
+                name = directory_name(signed.definition)
+                directory = ExpertDirectory(client.network, client.dht, name)
                 found.append(await take_census(directory, invite.run, grids(signed.definition)))
         if patience.cancelled_caught:
             raise DeadlineExceeded(

@@ -25,7 +25,8 @@ GATHERING_SECONDS = 60.0  # asking others takes up to 15, and adding up a long r
 CHECKING_SECONDS = 240.0  # up to 15 for each of a few keepers on top
 
 ALONE = "alone"  # this column is only there if somebody has made steps alone
-COLUMNS = ("", "who", "samples", ALONE, "averaged", "service", "longest", "devices")
+SERVED = "served"  # and this one if somebody has served experts
+COLUMNS = ("", "who", "samples", ALONE, SERVED, "averaged", "service", "longest", "devices")
 WHO = 1  # the column that is shortened if the terminal is narrow
 LONGEST_NAME = 40  # characters; a username may have a hundred
 SHORTEST_NAME = 12  # below this, lines instead of a table
@@ -39,7 +40,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "run, bytes averaged for others, time of service, and the longest service without a break. "
         "The devices of one person are added up. Peers that helped without samples have a table of "
         "their own. Samples in steps that somebody made alone, from which the run continued, have "
-        "a column of their own.\n\n"
+        "a column of their own, and so have others' samples that a person's experts computed.\n\n"
         "Nobody's own word counts. Every peer signs a record of its steps. A step counts as most "
         "of the other peers confirm it, and never for more than this node has seen if it was "
         "there. The node asks the present peers for their records, and for records of peers that "
@@ -48,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "start`) for their sums and the records behind them, adds up the same records, and shows "
         "the differences. Exit code 1 if there are any, or if there is no peer to check. If this "
         "node is the only one that keeps the run, it says so, with exit code 0: its own table "
-        "comes from the records. Exit code 4 if no node trains here.",
+        "comes from the records. Exit code 4 if no node trains or serves experts here.",
         example="potluck leaderboard\npotluck leaderboard --check\npotluck leaderboard --json",
     )
     parser.add_argument(
@@ -102,6 +103,10 @@ def board_lines(board: dict[str, Any], columns: int | None = None) -> Iterator[s
         yield ""
         yield "Helpers, without samples:"
         yield from _table(board["helpers"], columns)
+    if _any_served([*board["people"], *board["helpers"]]):
+        yield ""
+        yield "Served: samples of others that a person's experts computed, by the word of those who"
+        yield "trained with them. Several servers of one sample have a part of it each."
     if board["unheard"]:
         yield ""
         count = len(board["unheard"])
@@ -148,7 +153,12 @@ def _agrees(check: dict[str, Any]) -> bool:
 
 def _table(ranks: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     rows = [_row(one) for one in ranks]
-    shown = [place for place, name in enumerate(COLUMNS) if name != ALONE or _any_alone(ranks)]
+    absent = {
+        name
+        for name, is_there in ((ALONE, _any_alone), (SERVED, _any_served))
+        if not is_there(ranks)
+    }
+    shown = [place for place, name in enumerate(COLUMNS) if name not in absent]
     table = [[row[place] for place in shown] for row in (COLUMNS, *rows)]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     if columns is not None:
@@ -177,6 +187,10 @@ def _any_alone(ranks: list[dict[str, Any]]) -> bool:
     return any(one["alone_steps"] for one in ranks)
 
 
+def _any_served(ranks: list[dict[str, Any]]) -> bool:
+    return any(one["served_samples"] for one in ranks)
+
+
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
     from node.core.caps.units import in_words
 
@@ -185,6 +199,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         _name(one) + (" (you)" if one["is_me"] else ""),
         f"{one['samples']:,}",
         f"{one['alone_samples']:,}" if one["alone_steps"] else "",
+        f"{one['served_samples']:,}" if one["served_samples"] else "",
         in_words(one["averaged_bytes"]),
         _hours(one["service_seconds"]),
         _hours(one["longest_seconds"]),

@@ -1,4 +1,5 @@
-"""`potluck service`: have systemd run this home's `potluck join`, in the background.
+"""`potluck service`: have systemd run this home's `potluck join`, or `potluck experts
+serve`, in the background.
 
 A unit has an environment of its own. Of this shell's variables it gets only those for the home and
 the settings file, and never a secret.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,17 +22,21 @@ if TYPE_CHECKING:
     from node.core.configuration import Configuration
 
 PLACES = ("POTLUCK_HOME", "POTLUCK_CONFIG")  # copied into the unit with their present values
+JOIN = ("join",)
+SERVED = ("join", "experts serve")  # what a unit may run
 LINGER = "It runs while you are logged in; with `loginctl enable-linger` it runs always."
 
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "service",
-        help="train in the background, from login or boot",
-        description="Let systemd run `potluck join` for you, in the last run. It starts it again "
-        "when it fails, and tells it to leave when you log out or shut down. Limits and other "
-        "settings come from the settings file (`potluck config show --origin`).",
-        example="potluck service install\npotluck service uninstall",
+        help="train, or serve experts, in the background, from login or boot",
+        description="Let systemd run `potluck join` for you, or `potluck experts serve`, in the "
+        "last run. It starts it again when it fails, and tells it to leave when you log out or "
+        "shut down. Limits and other settings come from the settings file (`potluck config show "
+        "--origin`).",
+        example="potluck service install\npotluck service install experts serve\n"
+        "potluck service uninstall",
     )
     actions = parser.add_actions("action")
     install = actions.add_parser(
@@ -40,11 +45,14 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Write a unit for your own systemd (~/.config/systemd/user) that starts with "
         "your session, and start it now unless a node runs in this home. It is safe to repeat: an "
         "earlier unit is replaced. The unit contains no secret: join the run once by hand first, "
-        "so that there is a key and, in a closed run, a pass.\n\n"
+        "so that there is a key and, in a closed run, a pass. With COMMAND it runs that, with its "
+        "flags: `join` or `experts serve`, without an invite. Flags of `service install` stand "
+        "before it.\n\n"
         "systemd does not start it again after exit code 2 (wrong use) or 3 (not allowed, too "
         "large), and gives it ten seconds to leave. `potluck status`, `pause`, `leave` and `logs` "
         "work as usual; `journalctl --user -u potluck` shows its output.",
         example="potluck service install\npotluck service install --show\n"
+        "potluck service install experts serve --experts 32\n"
         "potluck service install --home ~/poem --name potluck-poem",
     )
     install.add_argument(
@@ -52,6 +60,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     install.add_argument(
         "--no-start", action="store_true", help="start it with your next session, not now"
+    )
+    install.add_argument(
+        "words",
+        metavar="COMMAND",
+        nargs=argparse.REMAINDER,
+        help="the command that it runs, with its flags (join)",
     )
     uninstall = actions.add_parser(
         "uninstall",
@@ -131,6 +145,8 @@ def _unit(arguments: argparse.Namespace, configuration: Configuration) -> Servic
     from node.core.wrong_use import WrongUse
     from node.training.join import Need, pass_needed, read_invited
 
+    words = tuple(arguments.words) or JOIN
+    serves = _check_command(words)
     invite = read_invited(configuration.places, None, None, {})
     if not configuration.key_file.exists() or pass_needed(configuration, invite, "") not in (
         Need.NOTHING,
@@ -138,7 +154,8 @@ def _unit(arguments: argparse.Namespace, configuration: Configuration) -> Servic
     ):
         raise WrongUse(
             f"This node has no key or pass for {invite.run}, and a service cannot ask for one.",
-            advice="Run `potluck join` (or `potluck login`) once by hand, then try again.",
+            advice=f"Run `potluck {'experts serve' if serves else 'join'}` (or `potluck login`) "
+            "once by hand, then try again.",
         )
     home, variables = _chosen_home(arguments), {}
     if home is not None:
@@ -147,8 +164,46 @@ def _unit(arguments: argparse.Namespace, configuration: Configuration) -> Servic
     if config:
         variables["POTLUCK_CONFIG"] = str(Path(config).expanduser().absolute())
     return ServiceUnit(
-        unit_name(arguments.name, home), invite.run, (*this_program(), "join", "--plain"), variables
+        unit_name(arguments.name, home),
+        f"{'serves experts of' if serves else 'trains in'} the run {invite.run}",
+        (*this_program(), *words, "--plain"),
+        variables,
     )
+
+
+def _check_command(words: Sequence[str]) -> bool:
+    """Whether this command serves experts, and does not train. WrongUse for one that no unit can
+    run."""
+    from node.app.commands import catalogue
+    from node.core.wrong_use import WrongUse
+
+    _, given = catalogue.parse(words)
+    typed = " ".join([given.command, *([given.action] if hasattr(given, "action") else [])])
+    if typed not in SERVED:
+        raise WrongUse(
+            f"A service cannot run `potluck {typed}`.",
+            advice=f"It runs {' or '.join(f'`{one}`' for one in SERVED)}.",
+        )
+    of_all = [flag for flag in catalogue.flags_of_all() if hasattr(given, flag.removeprefix("--"))]
+    if of_all:
+        raise WrongUse(
+            f"{' and '.join(of_all)} stand before `{typed}`: the unit gets the home and the "
+            "settings file by itself."
+        )
+    if given.invite or given.invite_file or given.code_file:
+        raise WrongUse(
+            "A service takes no invite and no code.",
+            why="It continues in the last run, and everybody on this machine may read its unit.",
+            advice=f"Run `potluck {typed} INVITE` once by hand, and install the service then.",
+        )
+    relative = [one for one in given.trust_module if not Path(one).is_absolute()]
+    if relative:
+        raise WrongUse(
+            f"{relative[0]} is not a whole path.",
+            why="A service starts in another folder.",
+            advice=f"--trust-module {Path(relative[0]).expanduser().absolute()}",
+        )
+    return typed != "join"
 
 
 def _chosen_home(arguments: argparse.Namespace) -> str | None:

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from math import prod
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Final
 
 from node.app.demo.driver import LISTEN, DemoFailed, DemoStage, Tell, has_told, told_event
+from node.run.template import small_with_experts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,43 +40,18 @@ TAKE_OVER_SECONDS: Final = 75.0  # the promise is a minute, on a machine that do
 COMPARED: Final = 3  # steps at either end, whose mean losses are compared
 FALLS_BELOW: Final = 0.95  # of the first steps' loss
 
-DEFINITION: Final = f"""format = 1
-[run]
-name = "{RUN}"
-description = "a small GPT with a mixture of experts, to see potluck at work"
-[model]
-name = "dmoe_gpt"
-size = "tiny"
-context = 32
-width = 32
-layers = 2
-heads = 2
-[optimizer]
-name = "adamw"
-lr = 0.004
-[training]
-batch = 96
-samples_at_once = 8
-[averaging]
-grace_seconds = 3.0
-[experts]
-grids = ["ffn0", "ffn1"]
-sizes = [3, 4]
-k = 3
-grace_seconds = 1.0
-timeout_seconds = 10.0
-in_flight = 2
-[experts.network]
-name = "feed-forward"
-width = 32
-inner = [64]
-[experts.optimizer]
-name = "adamw"
-lr = 0.004
-[checkpoints]
-every_seconds = 5.0
-"""
-CELLS: Final = 2 * 3 * 4
+SIZES: Final = (3, 4)
+DEFINITION: Final = small_with_experts(
+    RUN,
+    batch=96,
+    sizes=SIZES,
+    k=3,
+    run='description = "a small GPT with a mixture of experts, to see potluck at work"',
+    averaging="grace_seconds = 3.0",
+    experts="grace_seconds = 1.0\ntimeout_seconds = 10.0\nin_flight = 2",
+    checkpoints="every_seconds = 5.0",
+)
+CELLS: Final = 2 * prod(SIZES)
 
 
 @dataclass

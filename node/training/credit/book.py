@@ -18,22 +18,27 @@ that a peer made alone and then gave up for the others' state (`gave_up_alone`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from protocols.credit.record import (
     HISTORY_BYTES,
     LARGEST_AMOUNT,
     MOST_IN_A_LINE,
     MOST_MEMBERS,
+    MOST_SERVERS,
     Line,
     Page,
     page_number,
 )
-from protocols.identity import public_key_of
+from protocols.identity import PeerId, public_key_of
 
 if TYPE_CHECKING:
     from protocols.accumulation.events import Share
+
+NOBODY: Final[Mapping[PeerId, int]] = MappingProxyType({})
 
 PAGES_HELD = 8  # of the newest epochs; only the last one changes, except after a step back
 
@@ -67,8 +72,10 @@ class Book:
         moment: int,
         of_samples: float,
         over_a_grid: bool,
+        served: Mapping[PeerId, int] = NOBODY,
     ) -> bool:
-        """Record a step; False if a record has no room for such a step."""
+        """Record a step; False if a record has no room for such a step. `served`: the rows that the
+        experts of each peer have computed for it."""
         keys = [public_key_of(one.peer) for one in shares]
         if len(keys) > MOST_IN_A_LINE or self._key not in keys:
             return False
@@ -79,7 +86,10 @@ class Book:
         members = dict.fromkeys([*draft.members, *keys])
         if len(members) > MOST_MEMBERS:
             return False
-        draft.members = list(members)
+        most = sorted(served, key=lambda peer: (-served[peer], peer))[:MOST_SERVERS]
+        rows = {public_key_of(peer): served[peer] for peer in most if served[peer]}
+        room = max(len(members), MOST_MEMBERS - MOST_IN_A_LINE)  # the next group may be another one
+        draft.members = list(members | dict.fromkeys(rows))[:room]
         places = {key: place for place, key in enumerate(draft.members)}
         for later in [one for one in draft.lines if one >= epoch]:
             del draft.lines[later]
@@ -92,6 +102,8 @@ class Book:
             tuple(places[key] for key in keys),
             tuple(_amount(one.samples) for one in shares),
             tuple(_amount(one.averaged_bytes) for one in shares),
+            tuple(places[key] for key in rows if key in places),
+            tuple(_amount(each) for key, each in rows.items() if key in places),
         )
         self._changed.add(number)
         self._forget_old()

@@ -9,8 +9,9 @@ to any peer that asks. When it leaves, it hands it to the keepers of the run's c
 complete, and soon after a peer's first step, since many stay only for minutes. Then it adds them
 up, for `sums` and for the figures of `potluck backbone`. The same pages give every peer the same
 result (tally.py), so nobody needs to believe a keeper (sums.py). `board_of` is the leaderboard as
-it is shown and printed. Peers without samples have a table of their own: these helpers average for
-others, keep checkpoints or relay, and are ordered by the bytes that they averaged.
+it is shown and printed. Peers without samples have a table of their own: these helpers serve
+experts, average for others, keep checkpoints or relay. They are ordered by the samples that their
+experts computed, and then by the bytes that they averaged.
 
 Promises: nothing here holds up training, and a full disk costs the record but not the training.
 However many peers ask for sums, adding up takes no more than a twentieth of the time. It ends with
@@ -81,6 +82,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     devices: int
     alone_samples: int = 0  # in steps that this person made alone, by their own records
     alone_steps: int = 0
+    served_samples: int = 0  # of others, that its experts computed for them
     name: str = ""  # the last one it gave itself here, cleaned
     peer: str = ""  # one of the person's devices
 
@@ -119,7 +121,14 @@ def board_of(
 ) -> Board:
     found = list(standings)
     helpers = [one for one in found if one.helps]
-    helpers.sort(key=lambda one: (-one.averaged_bytes, -one.service_seconds, one.person))
+    helpers.sort(
+        key=lambda one: (
+            -one.served_samples,
+            -one.averaged_bytes,
+            -one.service_seconds,
+            one.person,
+        )
+    )
     return Board(
         run=run,
         steps=steps,
@@ -150,6 +159,7 @@ def _ranked(
             devices=len(one.devices),
             alone_samples=one.alone_samples,
             alone_steps=one.alone_steps,
+            served_samples=one.served_samples,
             name=next((names[peer] for peer in one.devices if names.get(peer)), ""),
             peer=one.devices[0] if one.devices else "",
         )
@@ -399,6 +409,7 @@ class CreditService:
             moment=int(self._node.network.wall_time()),
             of_samples=step.samples,
             over_a_grid=over_a_grid,
+            served=self._session.take_served_rows() if step.own_samples else {},
         )
 
     # -- writing
@@ -493,7 +504,12 @@ class CreditService:
         checks = (
             await self._checking().check(self._keepers_here()) if arguments.get("check") else ()
         )
-        await answer(await in_thread(self._add_up, asked, unheard, checks))
+        names = {
+            self._identity.peer_id: self._session.name,
+            **self._names,
+            **{PeerId(one.peer): one.said_name for one in self._session.view().peers},
+        }
+        await answer(await in_thread(self._add_up, asked, unheard, checks, names))
 
     async def _gather(self, only: Collection[PeerId] = ()) -> tuple[int, dict[PeerId, str]]:
         """Fetch the pages of these peers, or of all that can be reached."""
@@ -544,7 +560,13 @@ class CreditService:
             seen_by=self._identity.peer_id,
         )
 
-    def _add_up(self, asked: int, unheard: dict[PeerId, str], checks: tuple[Check, ...]) -> Board:
+    def _add_up(
+        self,
+        asked: int,
+        unheard: dict[PeerId, str],
+        checks: tuple[Check, ...],
+        names: dict[PeerId, str],
+    ) -> Board:
         member, me = self._node.membership, self._identity.peer_id
         records = records_of(self._keyring, self._shelf.pages())
         persons = persons_of(records, None if member is None else member.access.shown_by)
@@ -566,11 +588,7 @@ class CreditService:
             unheard={str(peer): why for peer, why in unheard.items()},
             keeps=self._keeps,
             checks=checks,
-            names={
-                me: self._session.name,
-                **self._names,
-                **{PeerId(one.peer): one.said_name for one in self._session.view().peers},
-            },
+            names=names,
         )
 
     @property

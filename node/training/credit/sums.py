@@ -209,6 +209,7 @@ def _sum(one: PersonStanding) -> Sum:
         round(one.service_seconds),
         round(one.longest_seconds),
         len(one.devices),
+        one.served_samples,
     )
 
 

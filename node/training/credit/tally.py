@@ -11,6 +11,8 @@ took part in (`seen_by`), nothing counts beyond its own record. So
   more than half of the voices, lowering it takes half of them;
 - if `seen_by` was in the step, no number of liars can raise an amount or make another step of it;
 - of two sides of a fork, the side of `seen_by` counts, else the larger one;
+- a server of experts is credited with samples of the trainers that used it (`served_by`), and so
+  never by its own word;
 - a step that a peer made alone is counted apart, because no other has seen its samples. It counts
   only if it is known to be part of the run: the adding peer made it itself, or its maker alone
   records that epoch and went on from it, step by step, into a step that others confirm. The number
@@ -34,9 +36,9 @@ has a voice about it, too.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Final, NamedTuple
 
 from protocols.credit.messages import LARGEST_SUM
@@ -57,10 +59,13 @@ NOTHING = Amounts()
 
 @dataclass(frozen=True)
 class ToldStep:
-    """A line, with the peers' names in it."""
+    """A line, with the peers' names in it. `served`: the rows that servers of experts computed for
+    its writer."""
 
+    writer: PeerId
     line: Line
     shares: Mapping[PeerId, Amounts]
+    served: Mapping[PeerId, int]
 
 
 Voices = dict[str, list[ToldStep]]
@@ -88,6 +93,19 @@ def confirmed_by(voices: Voices, persons: Mapping[PeerId, str]) -> Iterator[tupl
     for peer, amounts in sorted(told.shares.items()):
         if voices.keys() != {persons.get(peer, peer)}:
             yield peer, amounts._replace(samples=min(amounts.samples, told.line.of_samples))
+
+
+def served_by(
+    told: ToldStep, samples: int, persons: Mapping[PeerId, str]
+) -> Iterator[tuple[PeerId, int]]:
+    """The servers of another person, with their parts of a writer's samples in a step: as large as
+    their parts of the rows that it had computed. Together they get no more than these samples, so a
+    trainer that lies has no more to give away than it has brought itself."""
+    rows = sum(told.served.values())
+    for server, own in sorted(told.served.items()):
+        part = samples * own // max(rows, 1)
+        if part and persons.get(server, server) != persons.get(told.writer, told.writer):
+            yield server, part
 
 
 def of_history(voices: Voices, history: bytes) -> Voices:
@@ -225,6 +243,7 @@ class PersonStanding:
     devices: tuple[PeerId, ...]
     alone_samples: int = 0
     alone_steps: int = 0
+    served_samples: int = 0
 
     @property
     def helps(self) -> bool:
@@ -251,12 +270,25 @@ class _Sum:
     devices: list[PeerId] = field(default_factory=list)
     alone_samples: int = 0
     alone_steps: int = 0
+    served_samples: int = 0
 
-    def add_alone(self, peer: PeerId, steps: Sequence[int]) -> None:
-        """Add steps that a device made alone, by their samples."""
-        self.alone_samples = min(self.alone_samples + sum(steps), LARGEST_SUM)
-        self.alone_steps += len(steps)
-        if steps and peer not in self.devices[-1:]:
+    def add_step(self, peer: PeerId, epoch: int) -> None:
+        if epoch not in self.epochs[-1:]:
+            self.epochs.append(epoch)
+        self._add_device(peer)
+
+    def add_alone(self, peer: PeerId, samples: int) -> None:
+        """Add a step that a device made alone."""
+        self.alone_samples = min(self.alone_samples + samples, LARGEST_SUM)
+        self.alone_steps += 1
+        self._add_device(peer)
+
+    def add_served(self, peer: PeerId, samples: int) -> None:
+        self.served_samples = min(self.served_samples + samples, LARGEST_SUM)
+        self._add_device(peer)
+
+    def _add_device(self, peer: PeerId) -> None:
+        if peer not in self.devices[-1:]:
             self.devices.append(peer)
 
 
@@ -266,16 +298,16 @@ class _Alone:
 
     def __init__(self, seen_by: PeerId | None) -> None:
         self._seen_by = seen_by
-        self._waiting: dict[PeerId, tuple[int, list[int]]] = {}
+        self._waiting: dict[PeerId, tuple[int, list[tuple[int, ToldStep]]]] = {}
 
     def of(
         self, step: _Step, confirmed: Collection[PeerId], most_samples: int
-    ) -> Iterator[tuple[PeerId, Sequence[int]]]:
-        """The peers whose steps are now known to be the run's, with the samples of each step."""
+    ) -> Iterator[tuple[int, ToldStep]]:
+        """The steps that are now known to be the run's, each with its samples."""
         for peer in confirmed:
-            epoch, samples = self._waiting.pop(peer, (-2, []))
+            epoch, made = self._waiting.pop(peer, (-2, []))
             if epoch + 1 == step.epoch:
-                yield peer, samples
+                yield from made
         if len(step.voices) != 1:
             return
         ((told, *others),) = step.voices.values()
@@ -284,11 +316,11 @@ class _Alone:
         ((peer, amounts),) = told.shares.items()
         samples_now = min(amounts.samples, most_samples)
         if peer == self._seen_by:
-            yield peer, [samples_now]
+            yield samples_now, told
             return
-        epoch, samples = self._waiting.get(peer, (-2, []))
-        before = samples if epoch + 1 == step.epoch else []
-        before.append(samples_now)
+        epoch, made = self._waiting.get(peer, (-2, []))
+        before = made if epoch + 1 == step.epoch else []
+        before.append((samples_now, told))
         self._waiting[peer] = step.epoch, before
 
 
@@ -312,21 +344,27 @@ def tally(
             continue  # it cannot have been made yet
         moments[step.epoch] = _moment(step)
         confirmed = dict(_confirmed(step, persons))
-        for peer, samples in alone.of(step, confirmed, most_samples):
-            sums[persons.get(peer, peer)].add_alone(peer, samples)
+        for samples, told in alone.of(step, confirmed, most_samples):
+            sums[persons.get(told.writer, told.writer)].add_alone(told.writer, samples)
+            for server, part in served_by(told, samples, persons):
+                sums[persons.get(server, server)].add_served(server, part)
         for peer, amounts in confirmed.items():
             one = sums[persons.get(peer, peer)]
             one.samples += min(amounts.samples, most_samples)
             one.averaged_bytes = min(one.averaged_bytes + amounts.averaged_bytes, LARGEST_SUM)
-            if step.epoch not in one.epochs[-1:]:
-                one.epochs.append(step.epoch)
-            if peer not in one.devices[-1:]:
-                one.devices.append(peer)
+            one.add_step(peer, step.epoch)
+        for told in chain.from_iterable(step.voices.values()):
+            brought = min(confirmed.get(told.writer, NOTHING).samples, most_samples)
+            for server, part in served_by(told, brought, persons):
+                one = sums[persons.get(server, server)]
+                one.add_served(server, part)
+                one.add_step(server, step.epoch)
     standings = [_standing(person, sums.pop(person), moments) for person in list(sums)]
     standings.sort(
         key=lambda one: (
             -one.samples,
             -one.alone_samples,
+            -one.served_samples,
             -one.averaged_bytes,
             -one.service_seconds,
             one.person,
@@ -364,7 +402,11 @@ def _steps(
                     names[key]: Amounts(1, samples, averaged)
                     for key, samples, averaged in _shares(line, page)
                 }
-            told = ToldStep(line, shares)
+            served = {
+                names[page.members[server]]: rows
+                for server, rows in zip(line.servers, line.served, strict=True)
+            }
+            told = ToldStep(place[1], line, shares, served)
             if person:
                 voices.setdefault(person, []).append(told)
             if place[1] == seen_by:
@@ -382,7 +424,10 @@ class _Names(dict[bytes, PeerId]):
 
 def _order(line: Line, page: Page) -> tuple[object, ...]:
     """Every peer picks the same of two versions."""
-    return line.moment, line.history, sorted(_shares(line, page))
+    served = [
+        (page.members[one], rows) for one, rows in zip(line.servers, line.served, strict=True)
+    ]
+    return line.moment, line.history, sorted(_shares(line, page)), sorted(served)
 
 
 def _shares(line: Line, page: Page) -> Iterator[tuple[bytes, int, int]]:
@@ -433,4 +478,5 @@ def _standing(person: str, one: _Sum, moments: Mapping[int, float]) -> PersonSta
         tuple(sorted(set(one.devices))),
         one.alone_samples,
         one.alone_steps,
+        one.served_samples,
     )

@@ -259,7 +259,9 @@ async def _train(
 
         caps = watched.caps
         meter = TrafficMeter(caps.upload_bytes_per_second, caps.download_bytes_per_second)
-        await serve_until_left(node, session, meter)
+        terms = _credit_terms(part, prepared.definition)
+        async with open_credit(node, session, terms, keeps=False):
+            await serve_until_left(node, session, meter)
     left = Left(0, 0, round(session.seconds, 3), expert_rows=session.expert_rows)
     session.happened(left)
     return left
@@ -273,12 +275,13 @@ async def _experts_of(
     if prepared.definition.experts is None:
         yield None
         return
-    from node.run.experts import grids
+    from node.run.experts import directory_name, grids
     from node.training.census import EXPERTS_LIST
     from node.training.serving import WatchedExperts, open_serving
     from protocols.experts import ExpertDirectory
 
-    directory = ExpertDirectory(node.network, node.dht, part.run)
+    name = directory_name(prepared.definition)
+    directory = ExpertDirectory(node.network, node.dht, name)
     experts = WatchedExperts(directory, part.run, grids(prepared.definition))
     session.experts = experts.view
     node.control.add(EXPERTS_LIST, experts.answer_list)
@@ -302,12 +305,16 @@ async def _train_samples(
 ) -> Left:
     from node.training.trainer import train_run
 
-    training = prepared.definition.training
-    session.steps = training.steps
-    samples = training.batch * training.local_steps  # of a round, which is a step here
-    terms = CreditTerms(f"{part.run}/{part.organiser}", samples, training.steps)
+    session.steps = prepared.definition.training.steps
+    terms = _credit_terms(part, prepared.definition)
     async with open_credit(node, session, terms, keeps=part.checkpoints is not None):
         return await train_run(node, prepared.definition, ready.task, options, session)
+
+
+def _credit_terms(part: Participation, definition: RunDefinition) -> CreditTerms:
+    training = definition.training
+    samples = training.batch * training.local_steps  # of a round, which is a step here
+    return CreditTerms(f"{part.run}/{part.organiser}", samples, training.steps)
 
 
 def _options(
@@ -428,8 +435,8 @@ def _built(
         return build_task(signed.definition, device=devices, peer=peer, trusted=part.trusted)
 
 
-COPIES_FOR_EACH = 4
-"""The disk for others' copies, in multiples of the own experts'. Each is kept at two others, and
+COPIES_FOR_EACH = 6
+"""The disk for others' copies, in multiples of the own experts'. Each is kept at three others, and
 with few servers some have more of them than others."""
 LEAST_COPIES_BYTES = 64 << 20
 
@@ -466,7 +473,7 @@ def _plan_of(
         run=part.run,
         grids=all_grids,
         make=make,
-        folder=experts_folder(node.configuration.places, part.run, part.organiser),
+        folder=experts_folder(node.configuration.places, part.organiser, definition),
         settings=HostSettings(most, uids, checkpoint_seconds, largest_copies_bytes=copies),
         memory_bytes=most * each + REQUESTS_BYTES if most else 0,
         disk_bytes=most * saved + copies,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ from lab.bench.machine import machine_facts
 from lab.bench.nat import ROUND_TRIP_SECONDS
 from lab.bench.nat_join import ANYWHERE
 from lab.net import NetworkLab, RouterKind
+from node.run.template import small_with_experts
 
 if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
@@ -29,35 +31,9 @@ WAYS: Final = {"port-restricted": "relayed", "cone": "punched"}
 """By the trainer's router: how it meets a symmetric one."""
 STEPS: Final = 5
 
-DEFINITION: Final = """
-[run]
-name = "bench"
-[model]
-name = "dmoe_gpt"
-size = "tiny"
-context = 32
-width = 32
-layers = 2
-heads = 2
-[optimizer]
-name = "adamw"
-lr = 0.004
-[training]
-batch = 32
-samples_at_once = 8
-[experts]
-grids = ["ffn0", "ffn1"]
-sizes = [2, 2]
-k = 2
-[experts.network]
-name = "feed-forward"
-width = 32
-inner = [64]
-[experts.optimizer]
-name = "adamw"
-lr = 0.004
-"""
-CELLS: Final = "8"
+SIZES: Final = (2, 2)
+DEFINITION: Final = small_with_experts("bench", batch=32, sizes=SIZES)
+CELLS: Final = str(2 * prod(SIZES))
 
 
 def add_parser(subparsers: Subparsers) -> None:
