@@ -335,6 +335,7 @@ class Collaboration:
         self._fetching.cancel()
 
     def round_ended(self, ended: Averaged, brought: Mapping[PeerId, float], applied: bool) -> None:
+        self._averager.confirm(applied=applied)
         if applied:
             self._keeping_up.is_in()
         self.tracker.round_ended(

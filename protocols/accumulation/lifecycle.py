@@ -165,6 +165,8 @@ class Averaged:
     - `in_doubt`: DISCARDED, but `members` may have made the step.
     - `peers`: of how many peers the data is in the committed result. By cohorts these are more than
       `members`, which are then their heads.
+    - `handed_down`: the head of this peer's cohort has applied the result, and has asked already
+      whether most of the holders were in it.
     """
 
     ending: Ending
@@ -177,6 +179,7 @@ class Averaged:
     begun_without: tuple[PeerId, ...] = ()
     in_doubt: bool = False
     peers: int = 0
+    handed_down: bool = False
 
 
 @dataclass(frozen=True)
@@ -479,7 +482,7 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
         raise ProtocolMisuse("A committed result has a digest.")
     if event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
-    lacking = _lacking(life, event)
+    lacking = "" if event.handed_down else _lacking(life, event)
     if lacking:  # the other members may see this differently, and then they are further
         return _kept(replace(life, passed_by=life.passed_by | {*event.members}), lacking)
     if life.passed_by & life.ahead:

@@ -705,9 +705,15 @@ class _Cohorts:
         if self._head:
             newest.pop(self.number, None)
         self.has_vote = self._head
-        self.voting = {peer: sums[peer] for peer in newest.values()}
+        # the run is one group again, and this peer has not reached that step yet
+        further = {
+            peer: one
+            for peer, one in own_slots.items()
+            if one.slot.cohorts == 1 and one.slot.epoch > mine.epoch
+        }
+        self.voting = {peer: sums[peer] for peer in newest.values()} | further
         self.others = frozenset(peer for one, peer in newest.items() if one != number)
-        self.fitting = {**ours, **{peer: sums[peer] for peer in self.others}}
+        self.fitting = {**ours, **further, **{peer: sums[peer] for peer in self.others}}
 
     def _number_of(self, name: PeerId) -> int:
         return cohort_of(self._run, publisher_of(name), self._count)

@@ -48,6 +48,7 @@ def averaged(outcome: Outcome, made: Made | None = None) -> Averaged:
                 left_out=left_out_of(outcome),
                 votes=outcome.votes,
                 peers=outcome.peers,
+                handed_down=outcome.handed_down,
             )
         case LeftOut():
             return Averaged(Ending.LEFT_OUT, digest=outcome.digest, members=outcome.members)
@@ -86,6 +87,8 @@ def lacks_somebody(outcome: Outcome, found: Estimate) -> bool:
     match outcome:
         case Alone():
             return True
+        case Committed(handed_down=True):
+            return False
         case Committed():
             if outcome.votes is not None:
                 return outcome.votes < len(found.holders)

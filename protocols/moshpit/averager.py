@@ -187,6 +187,11 @@ class Averager:
         self._matchmaker.overtaken(self._run, epoch)
         self._cohorts.overtaken(epoch)
 
+    def confirm(self, *, applied: bool) -> None:
+        """Whether this peer has applied the result of the last averaging, if that `confirms`. If it
+        is the head of a cohort, its members do the same."""
+        self._cohorts.confirm(applied=applied)
+
     @property
     def idle_heads(self) -> frozenset[PeerId]:
         """Peers of this peer's cohort that were its head and did nothing, lately."""

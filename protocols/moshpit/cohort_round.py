@@ -6,8 +6,8 @@
    cohort's average and its weight.
 2. The first member in order (cohorts.py) that can be dialled is the head. It brings them to the
    round of all heads, whose result is the run's.
-3. It hands the result down (handing_down.py). The bytes are those of the heads' round, so all peers
-   of the run hold the same bits.
+3. When it applies the result, it hands it down (handing_down.py). The bytes are those of the heads'
+   round, so all peers of the run hold the same bits.
 
 If the link to the head is lost, the next member in order takes its place: it has the same average.
 If it comes too late for the heads' round, the members learn that from the others' progress, and
@@ -103,6 +103,7 @@ class CohortRounds:
         self._down = HandingDown(network, rpc)
         self._waiting = trio.CancelScope()
         self._epoch = -1
+        self._shelf: Shelf | None = None
         self._idle = BoundedMap[PeerId, float](MOST_IDLE)
 
     def overtaken(self, epoch: int) -> None:
@@ -110,6 +111,12 @@ class CohortRounds:
         if epoch == self._epoch:
             until = trio.current_time() + OVERTAKEN_SECONDS
             self._waiting.deadline = min(self._waiting.deadline, until)
+
+    def confirm(self, *, applied: bool) -> None:
+        """Whether this peer has applied the result of the last averaging. If it is a head, its
+        cohort does the same."""
+        if self._shelf is not None:
+            self._shelf.confirm(applied=applied)
 
     async def average(self, request: RoundRequest, cohort: Cohort) -> Outcome:
         mine = await self._in_cohort(request, cohort)
@@ -120,7 +127,9 @@ class CohortRounds:
         idle = self.idle_heads
         heads = sorted(mine.heads or mine.members, key=lambda one: one in idle)  # a stable sort
         try:
+            self.confirm(applied=False)  # nobody has confirmed the last one
             with self._down.shelf(mine) as shelf:
+                self._shelf = shelf
                 for head in heads:
                     if head == self._me:
                         return await self._as_head(mine, cohort, shelf)
@@ -267,7 +276,9 @@ class CohortRounds:
             for part, said in zip(cut.parts, step.statements, strict=True)
         )
         decision = Decision(group.roster, places, ballot, tuple(parts), cut.chunk_bytes)
-        shelf.offer(Offered(decision, layout, memory))
+        shelf.prepare(Offered(decision, layout, memory))
+        if not request.confirms:
+            shelf.confirm(applied=True)
 
     # -- at the other members
 
@@ -299,6 +310,7 @@ class CohortRounds:
             rounds=(mine.statistics,),
             cut=said.cut,
             peers=said.peers,
+            handed_down=True,
         )
 
     async def _check(

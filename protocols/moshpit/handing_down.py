@@ -197,6 +197,7 @@ class Shelf:
         self.members = members
         self._heads = set(heads)
         self._offered: Offered | None = None
+        self._prepared: Offered | None = None
         self._failure: NoDecision | None = None
         self._decided = trio.Event()
 
@@ -204,13 +205,27 @@ class Shelf:
         self._offered = offered
         self._decided.set()
 
+    def prepare(self, offered: Offered) -> None:
+        """Offer it as soon as it is confirmed."""
+        self._prepared = offered
+
+    def confirm(self, *, applied: bool) -> None:
+        """The head has applied what was prepared, or has not."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and applied:
+            self.offer(prepared)
+        elif prepared is not None:
+            self.failed(NoDecision("The head has not applied the result of the heads' round."))
+
     def failed(self, error: NoDecision) -> None:
         if self._offered is None:
-            self._failure = error
+            self._failure, self._prepared = error, None
             self._decided.set()
 
     def ends(self) -> None:
-        self.failed(NoDecision("This peer has no result to hand down."))
+        """The averaging is over; what is prepared may still be confirmed."""
+        if self._prepared is None:
+            self.failed(NoDecision("This peer has no result to hand down."))
 
     async def found(self) -> Offered:
         await self._decided.wait()

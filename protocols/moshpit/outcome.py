@@ -42,7 +42,7 @@ class Committed:
     grid, the sum of these peers' votes. `cut`: how the result was cut, with which others can check
     it against the digest; None after several rounds, because then no single group made it.
     `peers`: of how many peers the data is in the result, with those of whole cohorts; 0 over a
-    grid.
+    grid. `handed_down`: the head of this peer's cohort has applied it.
     """
 
     result: Tensor
@@ -54,6 +54,7 @@ class Committed:
     cut: ResultCut | None = None
     votes: float | None = None
     peers: int = 0
+    handed_down: bool = False
 
     @property
     def is_of_several_groups(self) -> bool:

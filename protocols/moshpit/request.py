@@ -37,6 +37,8 @@ class RoundRequest:
     - `votes`: what this peer adds to `Committed.votes`, in an averaging over a grid.
     - `cohort`: this peer's part of a run with more peers than fit into one group. `expected` and
       `awaited` are then of the cohort.
+    - `confirms`: at the head of a cohort, the result is handed down only when it is confirmed
+      (`Averager.confirm`): the members apply what their head applies.
     - `peers`: for how many this request is made; more than one at the head of a cohort.
     - `topic`: peers with different topics never meet. At most 80 letters, digits, '.', '_' and '-'
       (group.py).
@@ -52,6 +54,7 @@ class RoundRequest:
     number: int | None = None
     votes: float = 0.0
     cohort: Cohort | None = None
+    confirms: bool = False
     peers: int = 1
     topic: str = ""
     most_weight: float = LARGEST_WEIGHT

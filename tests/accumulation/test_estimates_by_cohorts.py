@@ -142,3 +142,13 @@ def test_a_peer_of_a_run_without_cohorts_ignores_a_sum_of_its_epoch() -> None:
         before.expected,
         before.holders,
     )
+
+
+def test_a_peer_that_is_further_in_one_group_is_followed_if_no_head_is_left() -> None:
+    me = cohort(1)[2]
+    alone = msgspec.structs.replace(OWN, epoch=OWN.epoch + 1, history=b"f" * 16, cohorts=1)
+    seen = {peer: one for peer, one in seen_at(me).items() if not is_sum(peer)}
+    found = view(me, seen | {cohort(3)[1]: Seen(alone, 0.0)})
+    assert found.ahead == {cohort(3)[1]}
+    assert found.behind is not None
+    assert found.behind.peers == (cohort(3)[1],)

@@ -96,38 +96,18 @@ def heads(all_of_them: Sequence[Trainer]) -> list[Trainer]:
 
 @pytest.mark.slow
 @simulated
-async def test_all_peers_are_in_every_step(world: SimulatedWorld) -> None:
+async def test_all_peers_are_in_every_step_and_newcomers_soon_are(world: SimulatedWorld) -> None:
     run = await begun(world)
     since = furthest(run)
     await stepped(run, 4)
     check_one_line(run)
     for one in run:
-        assert [step.epoch for step in one.steps if step.epoch > since + 1][:3] == [
-            since + 2,
-            since + 3,
-            since + 4,
-        ]
+        made = [step.epoch for step in one.steps if step.epoch > since + 1]
+        assert made[:3] == [since + 2, since + 3, since + 4]
     samples = [step.samples for step in run[0].steps if step.epoch > since + 1]
     assert all(0.9 < one / MANNER.target < 1.15 for one in samples), samples
     assert sum(samples) / len(samples) / MANNER.target < 1.08, samples
 
-
-@pytest.mark.slow
-@simulated
-async def test_the_run_goes_on_when_half_of_the_heads_die_at_once(world: SimulatedWorld) -> None:
-    run = await begun(world)
-    await stepped(run, 1)
-    for head in heads(run)[::2]:
-        head.kill()
-    await stepped(run, 3)
-    check_one_line(run)
-
-
-@pytest.mark.slow
-@simulated
-async def test_a_newcomer_is_soon_in_the_steps_of_its_cohort(world: SimulatedWorld) -> None:
-    run = await begun(world)
-    await stepped(run, 1)
     at = furthest(run)
     newcomer = trainer(world, "newcomer", MANNER, run)
     await until([*run, newcomer], lambda: bool(newcomer.steps))
@@ -138,12 +118,20 @@ async def test_a_newcomer_is_soon_in_the_steps_of_its_cohort(world: SimulatedWor
 
 @pytest.mark.slow
 @simulated
-async def test_few_that_are_left_are_one_group_again(world: SimulatedWorld) -> None:
+async def test_the_run_goes_on_when_heads_die_and_is_one_group_again_when_few_are_left(
+    world: SimulatedWorld,
+) -> None:
     run = await begun(world)
     await stepped(run, 1)
-    for one in run[3:]:
+    for head in heads(run)[::2]:
+        head.kill()
+    await stepped(run, 3)
+    check_one_line(run)
+
+    for one in living(run)[3:]:
         one.kill()
-    await until(run, lambda: all(count_of(one) == 1 for one in run[:3]), 240.0)
+    left = living(run)
+    await until(run, lambda: all(count_of(one) == 1 for one in left), 240.0)
     await stepped(run, 2)
     check_one_line(run)
 

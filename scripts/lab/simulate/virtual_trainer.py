@@ -371,6 +371,7 @@ class Trainer:
             awaited=wanted.awaited,
             votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
             cohort=wanted.cohort,
+            confirms=True,
         )
         grid = self._averager.grid_for(wanted.expected) if over_a_grid else ONE_GROUP
         outcome = await self._averager.average(request, grid)
@@ -387,6 +388,7 @@ class Trainer:
         self.lifecycle.take(Estimated(self.tracker.estimate))
         effects = list(self.lifecycle.take(ended))
         steps = [one for one in effects if isinstance(one, Step | StepAlone)]
+        self._averager.confirm(applied=bool(steps))
         self.tracker.round_ended(
             ended.ending,
             brought_to(outcome),
