@@ -9,6 +9,7 @@ modules of its own package).
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -107,12 +108,13 @@ def wrong_imports(module: str, source: str, *, is_package: bool = False) -> list
     return wrong
 
 
-def imports_of(module: str, source: str, *, is_package: bool = False) -> list[Import]:
+@functools.cache  # several tests ask for the imports of each module, and parsing takes seconds
+def imports_of(module: str, source: str, *, is_package: bool = False) -> tuple[Import, ...]:
     """Every import in the source. `from a import b` counts as a.b: b may be a module."""
     package = module if is_package else module.rpartition(".")[0]
     by_function = "import_module" in source or "__import__" in source
     kinds = (ast.AST,) if by_function else (ast.stmt, ast.ExceptHandler, ast.match_case)
-    return list(_walk(ast.parse(source), package, kinds, while_loading=True))
+    return tuple(_walk(ast.parse(source), package, kinds, while_loading=True))
 
 
 def _walk(
