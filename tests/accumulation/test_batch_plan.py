@@ -79,6 +79,7 @@ workers_of_small_batches = st.integers(1, 16).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(workers_of_small_batches)
 def test_small_batches_make_a_step_within_an_eighth_of_the_target(
     workers: tuple[Worker, ...],
@@ -88,6 +89,7 @@ def test_small_batches_make_a_step_within_an_eighth_of_the_target(
     assert 7 / 8 * TARGET <= sum(plan.parts.values()) <= 9 / 8 * TARGET
 
 
+@pytest.mark.slow
 @given(workers_of_small_batches, st.randoms())
 def test_the_plan_is_the_same_in_whatever_order_the_slots_were_read(
     workers: tuple[Worker, ...], chance: object
@@ -206,6 +208,7 @@ async def steps_of(
     ]
 
 
+@pytest.mark.slow
 @simulated
 async def test_steps_of_few_batches_keep_to_the_target(world: SimulatedWorld) -> None:
     """Two batches of each of four peers; steps were once 1.36 times the target."""
@@ -237,6 +240,7 @@ def check_delayed(peers: int, batches: int, speeds: str, seconds: float, seed: i
     assert max(ratios) <= 1.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("speeds", "seconds"),
     [("equal", 0.15), ("a quarter apart", 0.15), ("up to twice as slow", 0.5)],
@@ -268,6 +272,7 @@ async def check_first_steps(
     assert 0.85 <= second.ratio <= 1.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("peers", "batches", "apart", "measured"), [(8, 5, 0.0, True), (4, 5, 0.1, False)]
 )
@@ -297,6 +302,7 @@ def test_the_first_steps_of_many_runs_keep_to_the_target(
     run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [5, 16])
 def test_equally_fast_peers_do_not_change_places_with_the_age_of_their_slots(batches: int) -> None:
     """If batches are short, a round trip is a large part of one: steps of two peers were once 1.2
@@ -320,6 +326,7 @@ def test_a_batch_takes_the_same_time_in_the_plan_whether_it_is_done_or_to_come(
     assert newer == pytest.approx(older + later * pace)
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_peer_three_times_slower_is_in_every_third_step(world: SimulatedWorld) -> None:
     """It was once in none after the first: the others make a step in two thirds of its batch."""
@@ -334,6 +341,7 @@ async def test_a_peer_three_times_slower_is_in_every_third_step(world: Simulated
     assert max(ratios) <= 1.15
 
 
+@pytest.mark.slow
 def test_from_the_second_step_on_all_keep_to_the_target_over_long_round_trips() -> None:
     """The round trips are longer than a batch. Steps were once up to 1.19 times the target, because
     a peer's search for the others counted as time of its first batch."""

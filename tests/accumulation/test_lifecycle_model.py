@@ -112,6 +112,7 @@ def calm(rules: Rules, world: World, turns: int) -> World:
     return world
 
 
+@pytest.mark.slow
 @every_mode
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_world_near_the_beginning_keeps_the_promises(mode: Mode, size: int) -> None:
@@ -176,6 +177,7 @@ def test_in_many_stories_no_two_peers_make_different_steps(
     one_line(range(1, 60), replace(mode, target_samples=2), size, doubts=doubts, deaths=deaths)
 
 
+@pytest.mark.slow
 @every_mode
 def test_long_stories_keep_the_promises(mode: Mode) -> None:
     for seed in range(3):

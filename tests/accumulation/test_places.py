@@ -148,6 +148,7 @@ async def test_peers_beyond_the_places_follow_and_take_a_place_when_one_is_free(
     assert not forks(all_of_them)
 
 
+@pytest.mark.slow
 @simulated
 async def test_more_peers_than_places_that_begin_at_once_make_the_first_step(
     world: SimulatedWorld,

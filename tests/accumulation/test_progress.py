@@ -439,6 +439,7 @@ def test_a_live_peer_loses_two_writes_without_being_forgotten() -> None:
     assert 3 * SAY_AGAIN_SECONDS <= SLOT_SECONDS
 
 
+@pytest.mark.slow
 def test_the_estimate_costs_in_proportion_to_the_number_of_peers() -> None:
     def seconds(number: int) -> float:
         others = seen(*(slot(1) for _ in range(number)))

@@ -89,6 +89,7 @@ class Training:
         return capture(*self.parts(), extra, run="test", epoch=3, history=b"h" * 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_peer_that_takes_a_state_goes_on_as_its_donor_does(optimizer: Optimizers) -> None:
     donor, newcomer = Training(optimizer), Training(optimizer, seed=1)
@@ -340,6 +341,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(TREES)
 def test_a_tree_comes_back_as_it_was(tree: Any) -> None:
     tensors: dict[str, Tensor] = {}

@@ -132,6 +132,7 @@ async def old_state_server(world: SimulatedWorld, body: bytes, like: Donor) -> O
     return server
 
 
+@pytest.mark.slow
 def test_an_older_state_under_the_newest_digest_is_refused_by_name() -> None:
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
         (donor,) = await start_donors(world, 1)
@@ -232,6 +233,7 @@ class HoldingServer(OldStateServer):
             await trio.sleep(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait_ms", [60_000, 0], ids=["busy", "trickling"])
 def test_a_source_that_gives_nothing_does_not_hold_a_newcomer_up(wait_ms: int) -> None:
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:

@@ -23,6 +23,7 @@ from tests.accumulation.states import (
 SECONDS_ALONE = STATE_BYTES / BYTES_PER_SECOND
 
 
+@pytest.mark.slow
 def test_three_sources_bring_a_state_three_times_as_fast_as_one() -> None:
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> tuple[float, float]:
         donors = await start_donors(world, 3)
@@ -160,6 +161,7 @@ def test_a_busy_donor_says_when_to_ask_again() -> None:
     with_newcomer(scenario)
 
 
+@pytest.mark.slow
 def test_a_download_outlives_the_steps_of_its_donors() -> None:
     """They keep the copy that is being fetched, and name newer states meanwhile."""
 

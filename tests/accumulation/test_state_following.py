@@ -106,6 +106,7 @@ def check_is_there(run: FollowedRun, newcomer: RunMember) -> None:
     assert newcomer.capture().digest == run.donors[0].member.capture().digest
 
 
+@pytest.mark.slow
 def test_a_newcomer_whose_fetch_takes_three_epochs_gets_in() -> None:
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
@@ -152,6 +153,7 @@ def test_a_newcomer_whose_link_carries_little_more_than_the_results_gets_in_piec
     with_newcomer(scenario, bytes_per_second=1.4 * RESULT_BYTES / EPOCH_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_may_hold_nothing_holds_one_result_at_once() -> None:
     """It makes a step of it, and goes on. A second one is not begun in vain: over this link, which
     carries two in a step's time, it would never come to the end."""
@@ -266,6 +268,7 @@ def test_a_donor_that_dies_is_done_without() -> None:
     with_newcomer(scenario)
 
 
+@pytest.mark.slow
 def test_a_donor_that_sends_other_bytes_is_named_and_the_others_are_asked() -> None:
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
@@ -309,6 +312,7 @@ def _change_first_value(member: RunMember) -> None:
     member.results.following = following  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_results_are_requested_from_the_fastest_recent_sender() -> None:
     """One slow uplink must not keep a newcomer a step behind for ever."""
 
@@ -452,6 +456,7 @@ def test_results_of_a_history_that_no_other_peer_has_are_not_fetched() -> None:
     with_newcomer(scenario, bytes_per_second=10 * LINK)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_once_nobody_has_asked_for_some_steps_and_some_seconds() -> None:
     now = [0.0]
     member = RunMember(values=SMALL_VALUES, clock=lambda: now[0])
@@ -473,6 +478,7 @@ def test_nothing_is_kept_once_nobody_has_asked_for_some_steps_and_some_seconds()
     assert len(member.results) == MOST_RESULTS
 
 
+@pytest.mark.slow
 def test_never_more_is_kept_than_a_copy_of_the_state_unless_that_is_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -580,6 +586,7 @@ async def with_one_relayed(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relayed", [0, 1])
 def test_a_state_and_its_results_come_from_the_source_with_a_direct_link(relayed: int) -> None:
     async def scenario(

@@ -238,6 +238,7 @@ class Cell:
             cost.computed()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cell",
     [
@@ -262,6 +263,7 @@ def test_newcomers_at_once_are_in_within_ten_seconds(
     assert max(in_after) < BAR_SECONDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cell",
     [
@@ -290,6 +292,7 @@ def test_newcomers_that_cannot_get_in_are_all_told_so_in_time(
         assert error.needed_bytes_per_second == pytest.approx(needed, rel=0.3)
 
 
+@pytest.mark.slow
 def test_newcomers_that_can_never_get_in_are_told_the_needed_rate_within_twenty_seconds() -> None:
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, newcomers: list[tuple[SimulatedNetwork, Rpc]]

@@ -40,6 +40,7 @@ def live(size: int) -> LiveState:
     return look([("w", torch.zeros(size, dtype=torch.uint8))], run=RUN, epoch=0)
 
 
+@pytest.mark.slow
 def test_the_kept_states_are_bounded_in_number_and_bytes_and_the_oldest_goes_first() -> None:
     for size, most in ((1 << 10, MOST_STATES), (LARGEST_BYTES, MOST_BYTES // LARGEST_BYTES)):
         recent = RecentStates(lambda: 0.0)
@@ -90,6 +91,7 @@ async def go_on(donor: Donor) -> None:
         await trio.sleep(STEP_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_donor_copies_nothing_while_nobody_asks() -> None:
     async def scenario(world: SimulatedWorld, _newcomer: Newcomer) -> None:
         (donor,) = await start_donors(world, 1)
@@ -125,6 +127,7 @@ def test_a_state_is_named_only_while_somebody_may_want_it() -> None:
     with_newcomer(scenario)
 
 
+@pytest.mark.slow
 def test_requests_for_states_that_never_existed_do_not_exceed_the_donors_bound() -> None:
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
         (donor,) = await start_donors(world, 1)

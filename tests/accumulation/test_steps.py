@@ -58,6 +58,7 @@ def local_steps(own: Parameters) -> LocalSteps:
     return LocalSteps(own, SGD, None, **SCALED)
 
 
+@pytest.mark.slow
 def test_the_factor_is_that_of_torch() -> None:
     gradient = torch.randn(1_000_003, generator=torch.Generator().manual_seed(1))
     norm = global_norm(gradient)

@@ -29,6 +29,7 @@ from tests.dht.test_service_swarm import MemoryKeeper
 KEEPS = msgspec.structs.replace(slot(role="auxiliary"), keeps=True)
 
 
+@pytest.mark.slow
 @simulated
 async def test_all_see_at_nearly_the_same_time_that_the_step_is_due(world: SimulatedWorld) -> None:
     peers = await trackers(world, 4)
@@ -252,6 +253,7 @@ async def test_a_peer_that_leaves_is_gone_soon_and_a_dead_one_when_its_slot_expi
             await first.changed()
 
 
+@pytest.mark.slow
 @simulated
 async def test_nobody_counts_on_a_peer_that_is_away_and_all_do_when_it_is_back(
     world: SimulatedWorld,
@@ -277,6 +279,7 @@ async def test_nobody_counts_on_a_peer_that_is_away_and_all_do_when_it_is_back(
             await first.tracker.changed()
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_volunteer_whose_network_swallows_everything_believes_nobody_gone(
     world: SimulatedWorld,
@@ -384,6 +387,7 @@ async def test_a_newcomer_sees_that_it_is_behind_within_seconds(world: Simulated
     assert {one.epoch for one in newcomer.tracker.slots().values()} == {40}
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_lone_peer_waits_for_one_that_follows_for_a_moment_and_not_soon_again(
     world: SimulatedWorld,

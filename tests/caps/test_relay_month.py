@@ -94,6 +94,7 @@ def test_a_new_month_begins_at_zero(file: Path, wall: Wall) -> None:
     assert (again.month, again.used_bytes) == ("2026-11", 0)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_back_gives_no_new_budget(file: Path, wall: Wall) -> None:
     month = RelayMonth(file, wall)
     month.spend(5 * MB)

@@ -27,6 +27,7 @@ def failure(done: Completed) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_no_flag_is_required(tmp_path: Path) -> None:
     done = potluck("auth", "init", home=tmp_path)
     assert done.returncode == 0

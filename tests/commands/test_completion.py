@@ -84,6 +84,7 @@ def test_the_shell_itself_accepts_its_script(shell: str, tmp_path: Path) -> None
     subprocess.run([program, "-n", str(script)], check=True)
 
 
+@pytest.mark.slow
 def test_the_script_goes_to_stdout_alone_or_in_an_object(tmp_path: Path) -> None:
     plain = potluck("completion", "fish", home=tmp_path)
     (value,) = objects(potluck("completion", "fish", "--json", home=tmp_path).stdout)

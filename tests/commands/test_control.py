@@ -388,6 +388,7 @@ def test_a_length_is_checked_before_it_is_believed(header: bytes) -> None:
         assert length_of(header, LARGEST_ASK_BYTES) <= LARGEST_ASK_BYTES
 
 
+@pytest.mark.slow
 @given(message=_messages)
 def test_a_message_survives_its_frame(message: Any) -> None:
     limit = LARGEST_ANSWER_BYTES

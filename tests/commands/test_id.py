@@ -5,10 +5,13 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import pytest
+
 from protocols.identity import peer_id_of
 from tests.commands.console import objects, potluck
 
 
+@pytest.mark.slow
 def test_the_first_call_makes_the_key_and_later_ones_find_it(tmp_path: Path) -> None:
     first = potluck("id", home=tmp_path)
     again = potluck("id", home=tmp_path)
@@ -32,6 +35,7 @@ def test_with_json_it_has_the_public_key_that_the_peer_id_names(tmp_path: Path) 
     assert value["created"] is True
 
 
+@pytest.mark.slow
 def test_a_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
     potluck("id", home=tmp_path)
     (tmp_path / "identity.key").chmod(0o644)

@@ -124,6 +124,7 @@ def test_whatever_is_running_a_signal_ends_it_in_two_seconds_with_a_clean_disk(
     assert not left_behind.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_other_signals_have_their_own_codes(
     number: signal.Signals, code: int, tmp_path: Path

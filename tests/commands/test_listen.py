@@ -99,6 +99,7 @@ def test_after_kill_9_it_starts_again_at_once(tmp_path: Path) -> None:
     assert files_of_a_running_node(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [

@@ -30,6 +30,7 @@ def test_a_few_lines_at_once_pass_and_the_rest_of_a_flood_does_not() -> None:
     assert passed == [True] * BURST + [False] * (1000 - BURST)
 
 
+@pytest.mark.slow
 def test_in_the_long_run_one_line_in_a_while_passes() -> None:
     limit = LogLimit()
     day = 86_400

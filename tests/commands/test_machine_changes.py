@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 import trio
 
 from node.core.machine_changes import (
@@ -76,6 +77,7 @@ async def test_links_that_live_stay_as_they_are(world: SimulatedWorld) -> None:
     assert after.connected_at == before.connected_at
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_node_without_join_addresses_asks_the_peers_that_it_lost(
     world: SimulatedWorld,

@@ -91,6 +91,7 @@ def test_a_node_can_be_pinged_from_its_own_home(node: dict[str, Any]) -> None:
     assert potluck("ping", "--count", "1", node["address"], home=node["home"]).returncode == 0
 
 
+@pytest.mark.slow
 def test_pinging_oneself_while_not_running_says_so(tmp_path: Path) -> None:
     (own,) = objects(potluck("id", "--json", home=tmp_path).stdout)
     address = f"/ip4/127.0.0.1/tcp/4001/p2p/{own['peer_id']}"

@@ -49,6 +49,7 @@ def refusal_of(text: str, tmp_path: Path) -> WrongUse:
     return raised.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "all_reduce", "server"),
     [("a", 1.0, 4.0), ("b", 1.0, 8.0), ("c", 1.92, 4.6), ("d", 1.68, 1.14)],
@@ -67,6 +68,7 @@ def test_the_papers_setups_from_their_files(
     assert plan["solve_ms"] > 0
 
 
+@pytest.mark.slow
 def test_stdin_is_read_for_a_dash(tmp_path: Path) -> None:
     with (PLANS / "d.toml").open("rb") as file:
         result = subprocess.run(
@@ -132,6 +134,7 @@ def test_parts_keep_off_a_pair_that_only_meets_through_a_relay(tmp_path: Path) -
     assert best_strategy(collaboration).fractions == (0.0, 0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_relay_carries_parts_if_nobody_is_met_directly_by_all(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     slow = LINK.replace("mbps = 1", "mbps = 1\nrelayed = true")
@@ -221,6 +224,7 @@ def test_a_file_that_cannot_be_read_is_told(path: str) -> None:
     assert raised.value.advice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [

@@ -161,6 +161,7 @@ async def test_ctrl_c_in_the_middle_of_a_transfer(tmp_path: Path) -> None:
     assert files_of_a_running_node(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "running_line", "number"),
     [
@@ -192,6 +193,7 @@ def test_a_simulated_run_that_is_stopped_tells_what_it_has_measured(tmp_path: Pa
     assert re.search(rb"^variants_max +1$", figures, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_simulated_run_that_is_stopped_before_its_first_step_says_so(tmp_path: Path) -> None:
     with running("simulate", "run", "--peers", "200", home=tmp_path) as command:
         command.wait_until_it_says("200 peers join")

@@ -27,6 +27,7 @@ from tests.waiting import PATIENCE_SECONDS
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 
 
+@pytest.mark.slow
 def test_without_a_node_it_is_unreachable(tmp_path: Path) -> None:
     result = potluck("status", home=tmp_path)
     assert result.returncode == 4

@@ -109,6 +109,7 @@ def test_only_the_module_of_the_named_command_is_imported(tmp_path: Path) -> Non
     assert imported == {"catalogue", "exit_codes", "output", "parser", "version"}
 
 
+@pytest.mark.slow
 def test_it_is_back_within_a_bearable_time(tmp_path: Path) -> None:
     """0.05 s is usual."""
     seconds = []

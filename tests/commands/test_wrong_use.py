@@ -75,6 +75,7 @@ def test_flags_are_never_abbreviated(tmp_path: Path) -> None:
     assert potluck("status", "--wat", home=tmp_path).returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"POTLUCK_DEBUG": "1"}, {"POTLUCK_DEBUG": "true"}])
 def test_a_traceback_is_shown_with_debug(variables: dict[str, str], tmp_path: Path) -> None:
     assert "Traceback" in potluck("pnig", home=tmp_path, **variables).stderr

@@ -213,6 +213,7 @@ async def test_a_large_transfer_read_in_place_is_exact_to_the_byte(place: Neighb
     assert await far.receive_some() == b""
 
 
+@pytest.mark.slow
 @on_both
 async def test_large_transfers_both_ways_at_once_are_exact(place: Neighbourhood) -> None:
     near, far = await place.joined()

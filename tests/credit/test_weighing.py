@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def _median(values: list[int]) -> int:
     return sorted(values, reverse=True)[len(values) // 2]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(voices_of_some, st.booleans())
 def test_the_fast_weighing_equals_the_rule(voices: Voices, are_persons_known: bool) -> None:
@@ -100,6 +102,7 @@ def test_the_work_grows_only_with_the_number_of_statements() -> None:
     assert persons.count < 3 * many * many  # and not many * many * many
 
 
+@pytest.mark.slow
 def test_the_sum_of_false_claims_still_fits_the_wire() -> None:
     claimed = {"A": (0, LARGEST_AMOUNT), "B": (0, LARGEST_AMOUNT), "C": (0, LARGEST_AMOUNT)}
     steps = LARGEST_SUM // LARGEST_AMOUNT + 2

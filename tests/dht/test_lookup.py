@@ -99,6 +99,7 @@ def test_it_never_asks_itself_nor_anybody_twice() -> None:
     assert len(asked) == len(set(asked)) == lookup.asked_count
 
 
+@pytest.mark.slow
 def test_it_finds_the_closest_of_a_swarm_in_few_hops() -> None:
     swarm = routed(400)
     for number in range(40):

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import pytest
 import trio
 
 from protocols.dht import Breadth, DhtSettings, Family, Slot, contact_of
@@ -70,6 +71,7 @@ def bytes_of_looks(number_of_slots: int, changed: int = 0) -> float:
     return found[0]
 
 
+@pytest.mark.slow
 def test_a_look_costs_what_has_changed_and_not_what_is_there() -> None:
     few, many = bytes_of_looks(10), bytes_of_looks(200)
     assert many < 1.1 * few
@@ -78,6 +80,7 @@ def test_a_look_costs_what_has_changed_and_not_what_is_there() -> None:
     assert bytes_of_looks(200, changed=5) < many + 5 * 250
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_thousand_slots_under_one_key_are_found_and_looked_at(
     world: SimulatedWorld,
@@ -94,6 +97,7 @@ async def test_a_thousand_slots_under_one_key_are_found_and_looked_at(
     assert bytes_of(reader) - before < 1000
 
 
+@pytest.mark.slow
 @simulated
 async def test_all_replicas_of_a_key_share_the_looks(world: SimulatedWorld) -> None:
     members = await swarm(world, 8)
@@ -130,6 +134,7 @@ async def settled(world: SimulatedWorld) -> list[Member]:
     return members
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_look_at_what_a_writer_waits_for_finds_all_that_was_written_before(
     world: SimulatedWorld,
@@ -140,6 +145,7 @@ async def test_a_look_at_what_a_writer_waits_for_finds_all_that_was_written_befo
     )
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_look_at_two_replicas_finds_all_that_was_written_before(
     world: SimulatedWorld,
@@ -153,6 +159,7 @@ async def test_a_look_at_two_replicas_finds_all_that_was_written_before(
     )
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_replica_that_hides_a_publisher_hides_it_from_nobody(world: SimulatedWorld) -> None:
     hidden = publisher(100)

@@ -484,5 +484,5 @@ class TableAgainstNaive(RuleBasedStateMachine):
         assert max(self.table.bucket_sizes) <= SMALL_K
 
 
-TestTableAgainstNaive = TableAgainstNaive.TestCase
+TestTableAgainstNaive = pytest.mark.slow(TableAgainstNaive.TestCase)
 TestTableAgainstNaive.settings = settings(stateful_step_count=40, deadline=None)

@@ -74,6 +74,7 @@ async def test_several_values_are_withdrawn_together(world: SimulatedWorld) -> N
         assert [len(found[key]) for key in keys] == [0, 0, 1]
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_reader_that_has_some_slots_misses_no_publisher_that_writes_at_that_moment(
     world: SimulatedWorld,
@@ -108,6 +109,7 @@ async def test_a_slot_that_is_not_kept_up_ends(world: SimulatedWorld) -> None:
     assert not await members[3].dht.get("note/short")
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_slot_is_kept_up_as_long_as_its_publisher_runs(world: SimulatedWorld) -> None:
     members = await swarm(world, 5)
@@ -128,6 +130,7 @@ async def test_a_node_alone_reads_what_it_wrote(world: SimulatedWorld) -> None:
     assert [one.value for one in (await alone.dht.get("note/self")).values()] == ["me"]
 
 
+@pytest.mark.slow
 @simulated
 async def test_everybody_in_a_small_swarm_knows_everybody(world: SimulatedWorld) -> None:
     members = await swarm(world, 10)

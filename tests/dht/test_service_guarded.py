@@ -70,6 +70,7 @@ async def test_a_monitor_in_a_table_costs_writers_a_question_and_no_failure(
     assert members[0].dht.statistics().peers_lost == 0
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_node_whose_token_expired_keeps_its_table_and_goes_on_with_a_new_one(
     world: SimulatedWorld,

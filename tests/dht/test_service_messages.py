@@ -53,6 +53,7 @@ async def test_keeping_up_hundreds_of_keys_costs_a_few_messages_a_neighbour(
     assert stores_of(members[0]) - before <= 16 * 7  # at most so many instants, two messages each
 
 
+@pytest.mark.slow
 @simulated
 async def test_slots_written_one_by_one_reach_the_rest_in_shared_messages(
     world: SimulatedWorld,
@@ -68,6 +69,7 @@ async def test_slots_written_one_by_one_reach_the_rest_in_shared_messages(
     assert stores_of(members[0]) - before < 20 * 11 * 0.8
 
 
+@pytest.mark.slow
 @simulated
 async def test_answers_that_come_after_a_write_has_returned_do_not_hurry_the_rest(
     world: SimulatedWorld,
@@ -90,6 +92,7 @@ async def test_answers_that_come_after_a_write_has_returned_do_not_hurry_the_res
     assert all(one.dht._state.storage.get("note/one", 0) for one in others)
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_read_mends_replicas_that_lack_something(world: SimulatedWorld) -> None:
     members = await swarm(world, 6)
@@ -184,6 +187,7 @@ async def test_a_watcher_sees_what_is_there_what_changes_and_what_ends(
     assert members[1].dht.statistics().watched_keys == 0
 
 
+@pytest.mark.slow
 @simulated
 async def test_watching_what_does_not_change_is_cheap(world: SimulatedWorld) -> None:
     members = await swarm(world, 6)
@@ -257,6 +261,7 @@ async def test_no_replica_is_sent_a_slot_that_it_has(world: SimulatedWorld) -> N
     assert not any(answers)
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_watcher_sees_a_slot_that_it_receives_without_asking_anybody(
     world: SimulatedWorld,
@@ -281,6 +286,7 @@ async def test_a_watcher_sees_a_slot_that_it_receives_without_asking_anybody(
         assert members[1].dht.statistics().finds_sent - before <= 4 * (seconds + 2)
 
 
+@pytest.mark.slow
 @simulated
 async def test_of_many_writes_the_farther_replicas_get_only_the_last(world: SimulatedWorld) -> None:
     members = await swarm(world, 12)

@@ -35,6 +35,7 @@ async def test_a_node_that_nobody_can_dial_learns_it_and_is_no_replica(
     assert [one.value for one in (await members[0].dht.get("note/boast")).values()] == ["hello"]
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_peer_that_vanishes_is_noticed_without_any_lookup(
     world: SimulatedWorld,
@@ -141,6 +142,7 @@ async def test_a_peer_that_failed_once_and_answers_again_is_no_longer_sought(
     assert table_sizes(members) == [4] * 5
 
 
+@pytest.mark.slow
 @simulated
 async def test_expired_slots_are_dropped_although_nothing_new_is_stored(
     world: SimulatedWorld,

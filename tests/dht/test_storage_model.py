@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -300,5 +301,5 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.storage.next_expiry() == min(soonest, default=None)
 
 
-TestStorageAgainstTheModel = StorageMachine.TestCase
+TestStorageAgainstTheModel = pytest.mark.slow(StorageMachine.TestCase)
 TestStorageAgainstTheModel.settings = settings(stateful_step_count=40, deadline=None)

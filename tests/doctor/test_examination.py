@@ -84,6 +84,7 @@ async def test_findings_are_by_topic_in_the_order_of_the_checks(tmp_path: Path) 
     assert [one.topic for one in found] == ["pass", "pass", "server", "clock"]
 
 
+@pytest.mark.slow
 def test_the_doctor_loads_neither_torch_nor_libp2p() -> None:
     """What is broken must not take the doctor down with it."""
     program = (

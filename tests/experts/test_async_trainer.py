@@ -215,6 +215,7 @@ def some_experts(*, failure_rate: float = 0.0) -> LocalExperts:
     )
 
 
+@pytest.mark.slow
 def test_experts_and_gate_are_trained_with_many_batches_in_flight() -> None:
     experts = some_experts(failure_rate=0.1)
 

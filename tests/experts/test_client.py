@@ -52,6 +52,7 @@ def test_the_large_batch_is_one_that_no_call_can_bring() -> None:
     assert LARGE * WIDTH * 4 > LARGEST_UNARY_TENSORS > 3 * WIDTH * 4
 
 
+@pytest.mark.slow
 @both_sizes
 @on_both
 async def test_forward_and_backward_are_those_of_the_network(
@@ -76,6 +77,7 @@ async def test_forward_and_backward_are_those_of_the_network(
     torch.testing.assert_close(again, network(inputs).detach(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", TOLERANCES)
 @both_sizes
 @on_both
@@ -150,6 +152,7 @@ async def test_what_no_server_takes_is_not_sent(place: Neighbourhood) -> None:
             await s.client.backward(s.peer, UID, two, three, timeout=60)
 
 
+@pytest.mark.slow
 @on_both
 async def test_a_batch_that_is_too_large_for_a_server_is_sent_in_parts(
     place: Neighbourhood,

@@ -59,6 +59,7 @@ def saved(store: CopyStore, form: CopyForm, backend: ExpertBackend | None = None
 # ---- everything comes back
 
 
+@pytest.mark.slow
 def test_a_restored_expert_goes_on_exactly_as_the_saved_one(
     store: CopyStore, form: CopyForm
 ) -> None:

@@ -231,6 +231,7 @@ def test_of_servers_that_begin_in_the_same_instant_exactly_one_keeps_each_expert
     run_simulation(scenario, seed=seed, settings=SETTINGS)
 
 
+@pytest.mark.slow
 @simulated
 async def test_two_halves_of_a_split_swarm_agree_again_when_it_is_healed(
     world: SimulatedWorld,
@@ -309,6 +310,7 @@ async def test_what_was_just_read_costs_no_message(world: SimulatedWorld) -> Non
     assert messages_of(members[5]) > before
 
 
+@pytest.mark.slow
 @simulated
 async def test_tasks_that_read_the_same_at_once_share_a_reading(world: SimulatedWorld) -> None:
     members = await swarm(world, 24, FAMILIES)
@@ -338,6 +340,7 @@ async def test_while_one_task_reads_anew_the_others_use_what_was_read(
     assert list((await trainer.active([ROW]))[ROW]) == [1, 7]
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_reader_that_is_cancelled_leaves_its_reading_to_those_that_wait(
     world: SimulatedWorld,

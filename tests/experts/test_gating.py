@@ -87,6 +87,7 @@ def test_an_index_that_nobody_chose_does_not_count() -> None:
     )
 
 
+@pytest.mark.slow
 def test_descending_the_balance_loss_spreads_the_load() -> None:
     torch.manual_seed(2)
     grid = ExpertGrid("ffn", (4, 4))

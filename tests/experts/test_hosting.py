@@ -107,6 +107,7 @@ async def test_an_expert_outside_of_all_grids_cannot_be_named(cast: Cast) -> Non
         await wrong.run(member.network)
 
 
+@pytest.mark.slow
 @staged
 async def test_servers_that_start_together_end_with_each_cell_hosted_once(cast: Cast) -> None:
     servers = [await cast.server(4) for _ in range(4)]
@@ -124,6 +125,7 @@ async def test_a_new_expert_has_the_weights_that_follow_from_its_name(cast: Cast
 # ---- dying, restarting, taking over
 
 
+@pytest.mark.slow
 @staged
 async def test_all_experts_are_hosted_a_minute_after_half_of_eight_servers_died(
     cast: Cast,
@@ -153,6 +155,7 @@ async def test_all_experts_are_hosted_a_minute_after_half_of_eight_servers_died(
     assert sum(uid in kept for server in fresh for uid in server.uids()) >= 3
 
 
+@pytest.mark.slow
 @staged
 async def test_a_server_with_room_takes_over_what_a_dead_one_had(cast: Cast) -> None:
     dying = await cast.server(2)
@@ -172,6 +175,7 @@ async def test_a_server_with_room_takes_over_what_a_dead_one_had(cast: Cast) -> 
         assert are_equal(values(server.backend(uid)), was[uid])
 
 
+@pytest.mark.slow
 @staged
 async def test_an_expert_is_found_at_its_keepers_if_the_directory_has_lost_its_copies(
     cast: Cast,
@@ -191,6 +195,7 @@ async def test_an_expert_is_found_at_its_keepers_if_the_directory_has_lost_its_c
     assert origins(fresh)[UID] == ("taken over", 2)
 
 
+@pytest.mark.slow
 @staged
 async def test_an_expert_does_not_begin_anew_while_its_keeper_is_out_of_reach_for_a_moment(
     cast: Cast,
@@ -210,6 +215,7 @@ async def test_an_expert_does_not_begin_anew_while_its_keeper_is_out_of_reach_fo
     assert origins(fresh)[UID] == ("taken over", 2)
 
 
+@pytest.mark.slow
 @staged
 async def test_a_server_that_starts_again_goes_on_with_its_own_experts(cast: Cast) -> None:
     others = [await cast.server(1) for _ in range(2)]
@@ -227,6 +233,7 @@ async def test_a_server_that_starts_again_goes_on_with_its_own_experts(cast: Cas
     assert not set(again.uids()) & set(whose(others))
 
 
+@pytest.mark.slow
 @staged
 async def test_a_server_that_starts_again_takes_nothing_back_from_others(cast: Cast) -> None:
     await cast.server(1, [OTHER])
@@ -244,6 +251,7 @@ async def test_a_server_that_starts_again_takes_nothing_back_from_others(cast: C
     assert second.host.hosted()[0].steps == 4
 
 
+@pytest.mark.slow
 @staged
 async def test_the_loser_of_a_conflict_stops(cast: Cast) -> None:
     nodes = [await cast.node(name) for name in ("one", "other")]
@@ -268,6 +276,7 @@ async def test_the_loser_of_a_conflict_stops(cast: Cast) -> None:
 # ---- leaving and pausing
 
 
+@pytest.mark.slow
 @staged
 async def test_a_server_that_leaves_hands_over_all_of_its_steps(cast: Cast) -> None:
     leaving = await cast.server(2)
@@ -318,6 +327,7 @@ async def test_a_paused_server_is_not_found_and_answers_busy(cast: Cast) -> None
     await trainer.train(server, UID)
 
 
+@pytest.mark.slow
 @staged
 async def test_others_take_over_what_a_server_has_paused(cast: Cast) -> None:
     await cast.server(1, [OTHER])
@@ -396,6 +406,7 @@ async def test_a_node_calls_its_own_experts_without_a_network(cast: Cast) -> Non
 # ---- saving, and keeping copies
 
 
+@pytest.mark.slow
 @staged
 async def test_each_checkpoint_is_sent_to_the_first_servers_in_the_expert_s_order(
     cast: Cast,
@@ -416,6 +427,7 @@ async def test_each_checkpoint_is_sent_to_the_first_servers_in_the_expert_s_orde
     assert trio.current_time() - hosted.saved <= CHECKPOINT_SECONDS
 
 
+@pytest.mark.slow
 @staged
 async def test_a_keeper_that_has_died_is_replaced_with_the_next_copy(cast: Cast) -> None:
     server, trainer = await cast.server(1, [UID]), await cast.trainer()
@@ -460,6 +472,7 @@ async def test_a_disk_that_fails_is_told_and_serving_goes_on(cast: Cast) -> None
     await until(lambda: bool(server.told(ExpertSaved)), 2 * CHECKPOINT_SECONDS)
 
 
+@pytest.mark.slow
 @staged
 async def test_a_copy_that_is_not_renewed_is_dropped_if_the_expert_is_hosted(cast: Cast) -> None:
     keeper = await cast.server(1, [GRID.at(0)])
@@ -477,6 +490,7 @@ async def test_a_copy_that_is_not_renewed_is_dropped_if_the_expert_is_hosted(cas
     assert keeper.kept() == []
 
 
+@pytest.mark.slow
 @staged
 async def test_the_copy_of_an_orphan_is_never_dropped(cast: Cast) -> None:
     keeper = await cast.server(1, [GRID.at(0)])
@@ -567,6 +581,7 @@ async def test_a_peer_that_does_not_host_the_expert_may_not(cast: Cast) -> None:
     assert not attack.is_avoided()
 
 
+@pytest.mark.slow
 @staged
 async def test_nobody_replaces_the_copy_of_an_expert_that_another_one_hosts(cast: Cast) -> None:
     attack = await Attack.begin(cast)
@@ -620,6 +635,7 @@ def test_bytes_that_are_no_copy_are_refused_and_their_sender_is_avoided(told: st
     play()
 
 
+@pytest.mark.slow
 @staged
 async def test_a_keeper_takes_no_more_than_its_quota(cast: Cast) -> None:
     attack = await Attack.begin(cast)
@@ -710,6 +726,7 @@ def cut_short(server: Server) -> None:
 LIES: list[Callable[[Server], object]] = [boast, spoil, poison, cut_short]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
 def test_a_false_copy_is_refused_and_the_honest_one_is_taken(
     lie: Callable[[Server], object],
@@ -724,6 +741,7 @@ def test_a_false_copy_is_refused_and_the_honest_one_is_taken(
     play()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
 def test_an_expert_of_which_all_copies_are_false_begins_anew(
     lie: Callable[[Server], object],

@@ -123,6 +123,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", FAILURES.values(), ids=FAILURES)
 def test_the_layer_is_the_mixture_of_the_experts_that_answer(experts: Experts) -> None:
     """Output, gradients of the input and of the gate, and the step of every expert."""
@@ -511,6 +512,7 @@ def test_the_end_of_the_portal_wakes_a_thread_that_waits_for_experts(direction: 
     assert len(errors) == 1
 
 
+@pytest.mark.slow
 def test_several_threads_use_one_layer_at_the_same_time() -> None:
     gate, _ = gate_and_inputs()
     experts = Experts()

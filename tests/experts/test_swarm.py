@@ -105,6 +105,7 @@ def assert_same(ones: list[Tensor], others: list[Tensor]) -> None:
 # ---- exactness
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 1], ids=["all live", "one server is dead"])
 def test_the_layer_is_the_mixture_of_the_experts_that_answer(dead: int) -> None:
     """Forward, the gradients of input and gate, and one optimizer step of each expert."""
@@ -128,6 +129,7 @@ def test_the_layer_is_the_mixture_of_the_experts_that_answer(dead: int) -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_the_layer_is_the_mixture_on_the_real_network() -> None:
     async def main() -> None:
         servers = [Server(uids) for uids in spread(GRID, 2)]

@@ -69,6 +69,7 @@ def test_exactly_the_packages_that_potluck_needs_are_pinned() -> None:
     assert set(pins("run")) == closure(set()) | BUILD_BACKEND
 
 
+@pytest.mark.slow
 def test_exactly_the_further_packages_that_the_tests_need_are_pinned() -> None:
     assert set(pins("development")) == closure({"development"}) - closure(set()) - BUILD_BACKEND
 

@@ -38,6 +38,7 @@ def made(checkout: Checkout) -> Checkout:
     return checkout
 
 
+@pytest.mark.slow
 def test_the_first_call_makes_the_environment_and_runs_the_command(checkout: Checkout) -> None:
     done = checkout.run("scripts/potluck", "ping", "two words")
     assert done.returncode == 0, done.stderr
@@ -47,6 +48,7 @@ def test_the_first_call_makes_the_environment_and_runs_the_command(checkout: Che
     assert asked[-1].endswith(f"--no-deps --editable {checkout.folder}")
 
 
+@pytest.mark.slow
 def test_a_second_call_asks_pip_for_nothing_and_costs_little(made: Checkout) -> None:
     before = processor_seconds_of_children()
     done = made.run("scripts/potluck", "version")
@@ -55,6 +57,7 @@ def test_a_second_call_asks_pip_for_nothing_and_costs_little(made: Checkout) -> 
     assert made.asked_of_pip() == []
 
 
+@pytest.mark.slow
 def test_it_works_from_anywhere_and_through_links(made: Checkout, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     absolute, relative = tmp_path / "bin" / "absolute", tmp_path / "bin" / "relative"
@@ -204,6 +207,7 @@ def torch_asked_for(checkout: Checkout) -> list[str]:
     return [line for line in checkout.asked_of_pip() if "torch" in line.rpartition(" ")[2]]
 
 
+@pytest.mark.slow
 @NO_GPU_ON_LINUX
 def test_without_a_gpu_the_cpu_build_is_asked_for_where_pip_looks(checkout: Checkout) -> None:
     done = checkout.run("scripts/environment", "run")
@@ -213,6 +217,7 @@ def test_without_a_gpu_the_cpu_build_is_asked_for_where_pip_looks(checkout: Chec
     assert "--index-url" not in asked
 
 
+@pytest.mark.slow
 @NO_GPU_ON_LINUX
 def test_an_index_without_the_cpu_build_is_followed_by_the_named_one(checkout: Checkout) -> None:
     real = checkout.python.read_text()
@@ -239,6 +244,7 @@ def test_without_any_cpu_build_it_fails_rather_than_fetch_cuda(checkout: Checkou
     assert all(line.endswith("+cpu") for line in torch_asked_for(checkout))
 
 
+@pytest.mark.slow
 @NO_GPU_ON_LINUX
 def test_with_a_gpu_the_usual_torch_is_installed(checkout: Checkout) -> None:
     tool = checkout.python.parent / "nvidia-smi"

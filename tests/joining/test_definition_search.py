@@ -74,6 +74,7 @@ async def another_without_it(pair: Pair, name: str) -> AsyncIterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_if_nobody_has_the_definition_yet_it_is_asked_for_until_somebody_does() -> None:
     async def scenario(pair: Pair) -> None:
         told: list[str] = []

@@ -96,6 +96,7 @@ def test_the_results_of_steps_get_no_more_than_the_cap_leaves_beside_the_samples
         assert before_batches == pytest.approx(least + more, abs=1)
 
 
+@pytest.mark.slow
 def test_without_a_cap_it_is_the_machine_that_it_has_to_fit() -> None:
     for definition in (SIXTEEN_GIGABYTES, LARGEST):
         with pytest.raises(TooLarge, match="this machine has 8 GB") as caught:

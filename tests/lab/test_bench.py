@@ -51,6 +51,7 @@ def test_both_ends_make_the_same_block_of_different_chunks() -> None:
     assert len(set(block)) == BLOCK_CHUNKS
 
 
+@pytest.mark.slow
 def test_a_figure_that_does_not_exist_is_wrong_use() -> None:
     done = bench("--only", "unary_ms_p5O")
     assert done.returncode == 2
@@ -99,6 +100,7 @@ async def test_with_tokens_it_measures_what_they_cost_beside_an_open_run() -> No
     assert result["machine"]["cores"] == os.cpu_count()
 
 
+@pytest.mark.slow
 def test_a_figure_is_asked_for_with_the_kind_of_run_that_has_it() -> None:
     for words in (("--auth", "--only", "join_s"), ("--only", "auth_overhead_ms")):
         done = bench(*words)
@@ -176,6 +178,7 @@ def test_when_the_bench_is_killed_its_processes_end() -> None:
         process.communicate(timeout=PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
 def test_every_figure_is_explained_in_the_help() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lab", "bench", "transport", "--help"],

@@ -44,6 +44,7 @@ def test_how_many_share_a_process_can_be_said() -> None:
     assert DhtEffort.of(8, per_process=8).processes == 1
 
 
+@pytest.mark.slow
 def test_a_swarm_of_one_is_wrong_use() -> None:
     done = bench("--nodes", "1")
     assert done.returncode == 2

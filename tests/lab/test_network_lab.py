@@ -295,6 +295,7 @@ def open_at_once(tcp: Bind, left: Machine, right: Machine, seconds: float) -> tu
     return ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nat", [RouterKind.PORT_RESTRICTED, RouterKind.CONE, RouterKind.DOUBLE], ids=lambda n: n.value
 )
@@ -309,6 +310,7 @@ def test_two_homes_that_keep_ports_can_open_a_connection_at_once(
     assert there.recv(100) == b"through both"
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @needs_a_lab
 def test_behind_a_symmetric_router_they_cannot(lab: NetworkLab, tcp: Bind) -> None:
@@ -383,6 +385,7 @@ def test_nobody_is_let_in_at_a_new_address_for_what_was_sent_from_the_old_one(
         sender.recv(100)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @needs_a_lab
 def test_a_carrier_can_change_the_address_of_a_home_behind_it(
@@ -395,6 +398,7 @@ def test_a_carrier_can_change_the_address_of_a_home_behind_it(
     assert seen_from(udp(inside), udp(relay), relay.address) == (inside.public_address, PORT)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @needs_a_lab
 def test_a_machine_can_change_its_address_and_its_home(
@@ -468,6 +472,7 @@ def test_a_provider_can_be_down(lab: NetworkLab, relay: Machine, udp: Bind) -> N
     seen_from(sender, contacted, relay.address)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @needs_a_lab
 def test_a_home_may_have_ipv6_only_and_a_firewall(
@@ -688,6 +693,7 @@ def wait_until_gone(prefix: str, process_id: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @needs_a_lab
 def test_nothing_is_left_when_its_owner_was_killed(owner: subprocess.Popen[str]) -> None:
@@ -696,6 +702,7 @@ def test_nothing_is_left_when_its_owner_was_killed(owner: subprocess.Popen[str])
     wait_until_gone(prefix, started)
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @needs_a_lab
 def test_the_next_one_removes_what_an_owner_and_its_watchman_left(

@@ -193,6 +193,7 @@ async def test_a_slow_relay_is_only_slow() -> None:
         assert await first.ping(second.peer_id) >= 2 * DELAY_SECONDS
 
 
+@pytest.mark.slow
 async def test_after_a_relay_has_cut_a_circuit_another_relay_is_preferred() -> None:
     quiet = replace(HURRIED, listen_addresses=())
     async with (

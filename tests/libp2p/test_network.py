@@ -348,6 +348,7 @@ async def test_the_names_that_the_network_answers_itself_are_taken() -> None:
 # -- many streams
 
 
+@pytest.mark.slow
 async def test_more_than_256_streams_are_open_at_once() -> None:
     """The library's muxer has 256 places for outgoing streams and then waits for ever."""
     async with networks(2) as (near, far):

@@ -68,6 +68,7 @@ def test_untrained_it_knows_neither_the_ids_nor_the_order() -> None:
     assert loss == pytest.approx(math.log(260) + math.log(2), abs=0.2)
 
 
+@pytest.mark.slow
 def test_it_learns_to_guess_a_text_of_one_letter() -> None:
     settings = AlbertSettings(context=16, width=16, wide=32, embedding=8, layers=2, heads=2)
     model = Albert(settings, 0)

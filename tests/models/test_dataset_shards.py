@@ -38,6 +38,7 @@ def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSettings:
 EXPECTED = sorted(b"%d %d" % (shard, line) for shard in range(4) for line in range(30))
 
 
+@pytest.mark.slow
 def test_a_data_set_is_streamed_shard_by_shard(described: DataSettings) -> None:
     with opened(described) as data:
         assert contents(data) == EXPECTED
@@ -48,6 +49,7 @@ def test_a_data_set_is_streamed_shard_by_shard(described: DataSettings) -> None:
     assert orders[0] != orders[1]
 
 
+@pytest.mark.slow
 def test_reading_goes_on_at_a_position(described: DataSettings) -> None:
     with opened(described) as data:
         before = [example.content for example in islice(data, 50)]
@@ -56,6 +58,7 @@ def test_reading_goes_on_at_a_position(described: DataSettings) -> None:
         assert sorted(before + [example.content for example in data]) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("described")
 def test_a_field_that_is_not_there_is_named() -> None:
     other = SourceSettings("datasets", dataset="owner/name", field="title")

@@ -6,6 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from models.registry import MODELS, build_model, model_settings, optimizer_factory, schedule_factory
 from models.trainable import parameter_count
 
@@ -26,6 +28,7 @@ def test_the_settings_on_the_page_can_be_built() -> None:
     schedule_factory(settings["schedule"])
 
 
+@pytest.mark.slow
 def test_the_loop_on_the_page_runs() -> None:
     exec(compile(block("python"), "docs/organisers.md", "exec"), {})  # noqa: S102
 

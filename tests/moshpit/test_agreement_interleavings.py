@@ -27,6 +27,7 @@ from tests.moshpit.interleavings import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "budgets"),
     [
@@ -116,6 +117,7 @@ def test_none_of_a_thousand_such_walks_does(size: int, budgets: Budgets) -> None
 # the checker can fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "size", "budgets", "detours"),
     [

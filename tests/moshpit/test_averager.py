@@ -128,6 +128,7 @@ async def test_where_nobody_brings_data_there_is_no_average(world: SimulatedWorl
     assert all(one.seconds < 2.0 for one in ended)
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_peer_that_can_only_dial_out_takes_part(world: SimulatedWorld) -> None:
     peers = await averagers(world, 3)
@@ -156,6 +157,7 @@ async def test_peers_that_cut_other_chunks_are_in_no_group_of_ours(world: Simula
     assert "another layout or chunk size" in ended[2].outcome.reason
 
 
+@pytest.mark.slow
 @simulated
 async def test_peers_with_different_topics_never_meet(world: SimulatedWorld) -> None:
     peers = await averagers(world, 4)

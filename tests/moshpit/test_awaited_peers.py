@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import trio
 
 from protocols.moshpit.outcome import Alone, Committed, Discarded
@@ -124,6 +125,7 @@ async def test_a_peer_that_awaits_only_dead_ones_is_alone_before_the_deadline(
     assert one.ended[-1].seconds < SETTINGS.matchmaking_seconds / 2
 
 
+@pytest.mark.slow
 def test_awaiting_a_dead_peer_by_name_takes_no_longer_than_without_names() -> None:
     for silently in (False, True):
         seconds: dict[bool, float] = {}

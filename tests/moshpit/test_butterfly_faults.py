@@ -199,6 +199,7 @@ def test_an_attempt_of_one_that_takes_no_time_names_nobody_else() -> None:
     among(scenario, [1.0], seconds=0.0)
 
 
+@pytest.mark.slow
 def test_a_cancelled_exchange_leaves_nothing_behind_and_the_next_attempt_is_whole() -> None:
     async def scenario(group: Exchanging) -> None:
         for peer in group.peers:

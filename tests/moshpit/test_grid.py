@@ -110,6 +110,7 @@ def test_any_grid_keeps_the_weighted_sum(grid: Grid, order: random.Random, peers
     assert of_all() == before
 
 
+@pytest.mark.slow
 @few
 @given(full_grids, chance)
 def test_a_full_grid_stays_full(grid: Grid, order: random.Random) -> None:

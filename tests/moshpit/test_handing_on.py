@@ -137,6 +137,7 @@ def test_a_large_group_with_slow_uploads_comes_about_long_before_its_deadline(
     play(scenario)
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_member_that_does_not_hand_the_list_on_costs_a_short_time(
     world: SimulatedWorld,
@@ -149,6 +150,7 @@ async def test_a_member_that_does_not_hand_the_list_on_costs_a_short_time(
     assert MARGIN_SECONDS < found.slowest < MARGIN_SECONDS + 2.0
 
 
+@pytest.mark.slow
 def test_a_member_that_hands_on_another_list_is_not_believed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -82,6 +82,7 @@ def check_only_one_is_left_out(ended: RoundEnded, rogue: int) -> None:
         assert one.ended <= OTHERS_END_SECONDS + SOON_SECONDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declared", [False, True], ids=["rates unknown", "rates known"])
 @pytest.mark.parametrize(
     "kind",
@@ -166,6 +167,7 @@ def test_slow_links_are_waited_for_where_all_are_slow() -> None:
     check_all_are_in(one_round("rrrrr", setting=at_home(up, declared=False)))
 
 
+@pytest.mark.slow
 def test_a_link_that_becomes_slower_meanwhile_is_waited_for() -> None:
     async def slower(world: SimulatedWorld, networks: Sequence[SimulatedNetwork]) -> None:
         await trio.sleep(1.5)
@@ -249,6 +251,7 @@ async def it_comes_again(world: SimulatedWorld) -> None:
     assert len(slow) <= 3, seconds  # it is not listed after the first, nor twice after the next
 
 
+@pytest.mark.slow
 def test_it_is_not_in_the_next_rounds() -> None:
     run_simulation(it_comes_again, seed=1, settings=WORLD)
 

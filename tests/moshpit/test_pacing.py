@@ -68,6 +68,7 @@ ONE_REDUCER = [1.0, 0.0, 0.0, 0.0]
 AHEAD_BYTES = 8 * CHUNK_BYTES + WINDOW_BYTES  # a 32nd of the part, two chunks more, and the rest
 
 
+@pytest.mark.slow
 def test_no_sender_gets_far_ahead_of_the_slowest() -> None:
     """A reducer can send no averages before the slowest sender's values are here, so the others
     leave it the downlink."""

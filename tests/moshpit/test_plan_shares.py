@@ -168,6 +168,7 @@ def test_the_order_of_the_list_changes_no_bit_of_it(
     assert elsewhere == pytest.approx(moved, abs=1e-11)
 
 
+@pytest.mark.slow
 @many
 @given(some_contribute(most=12))
 def test_shares_add_up_to_one_exactly(members: Members) -> None:

@@ -292,6 +292,7 @@ def many_peers(n: int, *, seed: int = 5) -> list[PlannedPeer]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "bar_ms"), [(24, 20.0), (64, 50.0), (500, 200.0)])
 def test_hundreds_of_peers_are_planned_in_milliseconds(n: int, bar_ms: float) -> None:
     assert _fastest_ms(PlannedPeers(10.0, 32_768.0, many_peers(n))) < bar_ms

@@ -102,6 +102,7 @@ async def average(peers: list[AveragingPeer], rogue: AveragingPeer, epoch: int) 
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "misbehaves",
     [never_closes_its_list, does_nothing_as_coordinator, starts_and_does_not_go_on],

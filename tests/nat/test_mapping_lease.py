@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,6 +135,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(events=EVENTS)
 def test_whatever_happens_the_router_is_asked_in_bounded_time_and_not_too_often(
     events: list[tuple[str, float, int]],

@@ -262,6 +262,7 @@ async def test_both_sides_may_drive_at_once(world: SimulatedWorld) -> None:
         assert silent.puncher.attempts[PunchOutcome.FLOOD] >= 1
 
 
+@pytest.mark.slow
 @simulated
 async def test_many_attempts_that_fail_do_not_keep_another_peer_from_meeting(
     world: SimulatedWorld,

@@ -218,6 +218,7 @@ async def dial(stranger: Namespace, host: str, port: int) -> str:
     return bytes(done.stdout).decode().strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("natpmp", "upnp", "protocol"), [(True, True, "PCP"), (False, True, "UPnP")]
 )
@@ -271,6 +272,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 async def test_nat_pmp_alone_maps_and_unmaps_at_a_router_that_prefers_pcp(tmp_path: Path) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         async with (

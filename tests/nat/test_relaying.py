@@ -132,7 +132,7 @@ class PlacesAgainstLists(RuleBasedStateMachine):
         assert dict(self.places._ends) == {end: ends.count(end) for end in ends}
 
 
-TestPlaces = PlacesAgainstLists.TestCase
+TestPlaces = pytest.mark.slow(PlacesAgainstLists.TestCase)
 TestPlaces.settings = settings(max_examples=60, stateful_step_count=40)
 
 

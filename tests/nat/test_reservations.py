@@ -145,7 +145,7 @@ class ChoiceInTime(RuleBasedStateMachine):
 
 
 ChoiceInTime.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestChoice = ChoiceInTime.TestCase
+TestChoice = pytest.mark.slow(ChoiceInTime.TestCase)
 
 
 def test_two_are_asked_at_first_and_none_when_both_are_held() -> None:
@@ -370,6 +370,7 @@ async def test_a_node_has_two_places_at_once_and_announces_both(world: Simulated
         assert [hub.relay.counts().reservations for hub in hubs] == [1, 1, 0]
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_place_is_kept_for_a_day_by_renewing_it_at_half_of_its_life(
     world: SimulatedWorld,

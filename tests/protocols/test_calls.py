@@ -209,6 +209,7 @@ def test_a_nearer_deadline_of_the_caller_itself_travels_too() -> None:
     between_two(scenario)
 
 
+@pytest.mark.slow
 def test_a_thousand_cancelled_calls_leave_nothing_behind() -> None:
     async def scenario(pair: Pair) -> None:
         sleeper = serve_sleep(pair)
@@ -639,6 +640,7 @@ def test_whatever_is_cancelled_or_lost_in_whatever_order_nothing_is_left_behind(
     between_two(scenario, seed=seed)
 
 
+@pytest.mark.slow
 def test_a_caller_that_cancels_and_calls_again_at_once_is_not_refused_as_busy() -> None:
     async def scenario(pair: Pair) -> None:
         serve_sleep(pair)

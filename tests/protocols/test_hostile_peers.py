@@ -230,6 +230,7 @@ def test_a_peer_that_opens_more_streams_than_allowed_gets_them_reset() -> None:
     between_two(scenario, bobs_limits=RpcLimits(streams_per_peer=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [True, False], ids=["async handler", "plain function"])
 def test_a_peer_that_does_not_read_its_answers_is_not_read_either_and_then_reset(
     waits: bool,
@@ -404,6 +405,7 @@ def test_a_late_answer_to_a_cancelled_call_is_dropped() -> None:
     between_two(scenario)
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_reads_makes_callers_wait_within_bounds_and_their_deadline() -> None:
     async def scenario(pair: Pair) -> None:
         async def deaf(_stream: Stream) -> None:

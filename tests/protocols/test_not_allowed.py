@@ -103,6 +103,7 @@ def test_a_peer_that_is_refused_again_and_again_is_logged_rarely(
         assert "\x1b" not in record.getMessage(), "nobody rewrites our terminal"
 
 
+@pytest.mark.slow
 async def test_the_memory_of_complaints_is_bounded() -> None:
     complaints = GuardComplaints()
     for number in range(MOST_COMPLAINTS + 100):

@@ -32,6 +32,7 @@ def test_an_echo_is_no_longer_than_its_request_and_bounded() -> None:
     between_two(scenario)
 
 
+@pytest.mark.slow
 def test_ping_needs_neither_torch_nor_libp2p() -> None:
     program = (
         "import sys, protocols.rpc.ping, protocols.rpc.rpc\n"

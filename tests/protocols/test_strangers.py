@@ -124,6 +124,7 @@ def test_a_flood_of_requests_without_a_token_is_read_slowly_and_members_are_serv
     between_two(scenario, guards=admission.pair)
 
 
+@pytest.mark.slow
 def test_a_flood_of_openings_without_a_token_is_refused_slowly() -> None:
     admission = Admission()
 

@@ -384,6 +384,7 @@ def test_a_buffer_of_another_size_than_announced_is_refused(codec: CodecName) ->
             accumulate(values, codec, wrong)
 
 
+@pytest.mark.slow
 @given(
     fields=some.recursive(
         some.none() | some.integers(-5, 1 << 63) | some.text(max_size=8) | some.booleans(),

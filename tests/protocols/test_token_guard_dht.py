@@ -137,6 +137,7 @@ async def test_a_monitor_reads_the_directory(world: SimulatedWorld) -> None:
     assert [entry.value for entry in found.values()] == ["hello"]
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_revoked_node_reads_and_writes_nothing_more(world: SimulatedWorld) -> None:
     admission = Admission()

@@ -97,6 +97,7 @@ def test_a_gpt_of_experts_does_not_see_the_bytes_that_it_predicts() -> None:
     assert not torch.equal(one[:, -1], other[:, -1])
 
 
+@pytest.mark.slow
 def test_a_classifier_of_experts_learns_the_built_in_figures() -> None:
     table = TEXT[TEXT.index(b"[model]") : TEXT.index(b"[optimizer]")]
     small = b'[model]\nname = "dmoe_classifier"\nwidth = 16\n'

@@ -59,6 +59,7 @@ def task_of(folder: Path, loss: str, batch: str, more: str = "") -> RunTask:
     return build_task(read_definition(OWN), trusted={"own": file})
 
 
+@pytest.mark.slow
 def test_the_example_has_no_mistake_and_learns() -> None:
     text, trusted = (EXAMPLE / "run.toml").read_bytes(), {"waves": EXAMPLE / "waves.py"}
     definition, mistakes = check(text, trusted)

@@ -101,6 +101,7 @@ def test_training_shows_all_that_a_volunteer_asks_for() -> None:
         assert part in shown
 
 
+@pytest.mark.slow
 def test_the_least_important_lines_are_left_out_first() -> None:
     before = 100
     for part in ("cpu", "↑", "others", "given", "loss", "75 %", "poem"):

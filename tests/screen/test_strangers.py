@@ -6,6 +6,7 @@ lines that would have wrapped.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
@@ -36,6 +37,7 @@ LONGEST = "x" * 10_000 + "漢" * 10_000
 LOOKS = (Look(), Look(colour=False, encoding="ascii"), Look(encoding="latin-1"), Look(console=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     said=words.map("".join),
@@ -68,6 +70,7 @@ def test_nothing_that_is_said_leaves_its_place(
     assert terminal.wrapped == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(words.map("".join))
 def test_a_clean_word_is_clean_and_no_wider_than_it_was(said: str) -> None:

@@ -63,6 +63,7 @@ def test_another_seed_gives_another_trace() -> None:
     assert first != second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hash_seed", ["0", *(pytest.param(seed, marks=pytest.mark.slow) for seed in ("1", "4242"))]
 )

@@ -163,6 +163,7 @@ async def test_using_a_stale_link_to_a_restarted_node_breaks_it_soon(
     assert await time_until_broken(near) == pytest.approx(2 * LATENCY_SECONDS)
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_node_may_flap_every_two_seconds(world: SimulatedWorld) -> None:
     first, second = pair(world)

@@ -130,6 +130,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     assert run(3) != run(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -52,6 +52,7 @@ def test_peers_that_die_and_come_make_one_line_of_steps_and_a_seed_repeats_them(
     assert first == again
 
 
+@pytest.mark.slow
 def test_a_peer_whose_bits_differ_is_found_and_the_command_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_peer_whose_bits_differ_is_found_and_the_command_fails(
     assert "held 2 different states" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_a_run_that_makes_no_steps_is_told_so(
     simulate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

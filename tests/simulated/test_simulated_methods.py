@@ -78,6 +78,7 @@ def test_only_where_the_grid_is_sparse_random_groups_fall_as_fast() -> None:
     assert most["random"] > 3 * most["moshpit"]
 
 
+@pytest.mark.slow
 def test_random_groups_contract_as_the_paper_says() -> None:
     """Within 4 standard errors of the mean of many rounds, the seed being fixed."""
     peers, groups, rounds = 1024, 32, 400

@@ -62,6 +62,7 @@ def test_a_thousand_nodes_talk_to_ten_others_each(seconds: float) -> None:
     assert 0.95 * expected < answers < expected
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_thousand_nodes_start_no_task(world: SimulatedWorld) -> None:
     before = trio.lowlevel.current_statistics().tasks_living

@@ -103,6 +103,7 @@ async def test_a_trainer_with_another_k_is_refused_by_name(tmp_path: Path) -> No
                 await ben.ended.wait()
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_waits_for_experts_can_leave(tmp_path: Path) -> None:
     async with (
         SimulatedWorld(seed=1) as world,

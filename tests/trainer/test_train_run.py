@@ -140,6 +140,7 @@ async def test_a_node_that_finds_its_key_in_use_does_not_enter(tmp_path: Path) -
     assert ENTERING not in stages(one)
 
 
+@pytest.mark.slow
 async def test_memory_that_others_take_makes_batches_smaller_and_ends_nothing(
     tmp_path: Path,
 ) -> None:
@@ -154,6 +155,7 @@ async def test_memory_that_others_take_makes_batches_smaller_and_ends_nothing(
     ]
 
 
+@pytest.mark.slow
 async def test_without_room_for_one_sample_it_ends_in_words(tmp_path: Path) -> None:
     async with training(tmp_path, room=0) as one:
         assert await ends(one)

@@ -202,6 +202,7 @@ async def test_the_whole_connection_may_be_cancelled_anywhere() -> None:
         assert trio.lowlevel.current_statistics().tasks_living == tasks_before
 
 
+@pytest.mark.slow
 async def test_streams_cancelled_at_random_never_mix_their_bytes() -> None:
     chance = random.Random(7)
     async with joined_pair() as (near, far):

@@ -197,6 +197,7 @@ async def test_a_ping_measures_the_round_trip(autojump_clock: trio.testing.MockC
         assert near.round_trip_seconds == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 async def test_a_cancelled_ping_leaves_nothing_behind(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -230,6 +231,7 @@ async def test_a_link_that_swallows_everything_is_noticed_within_ten_odd_seconds
         assert 8 <= trio.current_time() - began <= 16
 
 
+@pytest.mark.slow
 async def test_a_peer_that_only_answers_pings_stays(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -486,6 +488,7 @@ async def test_a_thousand_outgoing_streams_may_be_open_at_once() -> None:
             assert await read_exactly(other, 2) == number.to_bytes(2, "big")
 
 
+@pytest.mark.slow
 async def test_both_ends_may_fill_both_windows_while_both_open_streams() -> None:
     size = 3 * MEBIBYTE
 

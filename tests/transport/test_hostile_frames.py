@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import given, settings
@@ -112,6 +113,7 @@ plausible_frames = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(plausible_frames, max_size=25), st.integers(1, 4000))
 def test_any_sequence_of_frames_is_withstood(frames: list[bytes], step: int) -> None:
@@ -119,6 +121,7 @@ def test_any_sequence_of_frames_is_withstood(frames: list[bytes], step: int) -> 
     run([data[start : start + step] for start in range(0, len(data), step)])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.binary(max_size=200), max_size=10))
 def test_any_bytes_are_withstood(plaintexts: list[bytes]) -> None:
@@ -138,6 +141,7 @@ GOOD = b"".join(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=4),

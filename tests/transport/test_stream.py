@@ -326,6 +326,7 @@ async def swallow(stream: YamuxStream) -> None:
         pass
 
 
+@pytest.mark.slow
 async def test_bulk_delays_a_small_stream_by_little_more_than_a_batch(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

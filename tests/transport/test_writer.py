@@ -77,6 +77,7 @@ async def pour(bytes_per_second: float, piece_bytes: int, pieces: int) -> tuple[
     return longest, kernel.is_paced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("megabytes_per_second", [0.5, 1.5, 5.0])
 def test_on_a_slow_link_nothing_waits_long_in_the_kernel_after_a_pause(
     megabytes_per_second: float,

@@ -161,6 +161,7 @@ def test_every_mutation_is_refused(
     assert {Reason.SIGNATURE, Reason.TOKEN_SIGNATURE} & set(reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("original", "others", "judge_of"), KINDS)
 def test_a_mutation_made_by_hypothesis_is_refused(

@@ -133,6 +133,7 @@ def changed(value: object, place: int, mask: int) -> object:
     raise AssertionError(value)
 
 
+@pytest.mark.slow
 @examples
 @given(
     number=st.integers(1, ROWS),
@@ -162,6 +163,7 @@ def test_one_byte_of_one_row_is_found_and_named(
         assert f"Row {number} " in verdict.what
 
 
+@pytest.mark.slow
 @examples
 @given(data=st.data())
 def test_a_row_taken_out_moved_or_put_in_is_found_and_named(

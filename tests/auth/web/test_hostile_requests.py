@@ -128,6 +128,7 @@ PATHS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_odd_methods_and_addresses_are_answered_plainly(running: RunningServer) -> None:
     for path in PATHS:
         for method in METHODS:
