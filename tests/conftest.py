@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import forge
 from tests.demonstrated import Played, play
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,12 @@ settings.register_profile("soak", _PATIENT, derandomize=False)
 def the_demo(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """`potluck demo`, played once by the worker that has its tests."""
     return play(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture
+def really_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of this test start as a user's do, because their start is the point."""
+    monkeypatch.setenv(forge.SWITCH, "no")
 
 
 def pytest_collection_finish() -> None:

@@ -30,6 +30,7 @@ from unittest.mock import patch
 
 from node.app.main import main
 from node.core.stopping_signals import stopping_signals
+from tests import forge
 from tests.leaving import Leaving
 from tests.waiting import PATIENCE_SECONDS
 
@@ -97,7 +98,7 @@ def _written(text: io.TextIOWrapper) -> str:
 
 
 def _run(command: list[str], home: Path, variables: dict[str, str]) -> Completed:
-    return subprocess.run(
+    return forge.run(
         command,
         env=environment(home, **variables),
         stdin=subprocess.DEVNULL,
@@ -119,7 +120,7 @@ class RunningCommand:
     def __init__(
         self, words: list[str], home: Path, variables: dict[str, str], stdout: int
     ) -> None:
-        self.process = subprocess.Popen(
+        self.process = forge.Popen(
             words,
             env=environment(home, **variables),
             stdin=subprocess.DEVNULL,

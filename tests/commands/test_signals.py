@@ -24,6 +24,8 @@ from tests.leaving import LEAVE_SECONDS
 from tests.processes.generous import CHUNK_BYTES, TAKE
 from tests.waiting import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.usefixtures("really_started")
+
 PEER = "12D3KooWA7YDSPeLfowyUE7ForqcayjthCYY8LY4nAyTeE31syJR"
 LISTEN = ("listen", "--listen", LOOPBACK)
 

@@ -12,7 +12,6 @@ the main thread, which costs it some milliseconds each.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
@@ -30,18 +29,11 @@ from typing import Final
 import trio
 
 from protocols.identity import Identity, PeerId
+from tests import forge
+from tests.forge import die_with_parent
 from tests.waiting import PATIENCE_SECONDS
 
-_SET_PARENT_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
-_C_LIBRARY: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
-
 START_SECONDS: Final = PATIENCE_SECONDS
-
-
-def die_with_parent() -> None:
-    """Run in the child between fork and exec: its parent's death becomes its own."""
-    if _C_LIBRARY is not None:
-        _C_LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 @dataclass
@@ -124,7 +116,7 @@ async def started(
     errors_to: int | None = None,
 ) -> AsyncIterator[Child]:
     """Run a command as a child that is killed, if it still runs, when the block is left."""
-    process = subprocess.Popen(  # noqa: ASYNC220 - not in a thread, see above
+    process = forge.Popen(  # not in a thread, see above
         [str(argument) for argument in arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

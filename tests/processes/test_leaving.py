@@ -50,6 +50,7 @@ def _that_knows(node: PeerProcess) -> AbstractAsyncContextManager[TestPeer]:
     return open_test_peer(knows=[node], yamux=ONLY_TOLD_BY_SOCKETS)
 
 
+@pytest.mark.usefixtures("really_started")
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("delay_seconds", START_DELAYS_SECONDS)
 async def test_a_node_that_is_told_to_stop_while_it_starts_leaves_at_once(

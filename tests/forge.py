@@ -1,0 +1,282 @@
+"""Starts a Python program of ours as a fork of a process that has imported the libraries already.
+
+Importing torch and libp2p takes two seconds of a core, and the tests start a thousand programs
+that need them. A `Popen` of this module is a child like any other, with its own memory, signals,
+descriptors and exit code, and a child of the process that asked for it. It has only not started
+with `exec`: a forge, which is a Python process without threads that waits for orders, has forked
+it. Everything that the program itself imports or does is still to come.
+
+What a fork cannot do is really started: a program at a terminal, one that is given descriptors or
+variables that the interpreter reads as it starts, and all programs where POTLUCK_TESTS_FORGE is
+"no", as scripts/test --soak has it. A test of how a program starts, of how long that takes or of
+what it loads, does not come here.
+
+Easy to get wrong: a fork's parent is the forge, and only a parent can wait for a process. So the
+forge forks twice, and the one between ends at once: the kernel gives its child to us, because we
+are a "subreaper" for that moment. The child goes on when it sees that (die_with_parent is meant to
+be the parent that asked).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+SWITCH: Final = "POTLUCK_TESTS_FORGE"
+_SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl(2)
+_C_LIBRARY: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+_ROOT: Final = Path(__file__).parent.parent
+_LARGEST_ORDER_BYTES: Final = 1 << 20
+_ADOPTION_SECONDS: Final = 0.0005  # between two looks at who the parent is
+
+# The commands for which the libraries are imported. Others are there sooner by themselves.
+_HEAVY: Final = {"backbone", "dht", "experts", "export", "join", "listen", "ping", "run", "up"}
+
+# What the interpreter or a library reads as it starts. A forge has it as we do, or in that way.
+_READ_AT_START: Final = ("PYTHON", "LD_", "OMP_", "MKL_", "MALLOC_", "GLIBC_", "LIBP2P_", "LANG")
+
+
+def die_with_parent() -> None:
+    """Run in the child before its program: its parent's death becomes its own."""
+    if _C_LIBRARY is not None:
+        _C_LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+class Popen(subprocess.Popen[Any]):
+    """As `subprocess.Popen`, but quicker for `python -m MODULE …` and `python FILE …`."""
+
+    def _execute_child(  # type: ignore[override]
+        self,
+        args: Any,
+        executable: Any,
+        preexec_fn: Callable[[], object] | None,
+        close_fds: bool,
+        pass_fds: Sequence[int],
+        cwd: Any,
+        env: Mapping[str, str] | None,
+        startupinfo: Any,
+        creationflags: int,
+        shell: bool,
+        *pipes_and_rest: Any,
+    ) -> None:
+        pipes, rest = pipes_and_rest[:6], pipes_and_rest[6:]
+        _, gid, gids, uid, umask, new_session, group = rest
+        ends = [pipes[0], pipes[3], pipes[5]]
+        ends = [number if one == -1 else one for number, one in enumerate(ends)]
+        environment = dict(os.environ if env is None else env)
+        has_options = pass_fds or shell or executable or gid or gids or uid
+        is_plain = close_fds and not has_options and umask == group == -1
+        forge = None
+        if is_plain and preexec_fn in (None, die_with_parent) and _is_python(args):
+            forge = _forge_for(environment)
+        if forge is None or any(os.isatty(one) for one in ends):
+            super()._execute_child(  # type: ignore[misc]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
+                creationflags, shell, *pipes, *rest,
+            )  # fmt: skip
+            return
+        order = {
+            "words": [str(one) for one in args],
+            "environment": environment,
+            "folder": str(cwd or os.getcwd()),
+            "dies_with_parent": preexec_fn is not None,
+            "parent": os.getpid(),
+            "new_session": new_session,
+        }
+        self.pid = forge.fork(order, ends)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def run(
+    arguments: Sequence[str | Path],
+    *,
+    timeout: float | None = None,
+    check: bool = False,
+    capture_output: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """As `subprocess.run`."""
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(arguments, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _is_python(arguments: Any) -> bool:
+    """Whether it is this interpreter with a module or a script of ours."""
+    if isinstance(arguments, str | bytes) or not isinstance(arguments, Sequence):
+        return False
+    words = [str(one) for one in arguments]
+    if Path(words[0]) == Path(sys.executable).with_name("potluck"):
+        return not _HEAVY.isdisjoint(words[1:2])
+    if words[0] != sys.executable:
+        return False
+    if words[1:3] == ["-m", "node"]:
+        return not _HEAVY.isdisjoint(words[3:4])
+    return words[1:2] == ["-m"] or not words[1].startswith("-")
+
+
+class _Forge:
+    """One process that forks, and the socket on which it is asked to."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._asking = threading.Lock()
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forge", str(its.fileno())],
+                env={**os.environ, **environment},
+                cwd=_ROOT,
+                pass_fds=[its.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._talk = ours
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._talk.close()  # it ends when it hears that
+        self._process.wait()
+
+    def fork(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        with self._asking:
+            words = json.dumps(order).encode()
+            assert len(words) <= _LARGEST_ORDER_BYTES
+            _adopt_orphans(True)
+            try:
+                socket.send_fds(self._talk, [words], list(descriptors))
+                answer = self._talk.recv(64)
+            finally:
+                _adopt_orphans(False)
+        if not answer:
+            raise RuntimeError("the forge is gone; what it printed is above")
+        return int(answer)
+
+
+def _adopt_orphans(ours: bool) -> None:
+    assert _C_LIBRARY is not None
+    _C_LIBRARY.prctl(_SET_SUBREAPER, int(ours))
+
+
+_forges: dict[tuple[tuple[str, str], ...], _Forge] = {}
+_starting = threading.Lock()
+
+
+def _forge_for(environment: Mapping[str, str]) -> _Forge | None:
+    """The one for programs with such variables. None where there is none."""
+    if _C_LIBRARY is None or os.environ.get(SWITCH) == "no":
+        return None
+    read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+    usual = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
+    threads = {name: read.pop(name) for name in ("OMP_NUM_THREADS",) if name in read}
+    usual.pop("OMP_NUM_THREADS", None)
+    if any(usual.get(name) != value for name, value in read.items()):
+        return None
+    with _starting:
+        key = tuple(threads.items())
+        if key not in _forges:
+            _forges[key] = _Forge(threads)
+        return _forges[key]
+
+
+# What follows runs in the forge.
+
+
+def _import_libraries() -> None:
+    import node.app.commands
+
+    for module in pkgutil.iter_modules(node.app.commands.__path__):
+        importlib.import_module(f"node.app.commands.{module.name}")
+
+
+def _next_program(talk: socket.socket) -> tuple[dict[str, Any], list[int], int]:
+    """Fork whenever that is asked for. It comes back in the child: with its order, its descriptors
+    and its first parent."""
+    while True:
+        words, descriptors, _, _ = socket.recv_fds(talk, _LARGEST_ORDER_BYTES, 3)
+        if not words:
+            os._exit(0)  # its owner is gone
+        reads, writes = os.pipe()
+        between = os.fork()
+        if not between:
+            between = os.getpid()
+            child = os.fork()
+            if not child:
+                return json.loads(words), descriptors, between
+            os.write(writes, str(child).encode())
+            os._exit(0)
+        os.waitpid(between, 0)  # its child is another's now
+        talk.send(os.read(reads, 64))
+        for one in (reads, writes, *descriptors):
+            os.close(one)
+
+
+def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None:
+    while os.getppid() == between:
+        time.sleep(_ADOPTION_SECONDS)
+    if os.getppid() != order["parent"]:
+        os._exit(1)  # it was killed meanwhile
+    for number, one in enumerate(descriptors):
+        os.dup2(one, number)
+    os.closerange(3, max(descriptors) + 1)  # the forge itself has no others
+    if order["new_session"]:
+        os.setsid()
+    if order["dies_with_parent"]:
+        die_with_parent()
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        errors = "backslashreplace" if name == "stderr" else "strict"
+        stream = open(  # noqa: SIM115 - as the interpreter opens them; ours are of other files
+            number, "w" if number else "r", encoding="utf-8", errors=errors, closefd=False,
+            buffering=1 if name == "stderr" else -1,
+        )  # fmt: skip
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _run_program(words: list[str]) -> None:
+    """As the interpreter does it with these words."""
+    if words[1:2] == ["-m"]:
+        sys.path[0] = os.getcwd()
+        sys.argv[:] = words[2:]
+        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+    else:
+        file = words[0] if words[0] != sys.executable else words[1]
+        sys.path[0] = str(Path(file).resolve().parent)
+        sys.argv[:] = words[words.index(file) :]
+        runpy.run_path(file, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _import_libraries()
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as talk:
+        order, descriptors, between = _next_program(talk)
+    _become(order, descriptors, between)
+    _run_program(order["words"])
