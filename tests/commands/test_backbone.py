@@ -44,6 +44,7 @@ def test_wrong_use_is_told_with_what_to_do(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("really_started")  # what it loads is looked at
 def test_a_node_that_only_relays_prints_its_address_and_answers_over_http(tmp_path: Path) -> None:
     words = ("--relay-only", "--json", "--listen", LOOPBACK, "--http", "127.0.0.1:0")
     limits = ("--relay-limits", "circuits=4, month=5GB/month")

@@ -365,7 +365,7 @@ async def test_streams_leave_nothing_behind() -> None:
     await many_streams_leave_nothing(1_000)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_ten_thousand_streams_leave_nothing_behind() -> None:
     await many_streams_leave_nothing(10_000)
 
