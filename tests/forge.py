@@ -8,7 +8,7 @@ it. Everything that the program itself imports or does is still to come.
 
 What a fork cannot do is really started: a program at a terminal, one that is given descriptors or
 variables that the interpreter reads as it starts, and all programs where POTLUCK_TESTS_FORGE is
-"no", as scripts/test --soak has it. A test of how a program starts, of how long that takes or of
+"no" (scripts/test --soak). A test of how a program starts, of how long that takes or of
 what it loads, does not come here.
 
 Easy to get wrong: a fork's parent is the forge, and only a parent can wait for a process. So the

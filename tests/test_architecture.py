@@ -16,6 +16,8 @@ from tests.import_rules import FACES, INSIDE, PACKAGES, Import, imports_of, wron
 
 ROOT = Path(__file__).resolve().parent.parent
 
+pytestmark = pytest.mark.xdist_group("architecture")  # one worker reads the modules, and once
+
 
 def product_modules() -> list[tuple[str, Path]]:
     found = []

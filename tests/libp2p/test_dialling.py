@@ -261,6 +261,7 @@ async def test_something_that_is_no_node_is_told_as_such() -> None:
     assert DialReason.NOT_LIBP2P.advice in refusal.advice
 
 
+@pytest.mark.slow
 async def test_addresses_of_other_kinds_are_named_as_what_they_are() -> None:
     relay = Identity.from_seed(bytes([7]) * 32).peer_id
     through_relay = f"/ip4/192.0.2.7/tcp/1/p2p/{relay}/p2p-circuit"
