@@ -7,7 +7,7 @@ with `exec`: a forge, which is a Python process without threads that waits for o
 it. Everything that the program itself imports or does is still to come.
 
 What a fork cannot do is really started: a program at a terminal, one that is given descriptors or
-variables that the interpreter reads as it starts, and all programs where POTLUCK_TESTS_FORGE is
+variables that the interpreter reads as it starts, and all programs where TESTS_FORGE is
 "no" (scripts/test --soak). A test of how a program starts, of how long that takes or of
 what it loads, does not come here.
 
@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-SWITCH: Final = "POTLUCK_TESTS_FORGE"
+SWITCH: Final = "TESTS_FORGE"
 _SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl(2)
 _C_LIBRARY: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ROOT: Final = Path(__file__).parent.parent
