@@ -10,7 +10,8 @@ of them, where a test does not say how many; `soak` is other ones each time. How
 takes is the machine's affair: no profile has a limit for it.
 
 scripts/test shares a whole run among workers (pytest-xdist). The tests of the demo have one mark,
-`xdist_group`, so that one worker gets them, and plays it once.
+`xdist_group`, so that one worker gets them, and plays it once. Programs of ours that the tests
+start are forked from a process with the libraries (tests/forge.py), unless TESTS_FORGE is "no".
 
 Modules that were imported before the tests begin are no garbage, so the collector skips them.
 """
