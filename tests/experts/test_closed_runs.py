@@ -28,6 +28,7 @@ UID, OTHER = GRID.at(5), GRID.at(6)
 EVERY_CELL = [torch.zeros(1, size) for size in GRID.sizes]  # scores: no cell is better
 
 
+@pytest.mark.slow
 @staged_with(Admission)
 async def test_the_experts_of_a_revoked_server_are_not_called_and_others_take_them_over(
     cast: Cast,
@@ -58,6 +59,7 @@ async def test_the_experts_of_a_revoked_server_are_not_called_and_others_take_th
     assert (await trainer.live())[UID] == {other.peer}
 
 
+@pytest.mark.slow
 @staged_with(Admission)
 async def test_a_revoked_keeper_is_sent_no_more_copies(cast: Cast) -> None:
     server = await cast.server(1, [UID], name="ann")

@@ -344,6 +344,7 @@ async def test_others_take_over_what_a_server_has_paused(cast: Cast) -> None:
     assert (server.uids(), other.uids()) == ([], [UID])
 
 
+@pytest.mark.slow
 @staged
 async def test_a_server_that_is_paused_loses_no_step_and_has_none_of_its_experts_afterwards(
     cast: Cast,
@@ -443,6 +444,7 @@ async def test_a_keeper_that_has_died_is_replaced_with_the_next_copy(cast: Cast)
     assert server.told(ExpertSaved)[-1].keepers == tuple(keepers_of(UID, alive)[:KEEPERS])
 
 
+@pytest.mark.slow
 @staged
 async def test_a_server_whose_link_has_no_time_for_three_copies_sends_two(cast: Cast) -> None:
     server, trainer = await cast.server(1, [UID]), await cast.trainer()
