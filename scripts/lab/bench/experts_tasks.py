@@ -286,7 +286,7 @@ class _Training:
                 grid.at(at): build_expert(settings, seed=seed + first + at)
                 for at in range(grid.cells)
             },
-            self._optimizer,
+            lambda parameters: self._optimizer(parameters, (1.0 - arm.failure_rate) ** 2),
             examples_per_step=1
             + task.examples * (task.batches_per_step - 1) * arm.active // arm.experts,
             delay_seconds=arm.delay_ms / 1000.0 / (2 * task.layers),
@@ -294,9 +294,11 @@ class _Training:
             seed=self._seed * task.layers + layer,
         )
 
-    def _optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Adam, whose learning rate falls linearly over the steps of the training."""
-        task, steps = self._task, self._batches // self._task.batches_per_step
+    def _optimizer(self, parameters: Iterable[Tensor], share: float = 1.0) -> torch.optim.Optimizer:
+        """Adam, whose learning rate falls linearly over the steps of the training. `share`: as many
+        of them an expert makes, for it needs an answer in both directions."""
+        task = self._task
+        steps = share * (self._batches // task.batches_per_step)
         rate = task.dense_learning_rate if self._arm.is_dense else task.learning_rate
         made = 0
 
