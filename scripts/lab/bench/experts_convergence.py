@@ -46,7 +46,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "digits": Kind("handwritten digits", "1,16,64", "0,100,1000", 3000, 0.01),
-    "text": Kind("a small transformer on text", "1,16", "0", 1500, 0.0),
+    "text": Kind("a small transformer on text", "1,16", "0", 3000, 0.0),
 }
 
 
