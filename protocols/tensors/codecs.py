@@ -110,8 +110,12 @@ def tensor_over(buffer: Buffer, dtype: torch.dtype, values: int, offset: int = 0
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether every value is finite, in one fast pass: a NaN or an infinity shows in an extreme."""
-    return not values.dtype.is_floating_point or within(values, math.nextafter(math.inf, 0.0))
+    """Whether every value of a flat tensor is finite. A NaN or an infinity shows in the sum, which
+    is the fastest pass; a sum may also overflow, and then the extremes tell."""
+    return not values.dtype.is_floating_point or all(
+        math.isfinite(part.sum().item()) or within(part, math.nextafter(math.inf, 0.0))
+        for part in torch.split(values, SERIAL_VALUES)
+    )
 
 
 def within(values: Tensor, largest: float) -> bool:

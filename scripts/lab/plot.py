@@ -39,8 +39,11 @@ def check_plot(file: Path) -> None:
 
 
 def write_plot(figure: Figure, file: Path) -> None:
+    from matplotlib import rc_context
+
     try:
-        figure.savefig(file, format=file.suffix[1:].lower(), dpi=DOTS_PER_INCH)
+        with rc_context({"svg.fonttype": "none"}):  # text stays text: smaller
+            figure.savefig(file, format=file.suffix[1:].lower(), dpi=DOTS_PER_INCH)
     except OSError as error:
         raise PlotFailed(
             f"The plot cannot be written to {file}.",

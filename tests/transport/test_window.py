@@ -39,11 +39,11 @@ def test_a_peer_may_use_its_window_to_the_byte_and_no_further() -> None:
         receiver.received(1)
 
 
-def test_credit_returns_in_quarters() -> None:
+def test_credit_returns_in_thirds() -> None:
     receiver = window()
     receiver.received(INITIAL_WINDOW_BYTES)
-    assert receiver.consumed(INITIAL_WINDOW_BYTES // 4 - 1, 0, None) == 0
-    assert receiver.consumed(1, 0, None) == INITIAL_WINDOW_BYTES // 4
+    assert receiver.consumed(INITIAL_WINDOW_BYTES // 3, 0, None) == 0
+    assert receiver.consumed(1, 0, None) == INITIAL_WINDOW_BYTES // 3 + 1
 
 
 def test_without_a_measured_round_trip_a_window_does_not_grow() -> None:

@@ -124,7 +124,7 @@ def _apply_end_flags(stream: YamuxStream, flags: int) -> None:
 #
 # So frames that bring no bytes to a stream (pings, window updates, beginnings and ends of streams,
 # data for streams that are gone) are counted. Honest peers stay far below the limit: a stream costs
-# them four such frames and us a millisecond, and credit is returned in quarters of a window of at
+# them four such frames and us a millisecond, and credit is returned in thirds of a window of at
 # least 256 KiB.
 #
 # The clock is read once for many frames, because this code runs for each.

@@ -35,9 +35,10 @@ WINDOW_PER_CONSUMED = 2
 BRAKE_FRACTION = 3 / 4
 WINDOW_PER_CONSUMED_AS_BRAKE = 4
 
-# Credit is returned in quarters of the window: often enough that the sender still has three
-# quarters when the update is in flight, rarely enough that updates cost nothing.
-UPDATES_PER_WINDOW = 4
+# Credit is returned in thirds of the window: often enough that the sender still has two thirds when
+# the update is in flight, more than a round trip carries. An update costs both sides a tenth of a
+# message of 256 KiB. Such messages grow a window to 1 MiB, and with quarters each had its own.
+UPDATES_PER_WINDOW = 3
 
 
 class WindowBudget:

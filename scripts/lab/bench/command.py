@@ -43,7 +43,6 @@ KINDS: Final = {
     "experts-search": "experts_search",
     "experts-digits": "experts_convergence",
     "experts-text": "experts_convergence",
-    "experts-delay": "experts_delay",
 }
 
 

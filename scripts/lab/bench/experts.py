@@ -15,6 +15,8 @@ one after another, in one thread. The server batches what waits, so it makes few
 its runtime; all processes of the bench compute with one thread each.
 
 The sizes are those of the reference's bench; scripts/bench-against-hivemind runs both in turn.
+
+With `--delay-ms` it measures something else: what delays cost (experts_delay.py).
 """
 
 from __future__ import annotations
@@ -165,24 +167,40 @@ WHAT = {
 
 
 def add_parser(kinds: Subparsers) -> None:
+    from lab.bench.experts_convergence import numbers
+    from lab.bench.experts_delay import BARS, DelayEffort
     from node.app.commands.parser import add_flag, positive_count
 
     width = max(len(name) for name in WHAT)
     figures = "\n".join(f"  {name:{width}}  {what}" for name, what in WHAT.items())
+    bars = " and ".join(f"{kept:g} up to {longest:g} ms" for longest, kept in BARS)
     effort = ExpertsEffort()
     parser = kinds.add_parser(
         "experts",
         help="calling experts of a mixture that another process serves",
         description="Start a server of experts and its trainers in processes of their own on this "
-        f"machine, and measure calls and throughput over encrypted channels.\n\n{figures}",
-        example="scripts/bench experts --json\nscripts/bench experts --quick --trainers 4",
+        f"machine, and measure calls and throughput over encrypted channels.\n\n{figures}\n\n"
+        "With --delay-ms, train a model of mixtures in one process instead. Each call of an expert "
+        "takes an exponential time in addition. Measured are the batches per second with "
+        f"{DelayEffort.in_flight} batches in flight, and with one at a time, which is naive model "
+        "parallelism. The exit code is 1 if many in flight keep less of their throughput without "
+        f"delay than {bars}.",
+        example="scripts/bench experts --json\nscripts/bench experts --quick --trainers 4\n"
+        "scripts/bench experts --delay-ms 0,10,50,100,200,1000",
     )
     parser.set_defaults(measure=run)
     add_flag(parser, "--trainers", positive_count, effort.trainers, "how many train at once")
     parser.add_argument("--quick", action="store_true", help="measure less: rough figures")
+    delays = "measure what these mean delays of a call cost, in milliseconds"
+    parser.add_argument("--delay-ms", type=numbers, metavar="MS,…", help=delays)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from lab.bench.experts_delay import DelayEffort, lines_of, measure_delays
+
+    if arguments.delay_ms:
+        make = DelayEffort.quick if arguments.quick else DelayEffort
+        return report(arguments, partial(measure_delays, make(arguments.delay_ms)), lines_of)
     effort = ExpertsEffort.quick() if arguments.quick else ExpertsEffort()
     effort = replace(effort, trainers=arguments.trainers)
     return report(arguments, partial(measure_experts, effort), _lines)

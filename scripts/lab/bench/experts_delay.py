@@ -1,4 +1,4 @@
-"""`scripts/bench experts-delay`: latency costs many batches in flight nothing, and one everything.
+"""`scripts/bench experts --delay-ms …`: delays cost many batches in flight little, and one much.
 
 Section 4.1 of Learning@home: a model of mixtures whose experts are some milliseconds away is
 trained twice with each delay, with 64 batches in flight (`AsyncTrainer`) and with one batch at a
@@ -6,12 +6,14 @@ time, which is naive model parallelism through the same layers. The experts are 
 (local_experts.py). Every call of them takes an exponential time in addition to its computation.
 
 How much delay 64 batches can hide depends on how long the computation of one takes: `compute_ms`.
-A batch waits in each pass for the slowest of its calls, so a pass takes two to three delays.
+A batch waits in each of its four passes (two mixtures, forward and backward) for the slowest of its
+16 calls: 3.4 delays on average. So of a second each it waits 13.5 seconds, and the others must have
+work for as long: 64 batches of 0.21 seconds have just so much. The paper's batches are larger. The
+default size here is the smallest whose batches take clearly longer on one core.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,19 +21,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab import Talk
-from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.guest_thread import in_guest_thread
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from node.app.commands.parser import Subparsers
     from protocols.guest import Portal
 
 EXPERTS, ACTIVE = (4, 4), 4
-BAR_KEPT = 0.8  # of the throughput without delay; the paper's figure shows about as much
-BAR_UP_TO_MS = 200.0
+BARS = ((200.0, 0.95), (1000.0, 0.85))
+"""Up to so many milliseconds, so much must be kept of the throughput without delay."""
 PATIENCE_SECONDS = 3600.0  # no call is given up, so that all delays have the same work
 
 
@@ -41,12 +41,17 @@ class DelayEffort:
     flight are done."""
 
     delays_ms: tuple[float, ...]
-    in_flight: int
-    seconds: float
-    layers: int
-    width: int
-    inner: int
-    batch: int
+    in_flight: int = 64
+    seconds: float = 15.0
+    layers: int = 2
+    width: int = 256
+    inner: int = 1024
+    batch: int = 256
+
+    @staticmethod
+    def quick(delays_ms: tuple[float, ...]) -> DelayEffort:
+        """Enough to see that it works: so small batches hide no long delay."""
+        return DelayEffort(delays_ms, seconds=0.5, width=64, inner=128, batch=32)
 
 
 async def measure_delays(effort: DelayEffort, say: Talk) -> dict[str, Any]:
@@ -71,7 +76,7 @@ async def measure_delays(effort: DelayEffort, say: Talk) -> dict[str, Any]:
 
 
 def figures_of(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """What is kept of the throughput with the least delay, and whether the bar is met."""
+    """What is kept of the throughput with the least delay, and whether the bars are met."""
     least = min(rows, key=lambda row: row["delay_ms"])
     told = [
         {
@@ -86,12 +91,13 @@ def figures_of(rows: list[dict[str, float]]) -> dict[str, Any]:
     return {
         "compute_ms": round(1000.0 / least["async_per_s"], 1),
         "delays": told,
-        "bar_kept": BAR_KEPT,
-        "bar_up_to_ms": BAR_UP_TO_MS,
-        "met": all(
-            row["async_kept"] >= BAR_KEPT for row in told if row["delay_ms"] <= BAR_UP_TO_MS
-        ),
+        "met": all(row["async_kept"] >= bar_of(row["delay_ms"]) for row in told),
     }
+
+
+def bar_of(delay_ms: float) -> float:
+    """What must be kept with this delay; nothing with a longer one than the bars have."""
+    return next((kept for longest, kept in BARS if delay_ms <= longest), 0.0)
 
 
 def _batches_per_second(
@@ -165,49 +171,10 @@ def _loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     return loss
 
 
-# Flags and output
+# Output
 
 
-def add_parser(kinds: Subparsers) -> None:
-    from lab.bench.experts_convergence import numbers
-    from node.app.commands.parser import add_flag, positive_count, positive_seconds
-
-    parser = kinds.add_parser(
-        "experts-delay",
-        help="the throughput of training with experts that are far away",
-        description="Train a model of mixtures of experts whose calls take an exponential time in "
-        "addition, with many batches in flight and with one at a time, and count batches per "
-        "second. Everything is in this process. The exit code is 1 if many in flight keep less "
-        f"than {BAR_KEPT:g} of their throughput without delay, up to {BAR_UP_TO_MS:g} ms.",
-        example="scripts/bench experts-delay --json\n"
-        "scripts/bench experts-delay --delay-ms 0,200 --seconds 20",
-    )
-    parser.set_defaults(measure=run)
-    delays = "mean delays of a call, in milliseconds"
-    add_flag(parser, "--delay-ms", numbers, "0,10,50,100,200,1000", delays, metavar="MS,…")
-    add_flag(parser, "--in-flight", positive_count, 64, "batches in flight")
-    how_long = "how long to measure with each delay, at least"
-    add_flag(parser, "--seconds", positive_seconds, 5.0, how_long, metavar="SECONDS")
-    add_flag(parser, "--layers", positive_count, 2, "how many mixtures the model has")
-    add_flag(parser, "--width", positive_count, 128, "the width of the model")
-    add_flag(parser, "--inner", positive_count, 256, "the inner width of an expert")
-    add_flag(parser, "--batch", positive_count, 128, "samples of a batch")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    effort = DelayEffort(
-        delays_ms=arguments.delay_ms,
-        in_flight=arguments.in_flight,
-        seconds=arguments.seconds,
-        layers=arguments.layers,
-        width=arguments.width,
-        inner=arguments.inner,
-        batch=arguments.batch,
-    )
-    return report(arguments, partial(measure_delays, effort), _lines)
-
-
-def _lines(result: dict[str, Any]) -> str:
+def lines_of(result: dict[str, Any]) -> str:
     many = f"{result['settings']['in_flight']} in flight"
     lines = [f"{'delay':>8}{many:>16}{'kept':>8}{'one at a time':>16}{'kept':>8}"]
     for row in result["delays"]:
@@ -215,8 +182,8 @@ def _lines(result: dict[str, Any]) -> str:
             f"{row['delay_ms']:>5g} ms{row['async_per_s']:>14.2f}/s{row['async_kept']:>8.2f}"
             f"{row['naive_per_s']:>14.2f}/s{row['naive_kept']:>8.2f}"
         )
+    bars = " and ".join(f"{kept:g} up to {longest:g} ms" for longest, kept in BARS)
     lines.append(
-        f"A batch takes {result['compute_ms']:g} ms to compute. At least {result['bar_kept']:g} "
-        f"must be kept with many in flight, up to {result['bar_up_to_ms']:g} ms."
+        f"A batch takes {result['compute_ms']:g} ms to compute. At least must be kept: {bars}."
     )
     return "\n".join(lines)

@@ -5,9 +5,10 @@ has `layers` mixtures. Its dense twin is the same model with one expert of full 
 mixture, to which every example goes. So both take the same multiplications for an example, and can
 be given the same delays.
 
-Batches are small, as in the paper, and the trunk makes a step for several of them. An expert makes
-one when it has the gradients of as many examples as come to it meanwhile, if all experts have
-equally many. So all models make about equally many steps.
+Batches of digits are small, as in the paper, and the trunk makes a step for several of them. An
+expert makes one in the call that brings it more gradients than it gets in all of these batches but
+one, if all experts have equally many. So all models make about equally many steps. With one batch
+for each step, an expert makes one in every call, as in the product.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.bench.local_experts import LocalExperts
-from lab.bench.training_task import TextSamples
+from lab.bench.training_task import TextSamples, read_text
 from lab.guest_thread import in_guest_thread
 from models.experts import build_expert
 from models.gpt import INITIAL_DEVIATION, Attention, GPTSettings
@@ -45,6 +46,7 @@ Mixture = Callable[[int], nn.Module]  # the mixture of layer 0, 1, …
 class ExpertTask(Protocol):
     """- `examples`: of a mixture, in a batch.
     - `batches_per_step`: of the trunk.
+    - `learning_rate`, `dense_learning_rate`: of the model with experts, and of its dense twin.
     - `expert`: the settings of one (models/experts.py).
     - `value`: what `value_of` says of a model; `is_loss`: less is better.
     """
@@ -54,6 +56,7 @@ class ExpertTask(Protocol):
     examples: int
     batches_per_step: int
     learning_rate: float
+    dense_learning_rate: float
     value: str
     is_loss: bool
 
@@ -111,7 +114,7 @@ class DigitsTask:
     inner = 256
     examples = 4
     batches_per_step = 16
-    learning_rate = 1e-3
+    learning_rate = dense_learning_rate = 1e-3
     value = "accuracy"
     is_loss = False
 
@@ -171,22 +174,30 @@ class TextModel(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight)
 
 
+TEXT_BYTES = 4 << 20
+HELD_OUT_BYTES = 1 << 18
+HELD_OUT_WINDOWS = 256
+
+
 class TextTask:
-    """Predict the next byte of Python's standard library. The value is in nats per byte."""
+    """Predict the next byte of Python's standard library. The value is in nats per byte, of the
+    first modules, which are not trained on."""
 
     settings = GPTSettings(context=64, width=64, layers=2, heads=4)
     layers = settings.layers
     width = settings.width
     inner = 172  # 8/3 of the width, and four times a whole number
-    windows = 4
+    windows = 16
     examples = windows * settings.context
-    batches_per_step = 4
-    learning_rate = 2e-3
+    batches_per_step = 1
+    learning_rate, dense_learning_rate = 4e-3, 2e-3  # the best of 2 and 4e-3; of 1, 2, 4, 8e-3
     value = "loss"
     is_loss = True
 
     def __init__(self) -> None:
-        self._samples = TextSamples(self.settings.context + 1)
+        text, window = read_text(TEXT_BYTES), self.settings.context + 1
+        self._samples = TextSamples(window, text[HELD_OUT_BYTES:])
+        self._held_out = TextSamples(window, text[:HELD_OUT_BYTES]).batch(range(HELD_OUT_WINDOWS))
 
     def expert(self, *, is_dense: bool) -> dict[str, Any]:
         inner = self.inner if is_dense else self.inner // ACTIVE
@@ -206,7 +217,7 @@ class TextTask:
         return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
     def value_of(self, model: nn.Module) -> float:
-        return float(self.loss_of(model, self._samples.held_out()))
+        return float(self.loss_of(model, self._held_out))
 
 
 TASKS: dict[str, Callable[[], ExpertTask]] = {"digits": DigitsTask, "text": TextTask}
@@ -275,25 +286,29 @@ class _Training:
                 grid.at(at): build_expert(settings, seed=seed + first + at)
                 for at in range(grid.cells)
             },
-            self._optimizer,
-            examples_per_step=task.examples * task.batches_per_step * arm.active // arm.experts,
+            lambda parameters: self._optimizer(parameters, (1.0 - arm.failure_rate) ** 2),
+            examples_per_step=1
+            + task.examples * (task.batches_per_step - 1) * arm.active // arm.experts,
             delay_seconds=arm.delay_ms / 1000.0 / (2 * task.layers),
             failure_rate=arm.failure_rate,
             seed=self._seed * task.layers + layer,
         )
 
-    def _optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Adam, whose learning rate falls linearly over the steps of the training."""
-        task, steps = self._task, self._batches // self._task.batches_per_step
+    def _optimizer(self, parameters: Iterable[Tensor], share: float = 1.0) -> torch.optim.Optimizer:
+        """Adam, whose learning rate falls linearly over the steps of the training. `share`: as many
+        of them an expert makes, for it needs an answer in both directions."""
+        task = self._task
+        steps = share * (self._batches // task.batches_per_step)
+        rate = task.dense_learning_rate if self._arm.is_dense else task.learning_rate
         made = 0
 
         def lower(optimizer: torch.optim.Optimizer, *_: object) -> None:
             nonlocal made
             made += 1
             for group in optimizer.param_groups:
-                group["lr"] = task.learning_rate * max(LEAST_RATE, 1.0 - made / steps)
+                group["lr"] = rate * max(LEAST_RATE, 1.0 - made / steps)
 
-        optimizer = torch.optim.Adam(parameters, lr=task.learning_rate, fused=True)
+        optimizer = torch.optim.Adam(parameters, lr=rate, fused=True)
         optimizer.register_step_post_hook(lower)
         return optimizer
 
