@@ -38,11 +38,11 @@ from protocols.moshpit.group import group_key
 from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds
 from protocols.moshpit.handing_down import (
     DecidedPart,
-    Decision,
+    HandedResult,
     HandingDown,
+    HeadsDecision,
     NoDecision,
-    Offered,
-    Shelf,
+    ResultShelf,
 )
 from protocols.moshpit.layout import Vector, digest_of_parts
 from protocols.moshpit.outcome import (
@@ -103,7 +103,7 @@ class CohortRounds:
         self._down = HandingDown(network, rpc)
         self._waiting = trio.CancelScope()
         self._epoch = -1
-        self._shelf: Shelf | None = None
+        self._shelf: ResultShelf | None = None
         self._idle = BoundedMap[PeerId, float](MOST_IDLE)
 
     def overtaken(self, epoch: int) -> None:
@@ -189,7 +189,7 @@ class CohortRounds:
 
     # -- at the head
 
-    async def _as_head(self, mine: CohortAverage, cohort: Cohort, shelf: Shelf) -> Outcome:
+    async def _as_head(self, mine: CohortAverage, cohort: Cohort, shelf: ResultShelf) -> Outcome:
         request = replace(
             mine.request, expected=1 + len(cohort.heads), awaited=cohort.heads, cohort=None
         )
@@ -253,7 +253,7 @@ class CohortRounds:
         return tuple(found)
 
     async def _offer(
-        self, shelf: Shelf, step: GroupResult, outcome: Committed, request: RoundRequest
+        self, shelf: ResultShelf, step: GroupResult, outcome: Committed, request: RoundRequest
     ) -> None:
         group, cut, ballot = step.group, step.cut, step.ballot
         if group is None or cut is None or ballot is None:
@@ -275,21 +275,21 @@ class CohortRounds:
             DecidedPart(part.start, part.stop, said)
             for part, said in zip(cut.parts, step.statements, strict=True)
         )
-        decision = Decision(group.roster, places, ballot, tuple(parts), cut.chunk_bytes)
-        shelf.prepare(Offered(decision, layout, memory))
+        decision = HeadsDecision(group.roster, places, ballot, tuple(parts), cut.chunk_bytes)
+        shelf.prepare(HandedResult(decision, layout, memory))
         if not request.confirms:
             shelf.confirm(applied=True)
 
     # -- at the other members
 
     async def _from_head(
-        self, mine: CohortAverage, cohort: Cohort, shelf: Shelf, head: PeerId
+        self, mine: CohortAverage, cohort: Cohort, shelf: ResultShelf, head: PeerId
     ) -> Outcome:
         """What the head hands down. NoDecision if its round made no step; any other error: it is
         lost."""
         patience = self._settings.matchmaking_seconds + self._settings.round_seconds
         vector = mine.request.vector
-        said: Decision | None = None
+        said: HeadsDecision | None = None
         with trio.CancelScope() as self._waiting:
             said = await self._down.decision(mine.round_id, head, patience)
         if self._waiting.cancelled_caught:
@@ -314,7 +314,7 @@ class CohortRounds:
         )
 
     async def _check(
-        self, said: Decision, request: RoundRequest, cohort: Cohort, head: PeerId
+        self, said: HeadsDecision, request: RoundRequest, cohort: Cohort, head: PeerId
     ) -> None:
         """PotluckError unless the heads' round has made this result."""
         layout = request.vector.layout

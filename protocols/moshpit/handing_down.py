@@ -1,7 +1,7 @@
 """Hands the result of the heads' round down to the members of a cohort.
 
     with handing_down.shelf(average) as shelf:
-        shelf.offer(Offered(decision, layout, memory))       # at the head, or:
+        shelf.offer(HandedResult(decision, layout, memory))       # at the head, or:
         decision = await handing_down.decision(round_id, head, patience)
         await handing_down.taken(round_id, shelf, head, decision, layout)
 
@@ -87,7 +87,7 @@ class DecidedPart(Message, frozen=True):
     statement: Statement
 
 
-class Decision(Message, frozen=True):
+class HeadsDecision(Message, frozen=True):
     """The result of the heads' round, with the signatures that prove it: the heads' signed list,
     and what the reducers have signed in this ballot. `members`: the places of those whose data is
     in the result."""
@@ -145,7 +145,7 @@ DECISION = Method(
     ALLREDUCE_PROTOCOL,
     "decision",
     AskResult,
-    Decision,
+    HeadsDecision,
     response_limit_bytes=DECISION_BYTES,
     errors={"no-decision": NoDecision, "not-of-cohort": NotOfCohort},
     training=True,
@@ -168,10 +168,10 @@ HandedTransfer = Transfer[Empty, Empty, Empty]
 
 
 @dataclass(frozen=True, eq=False)
-class Offered:
+class HandedResult:
     """A result with its encoded bytes."""
 
-    decision: Decision
+    decision: HeadsDecision
     layout: Layout
     memory: memoryview
 
@@ -190,22 +190,22 @@ class OfCohort(Protocol):
     def heads(self) -> tuple[PeerId, ...]: ...
 
 
-class Shelf:
+class ResultShelf:
     """Where the members of one cohort find one result."""
 
     def __init__(self, members: Sequence[PeerId], heads: Sequence[PeerId]) -> None:
         self.members = members
         self._heads = set(heads)
-        self._offered: Offered | None = None
-        self._prepared: Offered | None = None
+        self._offered: HandedResult | None = None
+        self._prepared: HandedResult | None = None
         self._failure: NoDecision | None = None
         self._decided = trio.Event()
 
-    def offer(self, offered: Offered) -> None:
+    def offer(self, offered: HandedResult) -> None:
         self._offered = offered
         self._decided.set()
 
-    def prepare(self, offered: Offered) -> None:
+    def prepare(self, offered: HandedResult) -> None:
         """Offer it as soon as it is confirmed."""
         self._prepared = offered
 
@@ -227,7 +227,7 @@ class Shelf:
         if self._prepared is None:
             self.failed(NoDecision("This peer has no result to hand down."))
 
-    async def found(self) -> Offered:
+    async def found(self) -> HandedResult:
         await self._decided.wait()
         if self._offered is None:
             assert self._failure is not None
@@ -248,17 +248,17 @@ class HandingDown:
 
     def __init__(self, network: Network, rpc: Rpc) -> None:
         self._me, self._rpc = network.peer_id, rpc
-        self._shelves = BoundedMap[bytes, Shelf](SHELVES_KEPT)
+        self._shelves = BoundedMap[bytes, ResultShelf](SHELVES_KEPT)
         self._news = trio.Event()
         self._held = 0
         rpc.serve(DECISION, self._decide)
         rpc.serve_bulk(HANDED, self._hand)
 
     @contextmanager
-    def shelf(self, average: OfCohort) -> Iterator[Shelf]:
+    def shelf(self, average: OfCohort) -> Iterator[ResultShelf]:
         """A shelf for this round's result. After the block, members still find what is on it, until
         some rounds later."""
-        shelf = Shelf(average.members, average.heads)
+        shelf = ResultShelf(average.members, average.heads)
         if average.round_id:
             self._shelves[average.round_id] = shelf
             self._news.set()
@@ -268,13 +268,18 @@ class HandingDown:
         finally:
             shelf.ends()
 
-    async def decision(self, round_id: bytes, head: PeerId, patience: float) -> Decision:
+    async def decision(self, round_id: bytes, head: PeerId, patience: float) -> HeadsDecision:
         """The decision of this head, as soon as there is one."""
         return await self._rpc.call(head, DECISION, AskResult(round_id), timeout=patience)
 
     async def taken(
-        self, round_id: bytes, shelf: Shelf, head: PeerId, decision: Decision, layout: Layout
-    ) -> Offered:
+        self,
+        round_id: bytes,
+        shelf: ResultShelf,
+        head: PeerId,
+        decision: HeadsDecision,
+        layout: Layout,
+    ) -> HandedResult:
         """The result that this head has decided."""
         ask = AskResult(round_id)
         parent = shelf.parent_of(self._me, head)
@@ -285,12 +290,12 @@ class HandingDown:
                 raise
             log.info("%s has handed down nothing: %s", parent, error)
             memory = await self._bytes_from(head, ask, decision, layout)
-        offered = Offered(decision, layout, memory)
+        offered = HandedResult(decision, layout, memory)
         shelf.offer(offered)
         return offered
 
     async def _bytes_from(
-        self, peer: PeerId, ask: AskResult, decision: Decision, layout: Layout
+        self, peer: PeerId, ask: AskResult, decision: HeadsDecision, layout: Layout
     ) -> memoryview:
         cut = decision.cut
         memory, end = memoryview(bytearray(encoded_bytes(layout, cut))), 0
@@ -312,7 +317,7 @@ class HandingDown:
 
     # -- answering
 
-    async def _decide(self, caller: Caller, request: AskResult) -> Decision:
+    async def _decide(self, caller: Caller, request: AskResult) -> HeadsDecision:
         return (await self._found(caller.peer, request.round_id)).decision
 
     async def _hand(self, caller: Caller, transfer: HandedTransfer, request: AskResult) -> None:
@@ -324,7 +329,7 @@ class HandingDown:
             end += chunk.encoded_bytes
         await transfer.finish(Empty())
 
-    async def _found(self, peer: PeerId, round_id: bytes) -> Offered:
+    async def _found(self, peer: PeerId, round_id: bytes) -> HandedResult:
         if self._held >= MOST_HELD:
             raise Busy("Too many wait here for a result.")
         self._held += 1

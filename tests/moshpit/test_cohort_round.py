@@ -18,9 +18,9 @@ from protocols.moshpit.encoded_result import chunks
 from protocols.moshpit.handing_down import (
     DECISION,
     AskResult,
-    Decision,
     HandedTransfer,
     HandingDown,
+    HeadsDecision,
     NotOfCohort,
 )
 from protocols.moshpit.outcome import Committed, Discarded
@@ -171,21 +171,21 @@ def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -
     scenario()
 
 
-Lie = Callable[[Decision], Decision]
+Lie = Callable[[HeadsDecision], HeadsDecision]
 replaced = msgspec.structs.replace
 
 
-def of_another_round(said: Decision) -> Decision:
+def of_another_round(said: HeadsDecision) -> HeadsDecision:
     return replaced(said, roster=replaced(said.roster, nonce=bytes(16)))
 
 
-def with_other_bytes(said: Decision) -> Decision:
+def with_other_bytes(said: HeadsDecision) -> HeadsDecision:
     first = said.parts[0]
     changed = replaced(first.statement, digest=bytes(32))
     return replaced(said, parts=(replaced(first, statement=changed), *said.parts[1:]))
 
 
-def of_another_ballot(said: Decision) -> Decision:
+def of_another_ballot(said: HeadsDecision) -> HeadsDecision:
     return replaced(said, ballot=replaced(said.ballot, number=said.ballot.number + 1))
 
 
@@ -207,7 +207,7 @@ def test_a_head_that_hands_down(
     liars: set[PeerId] = set()
     honest = HandingDown._decide
 
-    async def decide(self: HandingDown, caller: Caller, request: AskResult) -> Decision:
+    async def decide(self: HandingDown, caller: Caller, request: AskResult) -> HeadsDecision:
         decision = await honest(self, caller, request)
         return LIES[lie](decision) if self._me in liars else decision
 
