@@ -150,7 +150,8 @@ async def test_the_provider_itself_says_that_a_code_expired(provider: OpenIdStra
             return False
 
         await until(has_expired, within_seconds=20)
-    assert set(map(type, answers)) == {NotYet}
+    # a busy machine may ask for the first time when the code has expired already
+    assert set(map(type, answers)) <= {NotYet}
 
 
 async def test_a_code_that_gave_a_token_gives_no_second_one(
