@@ -130,7 +130,7 @@ async def test_a_device_code_that_nobody_types_in_expires(
 ) -> None:
     async with logins_at(provider, "hurried") as logins:
         started = await start_device(logins)
-        assert started.expires_in == 1
+        assert started.expires_in == 4
         with pytest.raises(LoginExpired):
             await poll(logins, clock, started)
 
@@ -150,8 +150,7 @@ async def test_the_provider_itself_says_that_a_code_expired(provider: OpenIdStra
             return False
 
         await until(has_expired, within_seconds=20)
-    # a busy machine may ask for the first time when the code has expired already
-    assert set(map(type, answers)) <= {NotYet}
+    assert set(map(type, answers)) == {NotYet}
 
 
 async def test_a_code_that_gave_a_token_gives_no_second_one(

@@ -32,7 +32,7 @@ const clients = [
     application_type: 'native',
     redirect_uris: ['http://127.0.0.1/login/callback'],
   }),
-  client('hurried'), // its device codes live for a second
+  client('hurried'), // its device codes live for four seconds: a busy machine asks late
   client('confused'), // its tokens are made for another program: see below
   client('browser-only', { grant_types: ['authorization_code'] }),
 ];
@@ -60,7 +60,7 @@ const configuration = {
   ttl: {
     AccessToken: 600,
     AuthorizationCode: 60,
-    DeviceCode: (ctx, code, owner) => (owner.clientId === 'hurried' ? 1 : 600),
+    DeviceCode: (ctx, code, owner) => (owner.clientId === 'hurried' ? 4 : 600),
     Grant: 600,
     IdToken: 600,
     Interaction: 600,
