@@ -86,6 +86,8 @@ READ_WHEN_CROWDED_SECONDS: Final = 0.25
 more than 15 % off its target with this value, and no fewer with 0.1 s; three with 0.5 s, and four
 with 1 s."""
 READ_BY_COHORTS_SECONDS: Final = 0.25
+"""The shortest by cohorts: the head calls its members to the round, and there are two keys to read.
+"""
 NEW_SECONDS: Final = 2.5
 """How long a peer that has come counts as new. Peers that began together are all there by then. Of
 the same 108 steps, one was that far off with this value, and two with 0.5 to 1.5 s."""
@@ -495,7 +497,7 @@ def estimate(
         holds_back=is_alone and bool(followers),
         awaited=frozenset(
             peer
-            for peer in (*(one.peer for one in ours if one.is_awaited), *comes, *moved_ours)
+            for peer in (*(one.peer for one in believed if one.is_awaited), *comes, *moved)
             if not is_sum(peer)
         ),
         averaging=frozenset(
@@ -530,7 +532,7 @@ def estimate(
     if is_new:
         longest = READ_WHEN_CROWDED_SECONDS if is_crowded else READ_WHEN_DUE_SECONDS
     read_again_in = _read_again_in(due_in, longest, is_due=is_due)
-    if found.cohort is not None:  # its head calls it, and there are two keys to read
+    if found.cohort is not None:
         read_again_in = max(read_again_in, READ_BY_COHORTS_SECONDS)
     return replace(found, is_due=is_due, due_in_seconds=due_in, read_again_in_seconds=read_again_in)
 
@@ -761,6 +763,10 @@ class _Cohorts:
         # Batches under way count in full, as in every plan: they cannot be stopped.
         samples = mine.samples + (mine.batch if mine.under_way >= 0.0 else 0)
         samples += sum(min(one.begun_by(now), plan.parts[one.peer]) for one in ours)
+        for peer in moved:  # its slot of this epoch has not arrived, and it computes already
+            slot = self.fitting[peer].slot
+            samples += min(slot.batch, plan.parts[peer])
+            rate += slot.samples_per_second
         batch = max(1, target // (self._count * SUMS_PER_STEP))
         return msgspec.structs.replace(
             mine,

@@ -46,6 +46,7 @@ from protocols.accumulation.progress import (
     KNOWN_SECONDS,
     PATIENCE_SECONDS,
     READ_WHEN_DUE_SECONDS,
+    READS_BEFORE_DUE,
     SHORTEST_READ_SECONDS,
     WAITED_AGAIN,
     Estimate,
@@ -95,8 +96,8 @@ SAME_PACE: Final = 0.25
 the same numbers are equal (batch_plan.py), whichever slot a reader has."""
 
 SUMS_SECONDS: Final = 1.0
-"""How old the other cohorts' sums may be at a peer that is no head: the head calls it when the
-round begins."""
+"""How old the other cohorts' sums may be at a peer that is no head, and that its head calls to the
+round. Before a step they are newer: all peers plan their last batches with them."""
 
 ELSEWHERE_SECONDS: Final = 5.0
 """A run changes the number of its cohorts with a step. A peer that misses that step finds the
@@ -501,10 +502,10 @@ class Tracker:
         now = trio.current_time()
         has_met_others = self._mine.epoch > 0 and self.estimate.company > 0
         is_elsewhere_due = not has_met_others or now - self._read_others_at >= ELSEWHERE_SECONDS
-        is_hasty = self.estimate.sum is not None or self._wants_newest
-        if is_elsewhere_due or (
-            self._cohorts > 1 and (is_hasty or now - self._read_sums_at >= SUMS_SECONDS)
-        ):
+        oldest = min(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
+        if self.estimate.sum is not None or self._wants_newest:
+            oldest = 0.0
+        if is_elsewhere_due or (self._cohorts > 1 and now - self._read_sums_at >= oldest):
             sums, gone = await self._dht.look(sums_key(self._run_name), breadth)
             sums.pop(self._network.peer_id, None)
             self._sums = {name_of_sum(head): one for head, one in sums.items()}

@@ -55,7 +55,7 @@ from protocols.moshpit.outcome import (
     Verdict,
 )
 from protocols.moshpit.request import RoundRequest
-from protocols.moshpit.roster import Terms
+from protocols.moshpit.roster import Entry, Terms
 from protocols.moshpit.settings import AveragerSettings
 from protocols.network import Network
 from protocols.rpc import Rpc
@@ -74,14 +74,17 @@ tell of a step before this peer's head does."""
 
 @dataclass(frozen=True)
 class CohortAverage:
-    """What a cohort has averaged. `members` has those that hold it, this peer included, in the
-    order in which they become head; `heads`: those of them that can be dialled."""
+    """What a cohort has averaged. `entries` are of those that hold it, this peer included, in the
+    order in which they become head; none if this peer was alone."""
 
     request: RoundRequest
     statistics: RoundStatistics
-    round_id: bytes
-    members: tuple[PeerId, ...]
-    heads: tuple[PeerId, ...]
+    round_id: bytes = b""
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        return tuple(one.peer for one in self.entries)
 
 
 class CohortRounds:
@@ -125,10 +128,11 @@ class CohortRounds:
         self._epoch = request.epoch
         reason = "Nobody brought the cohort's average to the others."
         idle = self.idle_heads
-        heads = sorted(mine.heads or mine.members, key=lambda one: one in idle)  # a stable sort
+        heads = [one.peer for one in mine.entries if one.reduces] or [self._me]
+        heads.sort(key=lambda one: one in idle)  # a stable sort
         try:
             self.confirm(applied=False)  # nobody has confirmed the last one
-            with self._down.shelf(mine) as shelf:
+            with self._down.shelf(mine.round_id, mine.entries) as shelf:
                 self._shelf = shelf
                 for head in heads:
                     if head == self._me:
@@ -163,8 +167,8 @@ class CohortRounds:
         match step.verdict:
             case Verdict.COMMITTED:
                 assert step.group is not None
+                entries = {one.peer: one for one in step.group.roster.entries}
                 members = in_order(self._run, step.statistics.members)
-                dialled = {one.peer for one in step.group.roster.entries if one.reduces}
                 brought = replace(
                     request,
                     vector=Vector(request.vector.layout, result),
@@ -175,11 +179,10 @@ class CohortRounds:
                     brought,
                     step.statistics,
                     step.group.round_id,
-                    tuple(members),
-                    tuple(one for one in members if one in dialled),
+                    tuple(entries[one] for one in members),
                 )
             case Verdict.ALONE:
-                return CohortAverage(request, step.statistics, b"", (self._me,), (self._me,))
+                return CohortAverage(request, step.statistics)
             case verdict:
                 # the others may bring an average with this peer's samples to the heads' round
                 in_doubt = verdict in (Verdict.IN_DOUBT, Verdict.LEFT_OUT)
@@ -202,7 +205,7 @@ class CohortRounds:
         if not isinstance(outcome, Committed):
             reason = outcome.reason if isinstance(outcome, Discarded) else "No other head came."
             shelf.failed(NoDecision(f"The heads of the cohorts made no step: {reason}"))
-        elif len(mine.members) > 1:
+        elif mine.entries:
             await self._offer(shelf, step, outcome, request)
         return outcome
 
@@ -233,7 +236,7 @@ class CohortRounds:
                 return Discarded(f"A cohort had another head: {', '.join(twice)}.", False, rounds)
             case Verdict.LEFT_OUT:
                 return LeftOut(step.statistics.members, step.digest, rounds)
-            case Verdict.ALONE if len(mine.members) == 1:
+            case Verdict.ALONE if not mine.entries:
                 return Alone(rounds)
             case _:
                 in_doubt = step.verdict is Verdict.IN_DOUBT

@@ -6,9 +6,10 @@
         await handing_down.taken(round_id, shelf, head, decision, layout)
 
 Each member asks the head for its decision, and waits for the answer. It then takes the encoded
-bytes from its parent in a tree of the members, and checks them against the digests of the decision.
-If the parent has stopped or lies, it takes them from the head. So a head sends the bytes `CHILDREN`
-times, however large its cohort is.
+bytes from its parent in the tree in which lists are handed on (handing_on.py), and checks them
+against the digests of the decision. A parent has the time that the bytes need to reach it. If it
+has stopped or lies, the next source is asked, and the head last. So a head sends a large result a
+few times, however large its cohort is.
 
 Easy to get wrong: a member may ask before this peer knows its round, because it has ended there
 earlier. Such a call waits `HOLD_SECONDS` for it.
@@ -17,10 +18,11 @@ earlier. Such a call waits `HOLD_SECONDS` for it.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import trio
 from msgspec import Meta
@@ -33,6 +35,7 @@ from protocols.identity import PeerId
 from protocols.moshpit.agreement_messages import Members
 from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Statement, digest_of_result
 from protocols.moshpit.encoded_result import chunks, decode_result, encoded_bytes
+from protocols.moshpit.handing_on import Way, ways_to
 from protocols.moshpit.layout import (
     LARGEST_CHUNK_BYTES,
     MOST_VALUES,
@@ -48,16 +51,16 @@ from protocols.moshpit.part_messages import (
     STALL_SECONDS,
     counts,
 )
-from protocols.moshpit.roster import Roster, Terms, check_with_pauses
+from protocols.moshpit.roster import Entry, Roster, Terms, check_with_pauses
 from protocols.network import Network
 from protocols.rpc import BulkMethod, Empty, Message, Method, Rpc, Transfer
 
 log = logging.getLogger("potluck.moshpit")
 
-CHILDREN: Final = 4
 HOLD_SECONDS: Final = 10.0  # an exchange may end that much later here than at the first member
 OPEN_SECONDS: Final = 6.0
 MOST_HELD: Final = 2 * LARGEST_GROUP
+MOST_HELD_OF_PEER: Final = 4  # a member asks for a decision and for its bytes
 SHELVES_KEPT: Final = 2  # each has the bytes of a result
 DECISION_BYTES: Final = 128 << 10  # 350 for each head
 
@@ -179,23 +182,13 @@ class HandedResult:
         decode_result(self.memory, self.layout, self.decision.cut, into)
 
 
-class OfCohort(Protocol):
-    """A cohort's average, as far as it matters here."""
-
-    @property
-    def round_id(self) -> bytes: ...
-    @property
-    def members(self) -> tuple[PeerId, ...]: ...
-    @property
-    def heads(self) -> tuple[PeerId, ...]: ...
-
-
 class ResultShelf:
     """Where the members of one cohort find one result."""
 
-    def __init__(self, members: Sequence[PeerId], heads: Sequence[PeerId]) -> None:
-        self.members = members
-        self._heads = set(heads)
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        """`entries`: of the members, in the order in which they become head."""
+        self._entries = entries
+        self.members = frozenset(one.peer for one in entries)
         self._offered: HandedResult | None = None
         self._prepared: HandedResult | None = None
         self._failure: NoDecision | None = None
@@ -234,13 +227,9 @@ class ResultShelf:
             raise self._failure
         return self._offered
 
-    def parent_of(self, me: PeerId, head: PeerId) -> PeerId:
-        """From whom this member takes the bytes: inner places of the tree have members that can be
-        dialled."""
-        others = [one for one in self.members if one != head]
-        others.sort(key=lambda one: one not in self._heads)  # a stable sort
-        above = others.index(me) // CHILDREN - 1
-        return head if above < 0 or others[above] not in self._heads else others[above]
+    def way_to(self, me: PeerId, head: PeerId, size: int) -> Way:
+        """How a result of this size gets to this member."""
+        return ways_to(self._entries, head, size)[me]
 
 
 class HandingDown:
@@ -250,17 +239,17 @@ class HandingDown:
         self._me, self._rpc = network.peer_id, rpc
         self._shelves = BoundedMap[bytes, ResultShelf](SHELVES_KEPT)
         self._news = trio.Event()
-        self._held = 0
+        self._held: Counter[PeerId] = Counter()
         rpc.serve(DECISION, self._decide)
         rpc.serve_bulk(HANDED, self._hand)
 
     @contextmanager
-    def shelf(self, average: OfCohort) -> Iterator[ResultShelf]:
-        """A shelf for this round's result. After the block, members still find what is on it, until
-        some rounds later."""
-        shelf = ResultShelf(average.members, average.heads)
-        if average.round_id:
-            self._shelves[average.round_id] = shelf
+    def shelf(self, round_id: bytes, entries: Sequence[Entry]) -> Iterator[ResultShelf]:
+        """A shelf for the result of this cohort's round (empty for a cohort of one). After the
+        block, members still find what is on it, until some rounds later."""
+        shelf = ResultShelf(entries)
+        if round_id:
+            self._shelves[round_id] = shelf
             self._news.set()
             self._news = trio.Event()
         try:
@@ -282,25 +271,34 @@ class HandingDown:
     ) -> HandedResult:
         """The result that this head has decided."""
         ask = AskResult(round_id)
-        parent = shelf.parent_of(self._me, head)
-        try:
-            memory = await self._bytes_from(parent, ask, decision, layout)
-        except PotluckError as error:
-            if parent == head:
-                raise
-            log.info("%s has handed down nothing: %s", parent, error)
-            memory = await self._bytes_from(head, ask, decision, layout)
+        way = shelf.way_to(self._me, head, encoded_bytes(layout, decision.cut))
+        memory: memoryview | None = None
+        for source in way.sources:
+            try:
+                memory = await self._bytes_from(
+                    source, ask, decision, layout, OPEN_SECONDS + way.seconds
+                )
+                break
+            except PotluckError as error:
+                log.info("%s has handed down nothing: %s", source, error)
+        if memory is None:
+            memory = await self._bytes_from(head, ask, decision, layout, OPEN_SECONDS)
         offered = HandedResult(decision, layout, memory)
         shelf.offer(offered)
         return offered
 
     async def _bytes_from(
-        self, peer: PeerId, ask: AskResult, decision: HeadsDecision, layout: Layout
+        self,
+        peer: PeerId,
+        ask: AskResult,
+        decision: HeadsDecision,
+        layout: Layout,
+        seconds: float,
     ) -> memoryview:
         cut = decision.cut
         memory, end = memoryview(bytearray(encoded_bytes(layout, cut))), 0
         transfer: HandedTransfer
-        async with self._rpc.open_bulk(peer, HANDED, ask, timeout=OPEN_SECONDS) as transfer:
+        async with self._rpc.open_bulk(peer, HANDED, ask, timeout=seconds) as transfer:
             for part, said in zip(cut.parts, decision.parts, strict=True):
                 digest = PartHash()
                 for chunk in cut.chunks_of(part, layout):
@@ -330,9 +328,9 @@ class HandingDown:
         await transfer.finish(Empty())
 
     async def _found(self, peer: PeerId, round_id: bytes) -> HandedResult:
-        if self._held >= MOST_HELD:
+        if self._held.total() >= MOST_HELD or self._held[peer] >= MOST_HELD_OF_PEER:
             raise Busy("Too many wait here for a result.")
-        self._held += 1
+        self._held[peer] += 1
         try:
             with trio.move_on_after(HOLD_SECONDS):
                 while round_id not in self._shelves:
@@ -344,4 +342,6 @@ class HandingDown:
                 raise NotOfCohort(f"{peer} was not in that round.")
             return await shelf.found()
         finally:
-            self._held -= 1
+            self._held[peer] -= 1
+            if not self._held[peer]:
+                del self._held[peer]

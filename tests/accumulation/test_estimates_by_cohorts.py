@@ -88,6 +88,17 @@ def test_batches_under_way_count_in_full_in_a_sum() -> None:
     assert found.sum.samples == 10 * len(cohort(2)) + 4
 
 
+def test_members_whose_slot_of_this_epoch_has_not_arrived_count_in_a_sum() -> None:
+    before = msgspec.structs.replace(OWN, epoch=OWN.epoch - 1, averaging=True, samples=30)
+    late = cohort(2)[1]
+    seen = seen_at(HEADS[2]) | {late: Seen(before, -1.0)}
+    known = Known(Credit(), frozenset((late,)), me=HEADS[2], epoch_began=-0.5, cohorts=COUNT)
+    found = view(HEADS[2], seen, known)
+    assert found.sum is not None
+    assert found.sum.peers == len(cohort(2))
+    assert found.sum.samples == 10 * (len(cohort(2)) - 1) + before.batch
+
+
 def test_the_next_in_order_is_the_head_when_the_first_is_silent_or_idle() -> None:
     me = cohort(2)[1]
     assert view(me).sum is None

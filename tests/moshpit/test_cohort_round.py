@@ -10,13 +10,15 @@ import pytest
 import torch
 import trio
 
+from protocols.errors import Busy, DeadlineExceeded, PotluckError
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.moshpit import handing_down
+from protocols.moshpit import handing_on
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
 from protocols.moshpit.encoded_result import chunks
 from protocols.moshpit.handing_down import (
     DECISION,
+    MOST_HELD_OF_PEER,
     AskResult,
     HandedTransfer,
     HandingDown,
@@ -147,7 +149,8 @@ FAULTS: dict[str, Hands] = {"nothing": nothing, "other bytes": other_bytes}
 @pytest.mark.parametrize("fault", ["nothing", "other bytes"])
 def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain instead of a tree, so that small cohorts have parents."""
-    monkeypatch.setattr(handing_down, "CHILDREN", 1)
+    monkeypatch.setattr(handing_on, "LEADER_BYTES", 1)
+    monkeypatch.setattr(handing_on, "FEWEST_CHILDREN", 1)
     liars: set[PeerId] = set()
     asked: list[PeerId] = []
 
@@ -166,7 +169,7 @@ def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -
         cohort = max(cohorts.of.values(), key=len)
         liars.add(cohort[1].peer)
         check_same(await ended(peers, [cohorts.begin(one) for one in peers]))
-        assert asked == [cohort[2].peer]
+        assert asked[0] == cohort[2].peer
 
     scenario()
 
@@ -266,3 +269,24 @@ async def test_a_cohort_counts_once_whoever_comes_as_its_head(world: SimulatedWo
         assert isinstance(one.outcome, Discarded)
     events = {one: cohorts.begin(one, epoch=1) for one in others}
     check_same(await ended(others, [events[one] for one in others]))
+
+
+@simulated
+async def test_a_peer_that_asks_for_unknown_rounds_takes_no_place_from_others(
+    world: SimulatedWorld,
+) -> None:
+    stranger, other, asked = await averagers(world, 3)
+
+    async def ask(one: AveragingPeer, number: int) -> None:
+        request = AskResult(bytes([number]) * 32)
+        with pytest.raises(PotluckError):
+            await one.rpc.call(asked.peer, DECISION, request, timeout=60.0)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(MOST_HELD_OF_PEER):
+            nursery.start_soon(ask, stranger, number)
+        await trio.sleep(1.0)
+        with pytest.raises(Busy):
+            await stranger.rpc.call(asked.peer, DECISION, AskResult(bytes(32)), timeout=60.0)
+        with pytest.raises(DeadlineExceeded):  # after it was held, like the first
+            await other.rpc.call(asked.peer, DECISION, AskResult(bytes(32)), timeout=60.0)
