@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import shutil
@@ -148,6 +149,16 @@ def test_a_python_that_went_away_makes_it_anew(made: Checkout) -> None:
     (made.venv / "bin" / "python").unlink()
     assert made.run("scripts/environment", "run").returncode == 0
     assert made.asked_of_pip()[0] == "venv"
+
+
+@pytest.mark.slow
+def test_an_activated_environment_is_made_anew_with_the_python_outside_it(made: Checkout) -> None:
+    for folder in (made.python.parent, made.venv / "bin"):
+        shutil.copy(made.python, folder / "python3.13")
+    (made.venv / "bin" / "python").unlink()
+    path = os.pathsep.join([f"{made.venv}/bin", str(made.python.parent), os.environ["PATH"]])
+    done = made.run("scripts/environment", "run", PATH=path, POTLUCK_PYTHON="")
+    assert (done.returncode, made.asked_of_pip()[0]) == (0, "venv"), done.stderr
 
 
 @pytest.mark.slow
