@@ -140,6 +140,7 @@ PROGRESS = Family(
     slots_per_key=MOST_PEERS,
     longest_ttl_seconds=60.0,
     check=_check,
+    replicas=8,
 )
 """Every node of a swarm that trains declares it (node/core/directory.py)."""
 

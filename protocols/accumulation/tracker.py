@@ -99,9 +99,10 @@ SUMS_SECONDS: Final = 1.0
 """How old the other cohorts' sums may be at a peer that is no head, and that its head calls to the
 round. Before a step they are newer: all peers plan their last batches with them."""
 
-ELSEWHERE_SECONDS: Final = 5.0
-"""A run changes the number of its cohorts with a step. A peer that misses that step finds the
-others again after so long."""
+ELSEWHERE_SECONDS: Final = 30.0
+"""How often a peer looks where a run with more, or fewer, cohorts publishes. A run changes their
+number with a step; a peer that misses that step mostly sees it in the sums, or is alone."""
+NO_SUMS_SECONDS: Final = 5.0  # the same while there are no sums of other cohorts
 
 WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that is not withdrawn expires soon
 
@@ -501,7 +502,9 @@ class Tracker:
         where a run publishes that has more, or fewer, cohorts than this peer knows of."""
         now = trio.current_time()
         has_met_others = self._mine.epoch > 0 and self.estimate.company > 0
-        is_elsewhere_due = not has_met_others or now - self._read_others_at >= ELSEWHERE_SECONDS
+        misses_sums = self._cohorts > 1 and not self._sums
+        pause = NO_SUMS_SECONDS if misses_sums else ELSEWHERE_SECONDS
+        is_elsewhere_due = not has_met_others or now - self._read_others_at >= pause
         oldest = min(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
         if self.estimate.sum is not None or self._wants_newest:
             oldest = 0.0

@@ -43,7 +43,8 @@ class Family:
     `bytes_per_key` limits the slots of all publishers under one key at one node, each counted with
     its overhead (storage.py). `check` is optional. It gets a decoded value of the right type and
     returns what is wrong with it, or None: for rules beyond types, such as a signature inside. It
-    runs on data of strangers: it must be fast, and may not raise.
+    runs on data of strangers: it must be fast, and may not raise. `replicas`: how many peers keep a
+    slot, if that is fewer than usual, as for slots that are written again every few seconds.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Family:
     longest_ttl_seconds: float = LONGEST_TTL_SECONDS
     bytes_per_key: int = BYTES_PER_KEY
     check: Callable[[str, Any], str | None] | None = None
+    replicas: int | None = None
     _values: MessageType[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +65,8 @@ class Family:
                 f"Family {self.name} allows {self.value_limit_bytes} bytes for a value.",
                 why=f"It can be 1 to {LARGEST_VALUE_BYTES}.",
             )
+        if self.replicas is not None and self.replicas < 1:
+            raise ProtocolMisuse(f"Family {self.name} has no replicas.")
         if self.slots_per_key < 1 or not self.longest_ttl_seconds > 0:
             raise ProtocolMisuse(f"Family {self.name} allows no slot at all.")
         if not self.value_limit_bytes < self.bytes_per_key <= LARGEST_BYTES_PER_KEY:
@@ -152,6 +156,11 @@ class Families:
                 advice="For trying by hand, use a key that begins with note/.",
             )
         return family
+
+    def replicas_of(self, key: str) -> int | None:
+        """How many peers keep the slots under a key, if that is fewer than usual."""
+        family = self._families.get(key.partition("/")[0])
+        return None if family is None else family.replicas
 
     def encode(self, key: str, value: object) -> bytes:
         return self.family_of(key).encode(value)

@@ -175,7 +175,8 @@ class RequestHandlers:
         contacts: tuple[Named, ...] = ()
         if not (query.since or query.wanted):
             position = int.from_bytes(query.position, "big")
-            contacts = self._named(caller, state.table.closest(position), query.known)
+            closest = state.table.closest(position, state.replicas_of(query.key))
+            contacts = self._named(caller, closest, query.known)
             if not budget.take_contacts(contacts):
                 contacts = ()
         if not query.key:
@@ -234,7 +235,8 @@ class RequestHandlers:
         found: dict[int, Contact] = {}
         known = set(prefixes(request.known))
         for slot in request.slots:
-            for contact in self._state.table.closest(position_of(slot.key)):
+            replicas = self._state.replicas_of(slot.key)
+            for contact in self._state.table.closest(position_of(slot.key), replicas):
                 if contact.node_id not in found and prefix_of_id(contact.node_id) not in known:
                     found[contact.node_id] = contact
             if len(found) > CONTACTS_PER_STORED:

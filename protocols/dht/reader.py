@@ -154,7 +154,7 @@ class SlotReader:
         view = self._views.of(key)
         target = position_of(key)
         view.expire(state.now_ms())
-        replicas = self._replicas(view, target)
+        replicas = self._replicas(key, view, target)
         unsurveyed = view.unsurveyed_among(replicas)
         if not replicas or not view.slots or 2 * unsurveyed > len(replicas):
             # either the first look, or the swarm is still forming and no two replicas hold the same
@@ -193,12 +193,16 @@ class SlotReader:
         except PotluckError as error:
             log.debug("the replicas of %s could not be compared: %s", key, error)
 
-    def _replicas(self, view: View, target: int) -> list[Contact]:
-        """The replicas of a key, closest first: from the table, or else from the last survey."""
+    def _replicas(self, key: str, view: View, target: int) -> list[Contact]:
+        """The replicas of a key, closest first: those that the last survey found, and peers in the
+        table that are closer."""
         state = self._state
-        if knows_well(state, target, own_radius(state)):
-            return state.table.closest(target)
-        return view.replicas
+        wanted = state.replicas_of(key)
+        near = state.table.closest(target, wanted)
+        if not (view.replicas or knows_well(state, target, own_radius(state))):
+            return []
+        known = {one.node_id: one for one in (*view.replicas, *near)}
+        return [known[node_id] for node_id in sorted(known, key=target.__xor__)[:wanted]]
 
     def _take_own(self, key: str, target: int, view: View) -> bool:
         """Take what this node stores itself; return whether it is a replica of the key."""
@@ -208,7 +212,7 @@ class SlotReader:
         for slot in state.storage.since(key, view.own_change, state.now_ms()):
             view.take(slot)
         view.own_change = state.storage.changes
-        return state.is_replica_of(target)
+        return state.is_replica_of(key, target)
 
     def _in(self, view: View) -> list[Slot]:
         now_ms = self._state.now_ms()
@@ -278,6 +282,8 @@ class SlotReader:
                     await self._fetch_replaced(contact, operations)
             except PotluckError as error:
                 log.debug("%s did not send slots that it had named: %s", contact.peer, error)
+                for operation, _ in wanted:
+                    operation.view.failed(contact)
 
     async def _fetch(
         self, contact: Contact, wanted: Sequence[tuple[SlotRead, Sequence[bytes]]]
@@ -400,8 +406,9 @@ class View:
         """By each replica's node id."""
         self.own_change = 0
         """How far this node's own storage was read, if it is a replica itself."""
-        self.replicas: list[Contact] = []
-        """Those of the last survey, closest first."""
+        self._surveyed: dict[int, Contact] = {}
+        self._failed: set[int] = set()
+        """Replicas that have failed or were slow since the last survey."""
         self._surveyed_at = float("-inf")
         self._names: set[bytes] = set()
         self._source: int | None = None
@@ -436,14 +443,18 @@ class View:
 
     def surveyed(self, replicas: Sequence[Contact], now: float) -> None:
         """A survey has found these replicas."""
-        self.replicas, self._surveyed_at = list(replicas), now
-        there = {one.node_id for one in replicas}
-        self.cursors = {one: at for one, at in self.cursors.items() if one in there}
+        self._surveyed, self._surveyed_at = {one.node_id: one for one in replicas}, now
+        self._failed = set()
+        self.cursors = {one: at for one, at in self.cursors.items() if one in self._surveyed}
+
+    @property
+    def replicas(self) -> list[Contact]:
+        """Those of the last survey that have not failed since."""
+        return [one for node_id, one in self._surveyed.items() if node_id not in self._failed]
 
     def unsurveyed_among(self, replicas: Iterable[Contact]) -> int:
         """How many of these replicas the last survey did not reach."""
-        heard = {one.node_id for one in self.replicas}
-        return sum(one.node_id not in heard for one in replicas)
+        return sum(one.node_id not in self._surveyed for one in replicas)
 
     def wants_survey(self, has_unsurveyed: bool, now: float, chance: Random) -> bool:
         """Whether to begin the next survey now; if so, it counts as begun.
@@ -484,6 +495,7 @@ class View:
             self._source = None
         if contact.node_id == self._witness:
             self._witness = None
+        self._failed.add(contact.node_id)
 
 
 class Views:
@@ -644,7 +656,8 @@ class FullRead(SlotRead):
         k: int | None = None,
         radius: int | None = None,
     ) -> None:
-        seeds = seeds_for(state, target)
+        k = state.replicas_of(key) if k is None else k
+        seeds = seeds_for(state, target, k)
         super().__init__(lookup_from(state, target, seeds, k), target, key, view or View())
         self.is_near = knows_well(state, target, own_radius(state) if radius is None else radius)
         self._replicas_wanted = replicas_wanted
@@ -770,7 +783,7 @@ class Repairs:
         slots = tuple(operation.view.slots.values())
         if not slots:
             return
-        await self._keep_as_replica(operation.target, slots)
+        await self._keep_as_replica(operation, slots)
         state = self._state
         settled_ms = state.now_ms() - WRITE_IN_PROGRESS_MS
         settled = {prefix_of_slot(one): one for one in slots if one.sequence < settled_ms}
@@ -788,9 +801,9 @@ class Repairs:
         if not operation.is_near and operation.has_enough:
             self._copy_to_last_on_path(operation, slots)
 
-    async def _keep_as_replica(self, position: int, slots: Sequence[Slot]) -> None:
+    async def _keep_as_replica(self, operation: FullRead, slots: Sequence[Slot]) -> None:
         state = self._state
-        if not state.is_replica_of(position):
+        if not state.is_replica_of(operation.key, operation.target):
             return
         for place, slot in enumerate(slots):
             if place and place % SLOTS_KEPT_PER_CHECKPOINT == 0:

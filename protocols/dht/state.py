@@ -126,12 +126,19 @@ class DhtState:
             self.unsaved.add(slot)
         self.on_new_slot(slot.key)
 
-    def is_replica_of(self, position: int) -> bool:
-        """Whether this node should keep the slots at this position, as far as it knows."""
+    def replicas_of(self, key: str) -> int:
+        """How many peers keep the slots under this key."""
+        fewer = self.families.replicas_of(key)
+        return self.settings.k if fewer is None else min(fewer, self.settings.k)
+
+    def is_replica_of(self, key: str, position: int) -> bool:
+        """Whether this node should keep the slots under this key, as far as it knows. `position` is
+        the key's."""
         if self.is_client or not self.dialability.is_dialable:
             return False
-        closest = self.table.closest(position)
-        if len(closest) < self.settings.k:
+        replicas = self.replicas_of(key)
+        closest = self.table.closest(position, replicas)
+        if len(closest) < replicas:
             return True
         farthest = closest[-1].node_id
         return distance(self.own_id, position) < distance(farthest, position)

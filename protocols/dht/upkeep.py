@@ -174,7 +174,7 @@ class Upkeep:
     def _hands_over(self, key: str, newcomer: Contact) -> bool:
         state = self._state
         position = position_of(key)
-        closest = state.table.closest(position)
+        closest = state.table.closest(position, state.replicas_of(key))
         if newcomer not in closest:
             return False
         own_distance = distance(state.own_id, position)

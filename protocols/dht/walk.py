@@ -230,12 +230,12 @@ class Walk(Generic[E]):
 NEAR_ENOUGH = 4
 
 
-def seeds_for(state: DhtState, target: int) -> list[Contact]:
+def seeds_for(state: DhtState, target: int, k: int | None = None) -> list[Contact]:
     """Our closest contacts; if there are none, stand-ins and those that failed."""
     state.table.looked_up(target, trio.current_time())
-    return state.table.closest(target) or [
+    return state.table.closest(target, k) or [
         *state.stand_ins(target),
-        *state.table.closest(target, even_failing=True),
+        *state.table.closest(target, k, even_failing=True),
     ]
 
 

@@ -1,4 +1,5 @@
-"""Writing slots: send each to the k peers closest to its key, and report the result.
+"""Writing slots: send each to the k peers closest to its key, or fewer if its family says so, and
+report the result.
 
 If the routing table knows the target's neighbourhood, the slot goes directly to the peers believed
 closest, all at once. Each answers with closer peers that we do not know, if any, and the slot goes
@@ -97,9 +98,10 @@ class SlotWrite(Operation):
     def __init__(
         self, state: DhtState, slot: Slot, closest: Sequence[Contact], *, at_once: bool
     ) -> None:
-        super().__init__(lookup_from(state, position_of(slot.key), closest))
+        replicas = state.replicas_of(slot.key)
+        super().__init__(lookup_from(state, position_of(slot.key), closest[:replicas], replicas))
         self.written = Written(slot)
-        self.known = [prefix_of_id(one.node_id) for one in closest]
+        self.known = [prefix_of_id(one.node_id) for one in closest[:replicas]]
         self._enough = state.settings.enough_written
         self._pauses_when_enough = not at_once
         self.lookup.alpha = self._at_once
@@ -156,7 +158,8 @@ class Writer:
         far = await self._far(positions)
         found: dict[str, list[Contact]] = {}
         if far:
-            looked_up = await self._reader.closest([positions[key] for key in far])
+            replicas = max(map(state.replicas_of, far))
+            looked_up = await self._reader.closest([positions[key] for key in far], replicas)
             found = dict(zip(far, looked_up, strict=True))
         operations = []
         # many slots go to all their replicas at once, so that each replica gets one message
@@ -208,7 +211,7 @@ class Writer:
 
     def _store_here(self, operation: SlotWrite) -> None:
         state = self._state
-        if not state.is_replica_of(operation.lookup.target):
+        if not state.is_replica_of(operation.written.slot.key, operation.lookup.target):
             return
         try:
             state.keep(operation.written.slot)

@@ -59,6 +59,7 @@ GROUP = Family(
     slots_per_key=LARGEST_LIST,
     longest_ttl_seconds=LONGEST_SLOT_SECONDS,
     bytes_per_key=SLOT_BYTES_PER_KEY,
+    replicas=8,
 )
 """Every node of a swarm that averages declares it (node/core/directory.py)."""
 
