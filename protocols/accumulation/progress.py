@@ -85,8 +85,9 @@ READ_WHEN_CROWDED_SECONDS: Final = 0.25
 """Measured on 108 first and second steps of simulated runs (2 to 8 peers, 5 to 16 batches): one was
 more than 15 % off its target with this value, and no fewer with 0.1 s; three with 0.5 s, and four
 with 1 s."""
-READ_BY_COHORTS_SECONDS: Final = 0.25
-"""The shortest by cohorts: the head calls its members to the round, and there are two keys to read.
+READ_AS_HEAD_SECONDS: Final = 0.25
+READ_IN_COHORT_SECONDS: Final = 1.0
+"""The shortest by cohorts: there are two keys to read, and the head calls its members to the round.
 """
 NEW_SECONDS: Final = 2.5
 """How long a peer that has come counts as new. Peers that began together are all there by then. Of
@@ -533,7 +534,8 @@ def estimate(
         longest = READ_WHEN_CROWDED_SECONDS if is_crowded else READ_WHEN_DUE_SECONDS
     read_again_in = _read_again_in(due_in, longest, is_due=is_due)
     if found.cohort is not None:
-        read_again_in = max(read_again_in, READ_BY_COHORTS_SECONDS)
+        shortest = READ_IN_COHORT_SECONDS if found.sum is None else READ_AS_HEAD_SECONDS
+        read_again_in = max(read_again_in, shortest)
     return replace(found, is_due=is_due, due_in_seconds=due_in, read_again_in_seconds=read_again_in)
 
 
