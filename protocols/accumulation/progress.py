@@ -58,6 +58,7 @@ from protocols.accumulation.progress_slot import (
     LARGEST_SAMPLES,
     LONGEST_SECONDS,
     MOST_PEERS,
+    REST,
     SAY_AGAIN_SECONDS,
     SLOT_SECONDS,
     ProgressSlot,
@@ -130,6 +131,7 @@ FOLLOWER_AGAIN_SECONDS: Final = WAITED_AGAIN * PATIENCE_SECONDS
 
 SUMS_PER_STEP: Final = 16
 """Into how many batches the other cohorts divide a cohort's part of a step when they plan it."""
+RESTS_PER_STEP: Final = 64  # the same of the part of all other cohorts together
 
 NOBODY: Final = PeerId("")  # a peer whose name does not matter
 
@@ -168,6 +170,17 @@ class Ignored:
     peer: PeerId
     kind: Literal["model", "state", "rate", "past", "doubted"]
     reason: str
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What `cohorts` other cohorts have together. `told_by`: the head that says so; None if this
+    peer knows it from their sums."""
+
+    cohorts: int
+    samples: float
+    rate: float
+    told_by: PeerId | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +239,7 @@ class Estimate:
     - `cohort`: this peer's cohort, if the run has several. `expected`, `awaited` and `followers`
       are then of the cohort, and `holders` are the heads of cohorts.
     - `sum`: if this peer is its cohort's head, what all of them have together.
+    - `rest`: what all other cohorts have together, as this peer believes; None without cohorts.
     """
 
     number: int
@@ -269,6 +283,7 @@ class Estimate:
     waits_to_be_known: bool = False
     cohort: Cohort | None = None
     sum: ProgressSlot | None = None
+    rest: Rest | None = None
 
     def wants_batch_after(self, own_samples: int) -> bool:
         """Whether this peer, with so many samples, should begin another batch for this round."""
@@ -352,6 +367,8 @@ class Known:
     - `known_for`: how many seconds ago this peer published that it is there.
     - `cohorts`: how many the run has in this epoch.
     - `idle_heads`: peers of this cohort that were its head and did nothing.
+    - `boasters`: peers of this cohort that said as its head that the other cohorts had more than
+      came.
     """
 
     credit: Credit
@@ -365,6 +382,7 @@ class Known:
     known_for: float = math.inf
     cohorts: int = 1
     idle_heads: frozenset[PeerId] = frozenset()
+    boasters: frozenset[PeerId] = frozenset()
 
 
 def estimate(
@@ -379,7 +397,7 @@ def estimate(
     """The estimate from these slots at this moment, for the peer whose own slot is `mine`."""
     alive = {peer: one for peer, one in seen.items() if now - one.at <= SLOT_SECONDS}
     fitting, ignored = _fitting(alive, mine, known.credit, now)
-    cohorts = _Cohorts(fitting, mine, settings.run, known, now)
+    cohorts = _Cohorts(fitting, mine, settings, known, now)
     fitting = cohorts.fitting
     own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
     placed = _with_places(own_slots, mine, settings.places, now, known.me) | cohorts.others
@@ -400,7 +418,7 @@ def estimate(
     moved = [
         peer
         for peer, one in fitting.items()
-        if peer in known.members
+        if (peer in known.members or (peer == REST and cohorts.teller in known.members))
         and peer in placed
         and _has_moved(one, mine, known)
         and not known.credit.is_doubted(peer, mine.epoch, now)
@@ -443,18 +461,22 @@ def estimate(
     if waits_to_be_known:
         own_part, others_ready_in = 0.0, math.inf
     done_by_others = sum(one.done_by(now, plan.parts[one.peer]) for one in others)
+    at = Lineage(mine.epoch, mine.history)
     voters = [
-        Voter(publisher_of(peer), Lineage(one.slot.epoch, one.slot.history), one.slot.follows)
+        Voter(
+            publisher_of(peer),
+            at if peer in cohorts.moved else Lineage(one.slot.epoch, one.slot.history),
+            one.slot.follows,
+        )
         for peer, one in cohorts.voting.items()
     ]
-    at = Lineage(mine.epoch, mine.history)
     lost = fork(at, voters, follows=mine.follows) or left_alone(at, voters, follows=mine.follows)
     beside = {one.peer for one in here if not known.credit.is_given_up(one.peer, mine.epoch, now)}
     beside.update(moved)
     # A single peer that is further is not followed if the others are not there (lineage.py), but a
     # step alone beside it would be a fork. Nor is a step added to a state about to be given up.
     ahead = frozenset(
-        publisher_of(peer) for peer, one in fitting.items() if one.slot.epoch > mine.epoch
+        publisher_of(peer) for peer, one in cohorts.known.items() if one.slot.epoch > mine.epoch
     )
     beside.update(ahead)
     company = beside.union(lost.peers if lost is not None else ())
@@ -510,22 +532,29 @@ def estimate(
             publisher_of(one.peer) for one in believed if one.slot.averaging and one.will_come
         ),
         company=len(company),
-        holders=_holders(cohorts, placed, moved, mine, known, now),
+        holders=_holders(cohorts, placed, {*moved, *cohorts.moved}, mine, known, now),
         me=known.me,
         ahead=ahead,
         behind=behind(at, voters),
         fork=lost,
-        peers=tuple(dict.fromkeys(map(publisher_of, fitting))),
-        keepers=_keepers(fitting),
-        keepers_here=_keepers(there),
+        peers=tuple(dict.fromkeys(map(publisher_of, cohorts.known))),
+        keepers=_keepers(cohorts.known),
+        keepers_here=_keepers(
+            {
+                peer: one
+                for peer, one in cohorts.known.items()
+                if (one.slot.epoch, one.slot.history) == at or peer in cohorts.moved
+            }
+        ),
         ignored=tuple(ignored),
         places=settings.places,
         has_place=known.me in placed,
         without_place=frozenset(own_slots) - placed,
         is_crowded=is_crowded,
         waits_to_be_known=waits_to_be_known,
-        cohort=cohorts.mine(believed, moved),
+        cohort=cohorts.mine,
         sum=cohorts.sum(ours, moved_ours, plan, settings, now),
+        rest=cohorts.rest(believed, moved),
     )
     is_due = found.is_due_with(mine.samples)
     due_in = 0.0 if is_due else found.due_in_seconds
@@ -630,7 +659,7 @@ def _is_close_behind(seen: Seen, mine: ProgressSlot, now: float) -> bool:
 def _holders(
     cohorts: _Cohorts,
     placed: Container[PeerId],
-    moved: Sequence[PeerId],
+    moved: Iterable[PeerId],
     mine: ProgressSlot,
     known: Known,
     now: float,
@@ -668,9 +697,14 @@ def _keepers(slots: Mapping[PeerId, Seen]) -> tuple[PeerId, ...]:
 class _Cohorts:
     """The slots that matter to this peer, and who speaks for which cohort.
 
-    - `fitting`: the own slots of its cohort, and the newest sum of each other cohort.
-    - `others`: the names of those sums.
+    - `known`: the own slots of its cohort, and the newest sum of each other cohort.
+    - `fitting`: those whose samples count. If the head of this peer's cohort tells what all other
+      cohorts have together, that is `REST`, and their sums may be old.
+    - `others`: the names of those that are not of its cohort.
+    - `teller`: the head that tells it.
     - `voting`: the slots that decide whose state is the run's: of all peers, or the sums.
+    - `moved`: the sums of heads that made the last step, and whose slots of this epoch have not
+      arrived.
     - `has_vote`: this peer is one of those.
     """
 
@@ -678,20 +712,23 @@ class _Cohorts:
         self,
         fitting: Mapping[PeerId, Seen],
         mine: ProgressSlot,
-        run: str,
+        settings: ProgressSettings,
         known: Known,
         now: float,
     ) -> None:
-        self._slot, self._run, self._known = mine, run, known
+        self._slot, self._run, self._known = mine, settings.run, known
         self._me, self._count = known.me, known.cohorts
+        self.teller: PeerId | None = None
+        self.moved: frozenset[PeerId] = frozenset()
+        self._heads: frozenset[PeerId] = frozenset()
         sums = {peer: one for peer, one in fitting.items() if is_sum(peer)}
         own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
         if self._count == 1:
             # a run by cohorts that this peer has not reached yet
             further = {peer: one for peer, one in sums.items() if one.slot.epoch > mine.epoch}
             self.number, self.others, self.has_vote = 0, frozenset[PeerId](), True
-            self.voting = self.fitting = {**own_slots, **further}
-            self._head = False
+            self.voting = self.fitting = self.known = {**own_slots, **further}
+            self._is_head = False
             return
         self.number = number = self._number_of(self._me)
         ours = {
@@ -705,10 +742,11 @@ class _Cohorts:
             slot = sums[peer].slot
             if slot.cohorts == self._count or slot.epoch != mine.epoch:
                 newest[self._number_of(peer)] = peer
-        self._head = self._is_head(ours, now)
-        if self._head:
+        head = self._head_among(ours, now)
+        self._is_head = head == self._me
+        if self._is_head:
             newest.pop(self.number, None)
-        self.has_vote = self._head
+        self.has_vote = self._is_head
         # the run is one group again, and this peer has not reached that step yet
         further = {
             peer: one
@@ -716,18 +754,39 @@ class _Cohorts:
             if one.slot.cohorts == 1 and one.slot.epoch > mine.epoch
         }
         self.voting = {peer: sums[peer] for peer in newest.values()} | further
-        self.others = frozenset(peer for one, peer in newest.items() if one != number)
-        self.fitting = {**ours, **further, **{peer: sums[peer] for peer in self.others}}
+        of_others = {peer: sums[peer] for one, peer in newest.items() if one != number}
+        self.known = {**ours, **further, **of_others}
+        self.moved = frozenset(
+            peer
+            for peer, one in self.voting.items()
+            if is_sum(peer)
+            and peer in known.members
+            and peer not in doubted
+            and _has_moved(one, mine, known)
+        )
+        self._heads = frozenset(
+            publisher_of(peer)
+            for peer, one in of_others.items()
+            if peer in self.moved
+            or (
+                peer not in doubted
+                and (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
+                and now - one.at <= CARRIED_SECONDS
+            )
+        )
+        told = None if head is None else self._told_by(head, ours, settings.target_samples)
+        if told is not None:
+            self.teller, of_others = head, {REST: told}
+        self.others = frozenset(of_others)
+        self.fitting = {**ours, **further, **of_others}
 
     def _number_of(self, name: PeerId) -> int:
         return cohort_of(self._run, publisher_of(name), self._count)
 
-    def _is_head(self, ours: Mapping[PeerId, Seen], now: float) -> bool:
-        """Whether this peer is the first of its cohort that is there and can be dialled. Slots of
-        peers that are one epoch behind may only be old."""
+    def _head_among(self, ours: Mapping[PeerId, Seen], now: float) -> PeerId | None:
+        """The first of this cohort that is there and can be dialled. Slots of peers that are one
+        epoch behind may only be old."""
         mine = self._slot
-        if mine.client:
-            return False
         there = [
             peer
             for peer, one in ours.items()
@@ -736,14 +795,58 @@ class _Cohorts:
             and not one.slot.client
             and peer not in self._known.idle_heads
         ]
-        return in_order(self._run, (*there, self._me))[0] == self._me
+        if not mine.client:
+            there.append(self._me)
+        return in_order(self._run, there)[0] if there else None
 
-    def mine(self, believed: Sequence[_Counted], moved: Sequence[PeerId]) -> Cohort | None:
+    def _told_by(self, head: PeerId, ours: Mapping[PeerId, Seen], target: int) -> Seen | None:
+        """The slot of all other cohorts together, as this head tells it."""
+        seen, mine = ours.get(head), self._slot
+        if seen is None or head in self._known.boasters:
+            return None
+        slot = seen.slot
+        is_here = (slot.epoch, slot.history) == (mine.epoch, mine.history)
+        has_moved = head in self._known.members and _has_moved(seen, mine, self._known)
+        if not (slot.rest_cohorts and (is_here or has_moved)):
+            return None
+        rate = slot.rest_per_second
+        batch = max(1, target // RESTS_PER_STEP) if rate else 0
+        told = msgspec.structs.replace(
+            slot,
+            samples=slot.rest_samples,
+            samples_per_second=rate,
+            batch=batch,
+            batch_seconds=min(batch / rate, LONGEST_SECONDS) if rate else 0.0,
+            role="trains",
+            averaging=False,
+            keeps=False,
+            leaves=False,
+            client=False,
+            under_way=-1.0,
+            spared=0,
+            beside=0,
+            name="",
+            peers=1,
+        )
+        return replace(seen, slot=told)
+
+    @property
+    def mine(self) -> Cohort | None:
+        """This peer's cohort, with the heads of the others that will come."""
+        return None if self._count == 1 else Cohort(self.number, self._count, self._heads)
+
+    def rest(self, believed: Sequence[_Counted], moved: Sequence[PeerId]) -> Rest | None:
+        """What all other cohorts have together."""
         if self._count == 1:
             return None
-        comers = [one.peer for one in believed if one.will_come] + list(moved)
-        heads = frozenset(publisher_of(peer) for peer in comers if is_sum(peer))
-        return Cohort(self.number, self._count, heads)
+        sums = [one for one in believed if is_sum(one.peer)]
+        late = [self.fitting[peer].slot for peer in moved if is_sum(peer)]
+        return Rest(
+            len(sums) + len(late),
+            sum(one.samples for one in sums),
+            sum(one.rate for one in sums) + sum(slot.samples_per_second for slot in late),
+            self.teller,
+        )
 
     def sum(
         self,
@@ -755,7 +858,7 @@ class _Cohorts:
     ) -> ProgressSlot | None:
         """What the cohort has together, if this peer is its head: in the plans of the other
         cohorts, that is one peer with small batches."""
-        if not self._head:
+        if not self._is_head:
             return None
         mine, target = self._slot, settings.target_samples
         busy = [one for one in ours if one.slot.under_way >= 0.0]
@@ -783,6 +886,9 @@ class _Cohorts:
             name="",
             cohorts=self._count,
             peers=1 + len(ours) + len(moved),
+            rest_cohorts=0,
+            rest_samples=0,
+            rest_per_second=0.0,
         )
 
 

@@ -81,6 +81,9 @@ class ProgressSlot(Message, frozen=True):
     - `cohorts`: how many cohorts the run has in this epoch (moshpit/cohorts.py), as it knows.
     - `peers`: 0 in a peer's own slot. Otherwise this is a *sum*: samples, rate and batches are
       those of so many peers together, of which the publisher is the head; the rest is its own.
+    - `rest_cohorts`: 0 unless this is the own slot of a cohort's head that has read the sums of so
+      many other cohorts. `rest_samples`, `rest_per_second` are what those have together, so that
+      its members need not read all of them.
     - `came_seconds`: if it was not in the round that began this epoch, how long after that round it
       came; negative if it was in it. It does not change within an epoch.
     """
@@ -108,6 +111,9 @@ class ProgressSlot(Message, frozen=True):
     came_seconds: Annotated[float, Meta(ge=-1.0, le=LONGEST_SECONDS)] = -1.0
     cohorts: Annotated[int, Meta(ge=1, le=MOST_COHORTS)] = 1
     peers: Annotated[int, Meta(ge=0, le=LARGEST_GROUP)] = 0
+    rest_cohorts: Annotated[int, Meta(ge=0, le=MOST_COHORTS)] = 0
+    rest_samples: Samples = 0
+    rest_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
 
     @property
     def was_in_round(self) -> bool:
@@ -123,7 +129,7 @@ class ProgressSlot(Message, frozen=True):
 
 def _check(_key: str, slot: Any) -> str | None:
     """Checks what the types cannot express."""
-    if not math.isfinite(slot.samples_per_second):
+    if not math.isfinite(slot.samples_per_second + slot.rest_per_second):
         return "Its samples per second are not a finite number."
     times = (slot.batch_seconds, slot.under_way, slot.epoch_seconds, slot.came_seconds)
     if not all(map(math.isfinite, times)):
@@ -158,6 +164,9 @@ def sums_key(run: str) -> str:
 # A head has two slots. In tables of slots by name, its sum has another name than its own slot.
 
 _SUM: Final = "+"  # in no peer id
+
+REST: Final = PeerId(_SUM)
+"""The name of all other cohorts together, as the own cohort's head sums them up."""
 
 
 def name_of_sum(head: PeerId) -> PeerId:

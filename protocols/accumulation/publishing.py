@@ -44,6 +44,8 @@ from protocols.errors import PotluckError
 ERROR_SHARE: Final = 0.05
 """The share of a round's target by which all peers together may be wrong."""
 
+REST_ERROR_SHARE: Final = 0.03  # the same for what a head tells of all other cohorts
+
 SHORTEST_SECONDS: Final = 0.25
 """The shortest time between two slots that differ only in samples. A write goes to five replicas at
 once and to the others within a second; this limit keeps it under a hundredth of a processor."""
@@ -79,9 +81,20 @@ def say_again_in(
     tolerance = max(batch, ERROR_SHARE * settings.target_samples / others)
     is_news = _is_first_word(said.slot, mine) or said.slot.beside != mine.beside
     is_news = is_news or (said.slot.under_way < 0) != (mine.under_way < 0)
+    is_news = is_news or _is_wrong_about_the_rest(said.slot, mine, age, settings.target_samples)
     if abs(error) > tolerance or is_news:
         return min(rest, _from_now(SHORTEST_SECONDS - age))
     return rest
+
+
+def _is_wrong_about_the_rest(
+    said: ProgressSlot, mine: ProgressSlot, age: float, target: int
+) -> bool:
+    """Whether a head has told its cohort something else about the other cohorts."""
+    if bool(said.rest_cohorts) != bool(mine.rest_cohorts):
+        return True
+    carried = min(said.rest_samples + said.rest_per_second * age, target)
+    return abs(mine.rest_samples - carried) > REST_ERROR_SHARE * target
 
 
 def _from_now(seconds: float) -> float:
@@ -100,6 +113,9 @@ def alike_but_for_samples(said: ProgressSlot, mine: ProgressSlot) -> bool:
         under_way=said.under_way,
         epoch_seconds=said.epoch_seconds,
         beside=said.beside,
+        rest_cohorts=said.rest_cohorts,
+        rest_samples=said.rest_samples,
+        rest_per_second=said.rest_per_second,
     )
     return alike == said
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from auth.bounded_map import BoundedMap
 from protocols.accumulation.progress import LONGEST_READ_SECONDS, Seen
-from protocols.accumulation.progress_slot import SLOT_SECONDS
+from protocols.accumulation.progress_slot import SLOT_SECONDS, is_sum
 from protocols.dht import SlotEntry
 from protocols.identity import PeerId
 
@@ -72,7 +72,9 @@ class SlotsSeen:
         news = [peer for peer, one in found.items() if one.sequence > self._sequences.get(peer, -1)]
         for peer in news:
             self._sequences[peer] = found[peer].sequence
-            self.slots[peer] = Seen(found[peer].value, written_at)
+            # sums may be read once in many readings (tracker.py)
+            at = max(written_at, now - LONGEST_READ_SECONDS / 2) if is_sum(peer) else written_at
+            self.slots[peer] = Seen(found[peer].value, at)
             if found[peer].value.keeps:
                 self.keepers[peer] = None
         missing = {peer for peer in self.slots if peer not in found}

@@ -36,6 +36,7 @@ import msgspec
 import trio
 from blake3 import blake3
 
+from auth.bounded_map import BoundedMap
 from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.complaints import Complaints
@@ -52,6 +53,7 @@ from protocols.accumulation.progress import (
     Estimate,
     Known,
     ProgressSettings,
+    Rest,
     Seen,
     came_after,
     estimate,
@@ -96,8 +98,16 @@ SAME_PACE: Final = 0.25
 the same numbers are equal (batch_plan.py), whichever slot a reader has."""
 
 SUMS_SECONDS: Final = 1.0
-"""How old the other cohorts' sums may be at a peer that is no head, and that its head calls to the
-round. Before a step they are newer: all peers plan their last batches with them."""
+"""How old the other cohorts' sums may be at a peer that is no head, and whose head does not tell
+what they are together. Before a step they are newer: all peers plan their last batches with them.
+"""
+TOLD_SUMS_SECONDS: Final = 10.0
+"""The same if the head tells it. Then the sums only say who the other heads are, and where."""
+
+BOASTED_SHARE: Final = 0.25
+"""By how much more than came a head may have told; it tells of batches that are not finished."""
+BOASTER_SECONDS: Final = 300.0  # for how long nothing is believed that such a head tells
+MOST_BOASTERS: Final = 64
 
 ELSEWHERE_SECONDS: Final = 30.0
 """How often a peer looks where a run with more, or fewer, cohorts publishes. A run changes their
@@ -195,6 +205,11 @@ class Tracker:
         self._newcomers = _Newcomers(settings.patience_seconds)
         self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
         self._claimed_heads: frozenset[PeerId] = frozenset()
+        self._claimed_rest: Rest | None = None
+        self._estimated: Estimate | None = None
+        self._estimated_at = 0.0
+        self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
+        """When each of these heads is believed again."""
         self._seen = SlotsSeen()
         self._sums: dict[PeerId, SlotEntry] = {}
         self._sums_gone: frozenset[PeerId] = frozenset()
@@ -311,11 +326,12 @@ class Tracker:
         applied: bool,
         peers: int = 0,
         heads: Iterable[PeerId] = (),
+        weight: float = 0.0,
     ) -> None:
         """A round of this peer has ended; `brought` says who was in it, with what weight. From now
         on, peers that claimed samples and did not bring them are doubted. `peers`: how many were in
-        the step, and `heads`: those of the cohorts. trio's thread; call it before the `note` of the
-        next epoch."""
+        the step, `weight`: what all brought, and `heads`: those of the cohorts. trio's thread; call
+        it before the `note` of the next epoch."""
         self.gathered()
         others = {peer: one for peer, one in brought.items() if peer != self._network.peer_id}
         epoch, claimed = self._claimed
@@ -325,6 +341,7 @@ class Tracker:
             self._members = frozenset(others)
             self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
             if self._cohorts > 1:
+                self._check_rest(weight - sum(brought.values()))
                 self._members |= {name_of_sum(head) for head in heads}
                 self._credit.round_ended(
                     epoch,
@@ -333,6 +350,22 @@ class Tracker:
                     self._now(),
                 )
         self._newcomers.round_ended(others, trio.current_time())
+
+    def _check_rest(self, came: float) -> None:
+        """The other cohorts have brought so much to a step. Was it what this one's head told?"""
+        told = self._claimed_rest
+        if told is None or told.told_by is None:
+            return
+        most = (1.0 + BOASTED_SHARE) * came + BOASTED_SHARE * self._settings.target_samples
+        if told.samples > most:
+            log.warning(
+                "%s, the head of this peer's cohort, told of %d samples of the other cohorts, and "
+                "%d came. For a while this peer reads the sums itself.",
+                told.told_by,
+                told.samples,
+                came,
+            )
+            self._boasters[told.told_by] = trio.current_time() + BOASTER_SECONDS
 
     def gathered(self) -> None:
         """The list of members of the round under way is closed, or there is none. trio's thread."""
@@ -436,6 +469,7 @@ class Tracker:
         self._newcomers.round_begins(self.estimate.followers, trio.current_time())
         cohort = self.estimate.cohort
         self._claimed_heads = frozenset[PeerId]() if cohort is None else cohort.heads
+        self._claimed_rest = self.estimate.rest
         self._claimed = (
             mine.epoch,
             expected_of(
@@ -451,6 +485,7 @@ class Tracker:
         if abs(seconds - self._batch_seconds) > SAME_PACE * self._batch_seconds:
             self._batch_seconds = seconds
         began, epoch_began = self._batch_began, self._epoch_began
+        rest = self._rest_to_tell(mine)
         self._mine = msgspec.structs.replace(
             mine,
             samples_per_second=rate,
@@ -460,8 +495,22 @@ class Tracker:
             came_seconds=self._came,
             spared=self._spared if mine.role == "trains" else 0,
             cohorts=self._cohorts,
+            rest_cohorts=0 if rest is None else rest.cohorts,
+            rest_samples=0 if rest is None else round(rest.samples),
+            rest_per_second=0.0 if rest is None else rest.rate,
         )
         return self._mine
+
+    def _rest_to_tell(self, mine: ProgressSlot) -> Rest | None:
+        """If this peer is its cohort's head: what the others have together, as of now."""
+        found = self._estimated
+        if found is None or found.sum is None or found.rest is None:
+            return None
+        if (found.epoch, found.history) != (mine.epoch, mine.history):
+            return None
+        rest, ago = found.rest, trio.current_time() - self._estimated_at
+        samples = min(rest.samples + rest.rate * ago, self._settings.target_samples)
+        return replace(rest, samples=samples)
 
     def _again_in(self, said: Said) -> float:
         return say_again_in(
@@ -505,7 +554,11 @@ class Tracker:
         misses_sums = self._cohorts > 1 and not self._sums
         pause = NO_SUMS_SECONDS if misses_sums else ELSEWHERE_SECONDS
         is_elsewhere_due = not has_met_others or now - self._read_others_at >= pause
-        oldest = min(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
+        rest = self.estimate.rest
+        if rest is not None and rest.told_by is not None:
+            oldest = TOLD_SUMS_SECONDS
+        else:
+            oldest = min(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
         if self.estimate.sum is not None or self._wants_newest:
             oldest = 0.0
         if is_elsewhere_due or (self._cohorts > 1 and now - self._read_sums_at >= oldest):
@@ -633,6 +686,7 @@ class Tracker:
             clock - self._known_since,
             self._cohorts,
             self.idle_heads(),
+            frozenset(head for head, until in self._boasters.items() if clock < until),
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)
@@ -647,6 +701,7 @@ class Tracker:
             read_again_in_seconds=reads,
             silent_keepers=frozenset(seen.keepers) - frozenset(found.keepers),
         )
+        self._estimated, self._estimated_at = self.estimate, clock
         self.sums.set_away(is_away=found.sum is None)
         self.sums.say_soon()
         self._pause.deadline = min(self._pause.deadline, self._read_at + reads)
