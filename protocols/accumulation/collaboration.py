@@ -339,12 +339,7 @@ class Collaboration:
         if applied:
             self._keeping_up.is_in()
         self.tracker.round_ended(
-            ended.ending,
-            brought,
-            applied=applied,
-            peers=ended.peers,
-            heads=ended.members,
-            weight=ended.weight,
+            ended.ending, brought, applied=applied, peers=ended.peers, heads=ended.members
         )
 
     def state_refused(self, peers: Sequence[PeerId], reason: str) -> None:

@@ -133,6 +133,11 @@ SUMS_PER_STEP: Final = 16
 """Into how many batches the other cohorts divide a cohort's part of a step when they plan it."""
 RESTS_PER_STEP: Final = 64  # the same of the part of all other cohorts together
 
+BOASTED_SHARE: Final = 0.25
+"""A head boasts if it tells of so much more than the other cohorts' sums say, and of as large a
+part of a step more."""
+FRESH_SECONDS: Final = 2.0  # how old the sums may be with which it is compared
+
 NOBODY: Final = PeerId("")  # a peer whose name does not matter
 
 
@@ -240,6 +245,7 @@ class Estimate:
       are then of the cohort, and `holders` are the heads of cohorts.
     - `sum`: if this peer is its cohort's head, what all of them have together.
     - `rest`: what all other cohorts have together, as this peer believes; None without cohorts.
+    - `boaster`: the head of this cohort, if it tells of far more than their sums say.
     """
 
     number: int
@@ -284,6 +290,7 @@ class Estimate:
     cohort: Cohort | None = None
     sum: ProgressSlot | None = None
     rest: Rest | None = None
+    boaster: PeerId | None = None
 
     def wants_batch_after(self, own_samples: int) -> bool:
         """Whether this peer, with so many samples, should begin another batch for this round."""
@@ -367,8 +374,7 @@ class Known:
     - `known_for`: how many seconds ago this peer published that it is there.
     - `cohorts`: how many the run has in this epoch.
     - `idle_heads`: peers of this cohort that were its head and did nothing.
-    - `boasters`: peers of this cohort that said as its head that the other cohorts had more than
-      came.
+    - `boasters`: peers of this cohort that boasted lately, as its head.
     """
 
     credit: Credit
@@ -555,6 +561,7 @@ def estimate(
         cohort=cohorts.mine,
         sum=cohorts.sum(ours, moved_ours, plan, settings, now),
         rest=cohorts.rest(believed, moved),
+        boaster=cohorts.boaster,
     )
     is_due = found.is_due_with(mine.samples)
     due_in = 0.0 if is_due else found.due_in_seconds
@@ -701,7 +708,7 @@ class _Cohorts:
     - `fitting`: those whose samples count. If the head of this peer's cohort tells what all other
       cohorts have together, that is `REST`, and their sums may be old.
     - `others`: the names of those that are not of its cohort.
-    - `teller`: the head that tells it.
+    - `teller`: the head that tells it; `boaster`: the head, if it tells of too much.
     - `voting`: the slots that decide whose state is the run's: of all peers, or the sums.
     - `moved`: the sums of heads that made the last step, and whose slots of this epoch have not
       arrived.
@@ -719,6 +726,7 @@ class _Cohorts:
         self._slot, self._run, self._known = mine, settings.run, known
         self._me, self._count = known.me, known.cohorts
         self.teller: PeerId | None = None
+        self.boaster: PeerId | None = None
         self.moved: frozenset[PeerId] = frozenset()
         self._heads: frozenset[PeerId] = frozenset()
         sums = {peer: one for peer, one in fitting.items() if is_sum(peer)}
@@ -775,6 +783,8 @@ class _Cohorts:
             )
         )
         told = None if head is None else self._told_by(head, ours, settings.target_samples)
+        if told is not None and self._is_boasted(told, of_others.values(), settings, now):
+            self.boaster, told = head, None
         if told is not None:
             self.teller, of_others = head, {REST: told}
         self.others = frozenset(of_others)
@@ -829,6 +839,22 @@ class _Cohorts:
             peers=1,
         )
         return replace(seen, slot=told)
+
+    def _is_boasted(
+        self, told: Seen, sums: Iterable[Seen], settings: ProgressSettings, now: float
+    ) -> bool:
+        """Whether the sums say something else, if all of them are of this epoch and new."""
+        at = (self._slot.epoch, self._slot.history)
+        if (told.slot.epoch, told.slot.history) != at:
+            return False
+        counted = 0.0
+        for one in sums:
+            if (one.slot.epoch, one.slot.history) != at or now - one.at > FRESH_SECONDS:
+                return False
+            counted += _Counted(REST, one, settings, now).samples
+        claimed = _Counted(REST, told, settings, now).samples
+        most = (1.0 + BOASTED_SHARE) * counted + BOASTED_SHARE * settings.target_samples
+        return claimed > most
 
     @property
     def mine(self) -> Cohort | None:

@@ -104,8 +104,6 @@ what they are together. Before a step they are newer: all peers plan their last 
 TOLD_SUMS_SECONDS: Final = 10.0
 """The same if the head tells it. Then the sums only say who the other heads are, and where."""
 
-BOASTED_SHARE: Final = 0.25
-"""By how much more than came a head may have told; it tells of batches that are not finished."""
 BOASTER_SECONDS: Final = 300.0  # for how long nothing is believed that such a head tells
 MOST_BOASTERS: Final = 64
 
@@ -205,7 +203,6 @@ class Tracker:
         self._newcomers = _Newcomers(settings.patience_seconds)
         self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
         self._claimed_heads: frozenset[PeerId] = frozenset()
-        self._claimed_rest: Rest | None = None
         self._estimated: Estimate | None = None
         self._estimated_at = 0.0
         self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
@@ -326,12 +323,11 @@ class Tracker:
         applied: bool,
         peers: int = 0,
         heads: Iterable[PeerId] = (),
-        weight: float = 0.0,
     ) -> None:
         """A round of this peer has ended; `brought` says who was in it, with what weight. From now
         on, peers that claimed samples and did not bring them are doubted. `peers`: how many were in
-        the step, `weight`: what all brought, and `heads`: those of the cohorts. trio's thread; call
-        it before the `note` of the next epoch."""
+        the step, and `heads`: those of the cohorts. trio's thread; call it before the `note` of the
+        next epoch."""
         self.gathered()
         others = {peer: one for peer, one in brought.items() if peer != self._network.peer_id}
         epoch, claimed = self._claimed
@@ -341,7 +337,6 @@ class Tracker:
             self._members = frozenset(others)
             self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
             if self._cohorts > 1:
-                self._check_rest(weight - sum(brought.values()))
                 self._members |= {name_of_sum(head) for head in heads}
                 self._credit.round_ended(
                     epoch,
@@ -350,22 +345,6 @@ class Tracker:
                     self._now(),
                 )
         self._newcomers.round_ended(others, trio.current_time())
-
-    def _check_rest(self, came: float) -> None:
-        """The other cohorts have brought so much to a step. Was it what this one's head told?"""
-        told = self._claimed_rest
-        if told is None or told.told_by is None:
-            return
-        most = (1.0 + BOASTED_SHARE) * came + BOASTED_SHARE * self._settings.target_samples
-        if told.samples > most:
-            log.warning(
-                "%s, the head of this peer's cohort, told of %d samples of the other cohorts, and "
-                "%d came. For a while this peer reads the sums itself.",
-                told.told_by,
-                told.samples,
-                came,
-            )
-            self._boasters[told.told_by] = trio.current_time() + BOASTER_SECONDS
 
     def gathered(self) -> None:
         """The list of members of the round under way is closed, or there is none. trio's thread."""
@@ -469,7 +448,6 @@ class Tracker:
         self._newcomers.round_begins(self.estimate.followers, trio.current_time())
         cohort = self.estimate.cohort
         self._claimed_heads = frozenset[PeerId]() if cohort is None else cohort.heads
-        self._claimed_rest = self.estimate.rest
         self._claimed = (
             mine.epoch,
             expected_of(
@@ -702,6 +680,13 @@ class Tracker:
             silent_keepers=frozenset(seen.keepers) - frozenset(found.keepers),
         )
         self._estimated, self._estimated_at = self.estimate, clock
+        if found.boaster is not None:
+            self._boasters[found.boaster] = clock + BOASTER_SECONDS
+            log.warning(
+                "%s, the head of this peer's cohort, tells of more samples than the other cohorts "
+                "have. For some minutes this peer reads their sums itself.",
+                found.boaster,
+            )
         self.sums.set_away(is_away=found.sum is None)
         self.sums.say_soon()
         self._pause.deadline = min(self._pause.deadline, self._read_at + reads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+import pytest
 
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
@@ -163,3 +164,87 @@ def test_a_peer_that_is_further_in_one_group_is_followed_if_no_head_is_left() ->
     assert found.ahead == {cohort(3)[1]}
     assert found.behind is not None
     assert found.behind.peers == (cohort(3)[1],)
+
+
+def told(seen: Mapping[PeerId, Seen], head: PeerId, **more: object) -> dict[PeerId, Seen]:
+    """The same, where this head tells what all other cohorts have together."""
+    rest = {"rest_cohorts": 3, "rest_samples": 150, "rest_per_second": 60.0, **more}
+    return {**seen, head: Seen(msgspec.structs.replace(seen[head].slot, **rest), 0.0)}
+
+
+def test_a_head_knows_from_the_sums_what_all_other_cohorts_have_together() -> None:
+    found = view(HEADS[1]).rest
+    assert found is not None
+    assert (found.cohorts, found.samples, found.rate, found.told_by) == (3, 180.0, 72.0, None)
+    assert estimate({}, OWN, SETTINGS, 0.0, Known(Credit(), me=PEERS[0])).rest is None
+
+
+def test_a_member_believes_its_head_and_knows_the_other_heads_from_their_sums() -> None:
+    me, head = cohort(1)[2], HEADS[1]
+    found = view(me, told(seen_at(me), head))
+    assert found.rest is not None
+    assert (found.rest.samples, found.rest.told_by) == (150.0, head)
+    assert found.samples == 10 * len(cohort(1)) + 150
+    assert found.expected == len(cohort(1))
+    assert found.cohort is not None
+    assert found.cohort.heads == set(HEADS) - {head}
+    assert found.holders == set(HEADS)
+    assert set(found.peers) == set(cohort(1)) - {me} | set(HEADS)
+
+
+def test_what_a_head_tells_grows_at_the_rate_that_it_tells() -> None:
+    me = cohort(1)[2]
+    known = Known(Credit(), me=me, cohorts=COUNT)
+    found = estimate(told(seen_at(me), HEADS[1]), OWN, SETTINGS, 2.0, known)
+    assert found.rest is not None
+    assert found.rest.samples == 150 + 2.0 * 60.0
+
+
+def test_a_head_that_tells_of_far_more_than_the_sums_say_boasts() -> None:
+    me, head = cohort(1)[2], HEADS[1]
+    known = Known(Credit(), me=me, cohorts=COUNT)
+    bold = told(seen_at(me), head, rest_samples=10**9)
+    found = estimate(bold, OWN, SETTINGS, 0.5, known)
+    assert found.boaster == head
+    assert found.rest is not None
+    assert found.rest.told_by is None
+    assert view(me, told(seen_at(me), head)).boaster is None
+    old = {peer: Seen(one.slot, -5.0 if is_sum(peer) else 0.0) for peer, one in bold.items()}
+    found = estimate(old, OWN, SETTINGS, 0.5, known)
+    assert found.boaster is None, "the sums may have grown since"
+    assert found.rest is not None
+    assert found.rest.samples == TARGET, "but to no more than a whole step"
+
+
+@pytest.mark.parametrize("why", ["boaster", "no head", "elsewhere"])
+def test_a_head_that_is_not_believed_leaves_the_sums_to_count(why: str) -> None:
+    me, head = cohort(1)[2], HEADS[1]
+    known, seen = Known(Credit(), me=me, cohorts=COUNT), told(seen_at(me), head)
+    match why:
+        case "boaster":
+            known = Known(Credit(), me=me, cohorts=COUNT, boasters=frozenset((head,)))
+        case "no head":
+            seen = told(seen_at(me), cohort(1)[1])
+        case "elsewhere":
+            seen = told(seen_at(me), head, history=b"e" * 16)
+    found = view(me, seen, known)
+    assert found.rest is not None
+    assert (found.rest.samples, found.rest.told_by) == (180.0, None)
+
+
+def test_what_a_head_told_in_the_last_step_counts_by_its_rate_until_it_tells_again() -> None:
+    me, head = cohort(1)[2], HEADS[1]
+    before = {"epoch": OWN.epoch - 1, "averaging": True}
+    seen = {
+        peer: Seen(msgspec.structs.replace(one.slot, **before), -1.0)
+        for peer, one in told(seen_at(me), head).items()
+    }
+    made = frozenset(seen)
+    known = Known(Credit(), made, me=me, epoch_began=-0.5, cohorts=COUNT)
+    found = estimate(seen, OWN, SETTINGS, 0.0, known)
+    assert found.rest is not None
+    assert (found.rest.samples, found.rest.rate, found.rest.told_by) == (0.0, 60.0, head)
+    assert found.cohort is not None
+    assert found.cohort.heads == set(HEADS) - {head}, "they made that step, too"
+    assert found.holders == set(HEADS)
+    assert found.fork is None

@@ -23,6 +23,9 @@ from lab.simulate.virtual_trainer import (
 )
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import StepTaken
+from protocols.accumulation.progress import Rest
+from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.accumulation.tracker import Tracker
 from protocols.identity import PeerId
 from protocols.moshpit.cohort_round import CohortRounds
 from protocols.moshpit.cohorts import cohort_of, in_order
@@ -168,6 +171,50 @@ def idle_at(peer: PeerId) -> Callable[..., Awaitable[Outcome]]:
         return await plays(self, *arguments)
 
     return played
+
+
+@pytest.mark.slow
+@simulated
+async def test_a_head_that_tells_of_too_many_samples_of_the_others_is_not_believed_again(
+    world: SimulatedWorld,
+) -> None:
+    run = await begun(world)
+    await stepped(run, 1)
+    count = count_of(run[0])
+    liar = max(heads(run), key=lambda one: len(cohort_with(run, one)))
+    members = [one for one in cohort_with(run, liar) if one is not liar]
+    usual = Tracker._rest_to_tell
+
+    def boasting(tracker: Tracker, mine: ProgressSlot) -> Rest | None:
+        rest = usual(tracker, mine)
+        if rest is None or tracker is not liar.tracker:
+            return rest
+        return replace(rest, samples=float(MANNER.target))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tracker, "_rest_to_tell", boasting)
+        await until(run, lambda: not any(tells(one) for one in members), 60.0)
+        await stepped(run, 2)
+    assert count_of(run[0]) == count
+    brought = [step.samples for step in run[0].steps[-2:]]
+    assert all(one > 0.9 * MANNER.target for one in brought), brought
+    check_one_line(run)
+
+
+def cohort_with(all_of_them: Sequence[Trainer], one: Trainer) -> list[Trainer]:
+    count = count_of(one)
+    number = cohort_of(RUN, one.network.peer_id, count)
+    return [
+        other
+        for other in living(all_of_them)
+        if cohort_of(RUN, other.network.peer_id, count) == number
+    ]
+
+
+def tells(member: Trainer) -> bool:
+    """Whether this member believes what its head tells."""
+    rest = member.tracker.estimate.rest
+    return rest is not None and rest.told_by is not None
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ from protocols.testing.settings import NodeSettings, WorldSettings
 from protocols.testing.world import SimulatedWorld, run_simulation
 
 CALM_STEPS = 5  # before anything happens, to compare the steps under churn with
-JOINING_SECONDS = 5.0  # in which all of the first peers come, one after the other
-LONGEST_START_STEPS = 12  # times the length of a step: until all are in, or it goes on without
+JOINING_SECONDS = 5.0  # in which peers come that begin together, one after the other
+LONGEST_START_STEPS = 12  # of so many peers: until all are in, or it goes on without
 LONGEST_STEP_SECONDS = 60.0  # on average: a run that is slower is broken off
 LAST_WORDS_SECONDS = 3.0  # after the last step, so that all who are in it have made it
 STEPS_TO_GET_IN = 2  # of the run: a newcomer is in one of the first two that end while it is there
@@ -212,15 +212,22 @@ class _Run:
     # -- what happens
 
     async def _begin(self) -> None:
-        """Let the first peers come and train until all of them are in the steps."""
+        """Let the first peers come and train until all of them are in the steps: at first as many
+        as one group takes, then each time as many as there are."""
         plan = self.plan
         self.say(f"{plan.peers} peers join")
-        for _ in range(plan.peers):
-            self._come(begins=True)
-            await trio.sleep(JOINING_SECONDS / plan.peers)
-        with trio.move_on_after(LONGEST_START_STEPS * plan.step_seconds):
-            while not all(one.steps for one in self.peers):
-                await self._step_made.wait()
+        coming = min(plan.peers, plan.peers if plan.approximate else plan.group_size)
+        while coming:
+            begins = not self.peers
+            for _ in range(coming):
+                self._come(begins=begins)
+                await trio.sleep(JOINING_SECONDS / coming)
+            there = len(self.peers)
+            patience = LONGEST_START_STEPS * plan.step_seconds * plan.peers / there
+            with trio.move_on_after(patience):
+                while not all(one.steps for one in self.peers):
+                    await self._step_made.wait()
+            coming = min(there, plan.peers - there)
 
     def _come(self, *, begins: bool) -> Trainer:
         plan = self.plan

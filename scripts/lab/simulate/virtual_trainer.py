@@ -395,7 +395,6 @@ class Trainer:
             applied=bool(steps),
             peers=ended.peers,
             heads=ended.members,
-            weight=ended.weight,
         )
         self.tracker.note(self._slot(), at_once=True)
         for one in effects:
