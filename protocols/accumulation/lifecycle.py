@@ -88,7 +88,8 @@ class Life:
     - `number`: of the newest estimate.
     - `looked_past`: only estimates with a higher number decide anything.
     - `company`: how many others take part, by the newest estimate of this epoch and history.
-    - `holders`, `me`: as in the same Estimate. No step is made without most of the holders.
+    - `holders`, `needs`, `me`: as in the same Estimate. No step is made without most of the
+      holders.
     - `ahead`: the peers that are further, by the same estimate.
     - `passed_by`: the members of a round of this epoch that was or may have been committed without
       this peer, or whose result this peer did not apply. While one of them is further, this peer
@@ -108,6 +109,7 @@ class Life:
     looked_past: int = 0
     company: int = 0
     holders: frozenset[PeerId] = frozenset()
+    needs: int = 0
     me: PeerId = NOBODY
     ahead: frozenset[PeerId] = frozenset()
     passed_by: frozenset[PeerId] = frozenset()
@@ -415,6 +417,7 @@ def _note(_mode: Mode, life: Life, event: Estimated) -> Turn:
             life,
             company=found.company,
             holders=found.holders,
+            needs=found.needs,
             me=found.me,
             ahead=found.ahead,
         )
@@ -496,7 +499,8 @@ def _lacking(life: Life, event: Averaged) -> str:
     A group makes a step if it has most of the living holders (the peers that made the run's steps).
     With exactly half of them it makes one only if none of the missing ones is already ahead and the
     smallest name of all holders is in the group. So of two groups that form at the same time, at
-    most one makes a step.
+    most one makes a step. A large run also needs most of the peers that were in its last step:
+    those that seem to be gone may be cut off.
     """
     if event.votes is not None:  # over a grid only the number of those who took part is known
         have = round(event.votes)
@@ -504,6 +508,8 @@ def _lacking(life: Life, event: Averaged) -> str:
             return ""
         return f"{have} of the {len(life.holders)} peers that have made the run's steps took part."
     group = {*event.members, *event.left_out, life.me}
+    if (came := event.peers or len(group)) < life.needs:
+        return _too_few(came, life)
     present, missing = life.holders & group, life.holders - group
     if len(missing) < len(present):
         return ""
@@ -516,8 +522,17 @@ def _lacking(life: Life, event: Averaged) -> str:
     )
 
 
+def _too_few(came: int, life: Life) -> str:
+    return (
+        f"{came} came, and {life.needs} are most of the peers in the last step. The others may be "
+        "cut off and go on, so this side waits for them for some minutes."
+    )
+
+
 def _alone(mode: Mode, life: Life, event: Averaged) -> Turn:
     """Make a step alone only if nobody else takes part, and with enough samples (R4)."""
+    if life.needs > 1:
+        return _kept(life, _too_few(1, life))
     if life.company:
         return _kept(life, f"{life.company} others take part, and none of them came.")
     if life.in_round < COMMIT_SHARE * mode.target_samples:
@@ -572,6 +587,7 @@ def _next_epoch(life: Life, digest: bytes, step: type[Step | StepAlone]) -> Turn
         in_round=0,
         company=0,
         holders=frozenset(),
+        needs=0,
         ahead=frozenset(),
         passed_by=frozenset(),
         follows=False,

@@ -226,6 +226,8 @@ class Estimate:
     - `holders`: the living peers that are further, or that are here and have had a part in the
       run's steps; perhaps this peer, too. A step without most of them would split the run. If there
       are none, everybody here.
+    - `needs`: how many peers must be in the next step: most of those in the last one. 0 in a small
+      run, and when it has waited for them for long.
     - `me`: this peer.
     - `ahead`: others that claim to be further.
     - `behind`: others are ahead, and enough of them say so.
@@ -273,6 +275,7 @@ class Estimate:
     begun: frozenset[PeerId] = frozenset()
     company: int = 0
     holders: frozenset[PeerId] = frozenset()
+    needs: int = 0
     me: PeerId = NOBODY
     ahead: frozenset[PeerId] = frozenset()
     behind: Elsewhere | None = None
@@ -375,6 +378,7 @@ class Known:
     - `cohorts`: how many the run has in this epoch.
     - `idle_heads`: peers of this cohort that were its head and did nothing.
     - `boasters`: peers of this cohort that boasted lately, as its head.
+    - `needs`: as in the estimate.
     """
 
     credit: Credit
@@ -389,6 +393,7 @@ class Known:
     cohorts: int = 1
     idle_heads: frozenset[PeerId] = frozenset()
     boasters: frozenset[PeerId] = frozenset()
+    needs: int = 0
 
 
 def estimate(
@@ -539,6 +544,7 @@ def estimate(
         ),
         company=len(company),
         holders=_holders(cohorts, placed, {*moved, *cohorts.moved}, mine, known, now),
+        needs=known.needs,
         me=known.me,
         ahead=ahead,
         behind=behind(at, voters),

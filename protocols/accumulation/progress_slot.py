@@ -84,6 +84,7 @@ class ProgressSlot(Message, frozen=True):
     - `rest_cohorts`: 0 unless this is the own slot of a cohort's head that has read the sums of so
       many other cohorts. `rest_samples`, `rest_per_second` are what those have together, so that
       its members need not read all of them.
+    - `step_peers`: how many peers were in the step that made its state; 0 if it does not know.
     - `came_seconds`: if it was not in the round that began this epoch, how long after that round it
       came; negative if it was in it. It does not change within an epoch.
     """
@@ -114,6 +115,7 @@ class ProgressSlot(Message, frozen=True):
     rest_cohorts: Annotated[int, Meta(ge=0, le=MOST_COHORTS)] = 0
     rest_samples: Samples = 0
     rest_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
+    step_peers: Annotated[int, Meta(ge=0, le=MOST_COHORTS * LARGEST_GROUP)] = 0
 
     @property
     def was_in_round(self) -> bool:

@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Final
 
 import msgspec
@@ -96,6 +97,11 @@ stops waiting for them. They may have left for good; if they come back, they fin
 SAME_PACE: Final = 0.25
 """A peer keeps publishing the same batch time while it is wrong by no more than this. Plans made of
 the same numbers are equal (batch_plan.py), whichever slot a reader has."""
+
+FEWEST_THAT_WAIT: Final = 16
+"""A run whose last step had so many peers makes no step without most of them: a part of it that is
+cut off waits. In a smaller one it is usual that half of the peers leave at once."""
+WAITS_FOR_MOST_SECONDS: Final = 120.0  # from the first round that failed on
 
 SUMS_SECONDS: Final = 1.0
 """How old the other cohorts' sums may be at a peer that is no head, and whose head does not tell
@@ -203,6 +209,10 @@ class Tracker:
         self._newcomers = _Newcomers(settings.patience_seconds)
         self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
         self._claimed_heads: frozenset[PeerId] = frozenset()
+        self._step_peers, self._next_step_peers = 0, 0
+        """How many peers were in the step that made this state, and in the step under way."""
+        self._waits_since: float | None = None
+        """Since when the rounds of this epoch have made no step."""
         self._estimated: Estimate | None = None
         self._estimated_at = 0.0
         self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
@@ -333,7 +343,10 @@ class Tracker:
         epoch, claimed = self._claimed
         if ending in (Ending.COMMITTED, Ending.ALONE):
             self._credit.round_ended(epoch, claimed, others, self._now())
+        if not applied and self._waits_since is None:
+            self._waits_since = trio.current_time()
         if applied:
+            self._next_step_peers = peers or max(1, len(frozenset(heads)))
             self._members = frozenset(others)
             self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
             if self._cohorts > 1:
@@ -407,6 +420,8 @@ class Tracker:
             self._head_start = (
                 now - self._round_began if is_step and self._settings.delayed else 0.0
             )
+            self._waits_since = None
+            self._step_peers = self._next_step_peers if is_step else 0
             if is_step:
                 self._divide(self._next_cohorts)
             else:
@@ -473,6 +488,7 @@ class Tracker:
             came_seconds=self._came,
             spared=self._spared if mine.role == "trains" else 0,
             cohorts=self._cohorts,
+            step_peers=self._step_peers,
             rest_cohorts=0 if rest is None else rest.cohorts,
             rest_samples=0 if rest is None else round(rest.samples),
             rest_per_second=0.0 if rest is None else rest.rate,
@@ -633,6 +649,20 @@ class Tracker:
             log.info("the run has %d cohorts", most)
             self._divide(most)
 
+    def _needed(self, clock: float) -> int:
+        """How many peers must be in the next step."""
+        if not self._step_peers:  # this peer has fetched its state
+            at = (self._mine.epoch, self._mine.history)
+            told = [
+                one.slot.step_peers
+                for one in self._seen.slots.values()
+                if (one.slot.epoch, one.slot.history) == at and one.slot.step_peers
+            ]
+            self._step_peers = median_low(told) if told else 0
+        waits = self._waits_since is None or clock - self._waits_since < WAITS_FOR_MOST_SECONDS
+        is_large = self._step_peers >= FEWEST_THAT_WAIT
+        return self._step_peers // 2 + 1 if is_large and waits else 0
+
     def _sum(self) -> ProgressSlot:
         return self.estimate.sum or self._measured()
 
@@ -665,6 +695,7 @@ class Tracker:
             self._cohorts,
             self.idle_heads(),
             frozenset(head for head, until in self._boasters.items() if clock < until),
+            self._needed(clock),
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)

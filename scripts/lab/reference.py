@@ -45,7 +45,7 @@ how many steps a minute they make, how soon a newcomer is in one, and what it co
 traffic and processor time:
 
 ```sh
-./scripts/simulate run --peers 4 --steps 3 --mean-life 120
+./scripts/simulate run --peers 4 --steps 3 --churn 120
 ```
 
 To compare the transport, the directory, the averaging, the training and the experts with

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocols.accumulation.state_download import (
@@ -101,6 +101,7 @@ def test_newcomers_spread_evenly_over_donors() -> None:
     st.integers(0, 60),
     st.lists(st.tuples(st.integers(0, 3), st.floats(0, 20)), max_size=3),
 )
+@example([2.0, 1.0, 2.0], 4, [(1, 0.0), (2, 3.0)])
 def test_every_piece_comes_whatever_the_sources_do(
     paces: list[float], count: int, deaths: list[tuple[int, float]]
 ) -> None:
@@ -111,12 +112,11 @@ def test_every_piece_comes_whatever_the_sources_do(
     next_at = dict.fromkeys(range(len(paces)), 0.0)
     now, delivered = 0.0, 0
     while not board.is_complete:
-        for peer in list(next_at):
-            if died.get(peer, 1e9) <= now:
-                board.lost(PeerId(str(peer)))
-                del next_at[peer]
-                owed.pop(peer, None)
-                continue
+        for peer in [one for one in next_at if died.get(one, 1e9) <= now]:
+            board.lost(PeerId(str(peer)))
+            del next_at[peer]
+            owed.pop(peer, None)
+        for peer in next_at:
             while (number := board.take(PeerId(str(peer)), now)) is not None:
                 if not owed[peer]:
                     next_at[peer] = now + paces[peer]

@@ -18,7 +18,7 @@ from node.core.wrong_use import WrongUse
 Run = Callable[..., tuple[int, dict[str, Any]]]
 
 SHORT = ("--peers", "4", "--steps", "2", "--step-seconds", "5")
-NOT_FROM_THE_SEED = ("cpu_ms_per_s", "wall_seconds")
+NOT_FROM_THE_SEED = ("cpu_ms_per_s", "memory_MiB", "wall_seconds")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def simulate(capsys: pytest.CaptureFixture[str]) -> Run:
 def test_peers_that_die_and_come_make_one_line_of_steps_and_a_seed_repeats_them(
     simulate: Run,
 ) -> None:
-    churn = (*SHORT, "--mean-life", "15", "--newcomers", "1", "--seed", "3")
+    churn = (*SHORT, "--churn", "15", "--newcomers", "1", "--seed", "3")
     code, first = simulate(*churn)
     assert code == DONE
     assert (first["variants_max"], first["histories_max"]) == (1, 1)
@@ -93,7 +93,7 @@ def test_without_a_target_a_step_takes_what_all_compute_in_its_time() -> None:
         ["--peers", "5000"],
         ["--steps", "0"],
         ["--up", "1Mb"],
-        ["--mean-life", "0"],
+        ["--churn", "0"],
         ["--newcomers", "-1"],
         ["--latency", "-0.1"],
         ["--group-size", "1"],

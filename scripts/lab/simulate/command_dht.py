@@ -62,7 +62,7 @@ def add_parser(kinds: Subparsers) -> None:
     add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
     parser.add_argument(
         "--kill",
-        type=_share,
+        type=share,
         default=0.0,
         metavar="SHARE",
         help="let this share of all nodes die at once; read directly after that, and an hour later",
@@ -83,7 +83,7 @@ def add_parser(kinds: Subparsers) -> None:
     )
     parser.add_argument(
         "--liars",
-        type=_share,
+        type=share,
         default=0.0,
         metavar="SHARE",
         help="let this share of nodes answer lookups with each other, with nodes that do not "
@@ -118,15 +118,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
     """An argparse type: a part of the whole, such as 0.3."""
     try:
-        share = float(text)
+        part = float(text)
     except ValueError:
-        share = float("nan")
-    if not 0 <= share < 1:
+        part = float("nan")
+    if not 0 <= part < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share, such as 0.3")
-    return share
+    return part
 
 
 def _table(result: dict[str, Any]) -> str:

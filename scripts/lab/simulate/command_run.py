@@ -6,9 +6,12 @@ import argparse
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab import NOTHING_MEASURED
+from lab.plot import check_plot
+from lab.simulate.command_dht import share
 from node.app.commands.exit_codes import DONE, FAILED
 from node.app.commands.output import Output
 from node.core.caps.units import Measure, amount
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from node.app.commands.parser import Subparsers
 
 PEERS = 16
-MOST_PEERS = 1024  # as many as the directory takes today; hours of one core
+MOST_PEERS = 2048  # hours of one core
 STEPS = 20
 SEED = 7
 LATENCY_SECONDS = 0.02
@@ -41,6 +44,7 @@ FIGURES = {
     "stopped": "whether a signal ended it; then the figures cover the time until then",
     "counted_share": "of all samples that were computed for these steps, the share that is in them",
     "share_in_step_min, …_p50": "share of the living peers that were in a step",
+    "back_s": "from the end of --deaths or --partition until all who live were in a new step",
     "newcomers_in_within_two_steps": "newcomers that were in the first or the second step that "
     "ended after they came; newcomer_steps says for each in "
     "which step it was, and newcomers_never_in how many saw "
@@ -50,7 +54,7 @@ FIGURES = {
     "sent_bytes_per_s_p50": "all bytes that one peer sends; control_bytes_per_s_p50 is without the "
     "values that it sends in rounds, and hottest_bytes_per_s for the peer that sent the most",
     "cpu_ms_per_s": "processor time per peer and virtual second, with the simulated network; "
-    "this and wall_seconds do not depend on the seed alone",
+    "this, memory_MiB (of the process, per peer) and wall_seconds do not depend on the seed alone",
 }
 
 
@@ -69,14 +73,22 @@ def add_parser(kinds: Subparsers) -> None:
         f"steps were not made, the exit code is {FAILED}. The same seed gives the same run."
         f"\n\n{figures}",
         example="scripts/simulate run --peers 16 --steps 5\n"
-        "scripts/simulate run --peers 64 --mean-life 600 --json\n"
-        "scripts/simulate run --peers 64 --up 1Mbit/s",
+        "scripts/simulate run --peers 64 --churn 600 --json\n"
+        "scripts/simulate run --peers 64 --up 1Mbit/s\n"
+        "scripts/simulate run --peers 16,64,256 --plot sizes.svg",
     )
     parser.set_defaults(simulate=run)
-    add_flag(parser, "--peers", positive_count, PEERS, "how many peers")
+    add_flag(
+        parser,
+        "--peers",
+        _counts,
+        str(PEERS),
+        "how many peers; several numbers with commas between them are runs one after the other",
+        metavar="N",
+    )
     add_flag(parser, "--steps", positive_count, STEPS, "how many steps are judged")
     parser.add_argument(
-        "--mean-life",
+        "--churn",
         type=positive_seconds,
         metavar="SECONDS",
         help="let peers die at random, after this time on average, and let a new one come for "
@@ -84,6 +96,20 @@ def add_parser(kinds: Subparsers) -> None:
     )
     add_flag(
         parser, "--newcomers", _whole, 0, "how many more newcomers come, spread over the steps"
+    )
+    add_flag(
+        parser, "--deaths", _whole, 0, "how many peers die at the same moment, after the first step"
+    )
+    for flag, what in (
+        ("--partition", "cut this share of the peers off for a minute, after the first step"),
+        ("--dial-out", "let this share of the peers only dial out"),
+    ):
+        add_flag(parser, flag, share, 0.0, what, metavar="SHARE")
+    parser.add_argument(
+        "--rates",
+        type=_factor,
+        metavar="FACTOR",
+        help="let the fastest peer compute this many times as fast as the slowest (1.7)",
     )
     add_flag(
         parser,
@@ -141,22 +167,63 @@ def add_parser(kinds: Subparsers) -> None:
         help="let more peers take part, over a grid, as a definition may ask for",
     )
     add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the costs over the number of peers into this file, .png or .svg; needs the "
+        "extra `plot`",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    plan = _plan(arguments)
+    plans = [_plan(arguments, peers) for peers in arguments.peers]
+    if arguments.plot:
+        check_plot(arguments.plot)
+    output = Output.of(arguments)
+    if len(plans) == 1:
+        code, figures = _simulated(
+            plans[0], output, lambda figures: output.data(figures, _table(figures))
+        )
+        return code if figures else _nothing(output, code)
+    code, runs = DONE, []
+    for plan in plans:
+        ended, figures = _simulated(plan, output, lambda _: None)
+        runs += [figures] if figures else []
+        code = code or ended
+        if not figures or figures["stopped"]:
+            break
+    if not runs:
+        return _nothing(output, code)
+    from lab.simulate.run_view import by_peers, draw, growth
+
+    if arguments.plot:
+        draw(runs, arguments.plot)
+        output.say(f"wrote {arguments.plot}")
+    output.data({"runs": runs, "growth": growth(runs)}, by_peers(runs))
+    return code
+
+
+def _nothing(output: Output, code: int) -> int:
+    output.say(NOTHING_MEASURED)
+    return code
+
+
+def _simulated(
+    plan: RunPlan, output: Output, show: Callable[[dict[str, Any]], None]
+) -> tuple[int, dict[str, Any]]:
+    """The exit code and the figures of one run. `show` gets them as soon as they are there."""
     import trio
 
     from lab.simulate.virtual_run import Figures, broken_promises, simulate
     from node.app.commands.interruption import run_until_signal
 
-    output = Output.of(arguments)
     stop = trio.Event()
     code = DONE
 
     def tell(figures: Figures) -> None:
         nonlocal code
-        output.data(figures, _table(figures))
+        show(figures)
         if figures["stopped"]:
             output.say(f"Stopped after {figures['steps']} of {figures['steps_wanted']} steps.")
         for one in broken_promises(figures):
@@ -180,9 +247,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with _without_the_peers_words():
         figures = simulate(plan, output.say, tell=tell, stop=stop, run=run_under)
-    if not figures:
-        output.say(NOTHING_MEASURED)
-    return code
+    return code, figures
 
 
 @contextmanager
@@ -197,21 +262,25 @@ def _without_the_peers_words() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _plan(arguments: argparse.Namespace) -> RunPlan:
-    if not 2 <= arguments.peers <= MOST_PEERS:
+def _plan(arguments: argparse.Namespace, peers: int) -> RunPlan:
+    if not 2 <= peers <= MOST_PEERS:
         raise WrongUse(
-            f"{arguments.peers} peers cannot be simulated.", why=f"It is 2 to {MOST_PEERS:,}."
+            f"A run of {peers} cannot be simulated.", why=f"It has 2 to {MOST_PEERS:,} peers."
         )
     if not 2 <= arguments.group_size <= LARGEST_GROUP:
         raise WrongUse(f"A group has 2 to {LARGEST_GROUP} members.")
     from lab.simulate.virtual_run import RunPlan
 
     return RunPlan(
-        peers=arguments.peers,
+        peers=peers,
         steps=arguments.steps,
         seed=arguments.seed,
-        mean_life_seconds=arguments.mean_life,
+        mean_life_seconds=arguments.churn,
         newcomers=arguments.newcomers,
+        deaths=arguments.deaths,
+        partition=arguments.partition,
+        dial_out=arguments.dial_out,
+        rates=arguments.rates,
         latency_seconds=arguments.latency,
         upload_bytes_per_second=arguments.up,
         download_bytes_per_second=arguments.down,
@@ -232,6 +301,23 @@ def _rate(text: str) -> float | None:
     except WrongUse as error:
         told = " ".join(part for part in (error.why, error.advice, error.what) if part)
         raise argparse.ArgumentTypeError(told.removesuffix(".")) from error  # argparse ends it
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """An argparse type: numbers of peers."""
+    from node.app.commands.parser import positive_count
+
+    return tuple(map(positive_count, text.split(",")))
+
+
+def _factor(text: str) -> float:
+    """An argparse type: how many times as fast."""
+    from node.app.commands.parser import positive_number
+
+    factor = positive_number(text)
+    if factor < 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than 1")
+    return factor
 
 
 def _whole(text: str) -> int:

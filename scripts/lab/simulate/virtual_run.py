@@ -11,10 +11,13 @@ every peer, also at those that have died since.
 
 from __future__ import annotations
 
+import math
 import random
+import resource
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -35,6 +38,7 @@ LONGEST_STEP_SECONDS = 60.0  # on average: a run that is slower is broken off
 LAST_WORDS_SECONDS = 3.0  # after the last step, so that all who are in it have made it
 STEPS_TO_GET_IN = 2  # of the run: a newcomer is in one of the first two that end while it is there
 UNEQUAL = 0.25  # by this share, batches may take longer or shorter than the plan says
+PARTITION_SECONDS = 60.0
 TICK_SECONDS = 0.001  # a fiftieth of a round trip; many peers are several times faster by it
 
 
@@ -45,6 +49,10 @@ class RunPlan:
     - `mean_life_seconds`: peers die at random, after so long on average, and for each that dies a
       new one comes at once. None: no peer dies.
     - `newcomers`: so many come beside these, evenly spread over the steps that are judged.
+    - `deaths`: so many die at the same moment, after the first of these steps.
+    - `partition`: this share of the peers is cut off from the others then, for a minute.
+    - `dial_out`: this share of the peers can only dial out.
+    - `rates`: by how much faster the fastest peer is than the slowest.
     - `batch_seconds`, `batch_samples`: of one peer; each peer's own time is drawn around it.
     - `step_seconds`: how long all compute together for a step, unless `target` says how many
       samples a step takes.
@@ -56,6 +64,10 @@ class RunPlan:
     seed: int
     mean_life_seconds: float | None = None
     newcomers: int = 0
+    deaths: int = 0
+    partition: float = 0.0
+    dial_out: float = 0.0
+    rates: float | None = None
     latency_seconds: float = 0.02
     upload_bytes_per_second: float | None = None
     download_bytes_per_second: float | None = None
@@ -70,11 +82,20 @@ class RunPlan:
     @property
     def target_samples(self) -> int:
         together = self.peers * self.batch_samples * self.step_seconds / self.batch_seconds
+        if self.rates is not None and self.rates > 1.0:  # the mean of rates as `batch` draws them
+            together *= (self.rates**0.5 - self.rates**-0.5) / math.log(self.rates)
         return self.target or max(1, round(together))
+
+    def batch(self, chance: random.Random) -> float:
+        """How long a peer computes a batch."""
+        if self.rates is None:
+            return self.batch_seconds * chance.uniform(1.0 - UNEQUAL, 1.0 + UNEQUAL)
+        return self.batch_seconds * math.pow(self.rates, chance.uniform(-0.5, 0.5))
 
     @property
     def is_calm(self) -> bool:
-        return self.mean_life_seconds is None and not self.newcomers
+        happens = self.newcomers or self.deaths or self.partition
+        return self.mean_life_seconds is None and not happens
 
 
 Figures = dict[str, Any]
@@ -88,8 +109,8 @@ def simulate(
     stop: trio.Event | None = None,
     run: Callable[[Callable[[], Awaitable[Figures]], MockClock], Figures] | None = None,
 ) -> Figures:
-    """Run the whole plan and return its figures. All but `cpu_ms_per_s` and `wall_seconds` follow
-    from the seed.
+    """Run the whole plan and return its figures. All but `cpu_ms_per_s`, `memory_MiB` and
+    `wall_seconds` follow from the seed.
 
     When `stop` is set, the figures are of the time until then; there are none ({}) before all peers
     train. `tell` gets them before the peers are taken down, which takes seconds for some dozens of
@@ -171,6 +192,8 @@ class _Run:
         """The epochs before the calm steps and before those that are judged, and what had been
         used by then."""
         self._judged_until: _Meter | None = None
+        self._back_seconds: float | None = None
+        self._memory = _memory_bytes()
         self._step_made = trio.Event()
         """Set and replaced whenever a peer has made a step."""
 
@@ -204,6 +227,8 @@ class _Run:
                 nursery.start_soon(self._let_peers_die, plan.mean_life_seconds)
             if plan.newcomers:
                 nursery.start_soon(self._let_others_come, plan.newcomers)
+            if plan.deaths or plan.partition:
+                nursery.start_soon(self._strike, start + 1)
             await self._made(start + plan.steps)
             nursery.cancel_scope.cancel()
         self._judged_until = self._meter()
@@ -231,9 +256,8 @@ class _Run:
 
     def _come(self, *, begins: bool) -> Trainer:
         plan = self.plan
-        seconds = plan.batch_seconds * self.chance.uniform(1.0 - UNEQUAL, 1.0 + UNEQUAL)
         manner = Manner(
-            seconds,
+            plan.batch(self.chance),
             plan.batch_samples,
             begins=begins,
             target=plan.target_samples,
@@ -241,7 +265,10 @@ class _Run:
             group_size=plan.group_size,
             approximate=plan.approximate,
         )
-        one = trainer(self.world, f"peer-{len(self.peers)}", manner, self.peers, self.node)
+        # the first three are where all others join
+        dialable = len(self.peers) < 3 or self.chance.random() >= plan.dial_out
+        node = replace(self.node, dialable=dialable)
+        one = trainer(self.world, f"peer-{len(self.peers)}", manner, self.peers, node)
         one.when_stepped = self._stepped
         self.peers.append(one)
         return one
@@ -261,6 +288,28 @@ class _Run:
         for _ in range(count):
             await trio.sleep(self.plan.steps * self.plan.step_seconds / (count + 1))
             self.newcomers.append(self._come(begins=False))
+
+    async def _strike(self, after: int) -> None:
+        """When the run has reached this epoch: many die, or a part of them is cut off."""
+        await self._made(after)
+        plan = self.plan
+        await trio.sleep(plan.step_seconds * self.chance.random())
+        for one in self.chance.sample(self._living(), min(plan.deaths, len(self._living()))):
+            one.kill()
+        struck = trio.current_time()
+        if plan.partition:
+            cut_off = self.chance.sample(self._living(), round(plan.partition * plan.peers))
+            rest = [one for one in self._living() if one not in cut_off]
+            cuts = self.world.partition(
+                [one.network for one in cut_off], [one.network for one in rest]
+            )
+            await trio.sleep(PARTITION_SECONDS)
+            self.world.heal(cuts)
+            struck = trio.current_time()
+        before = self._furthest()
+        while not all(one.steps and one.steps[-1].epoch > before for one in self._living()):
+            await self._step_made.wait()
+        self._back_seconds = trio.current_time() - struck
 
     async def _made(self, epoch: int) -> None:
         """Until the run has reached this epoch, or is far too slow for it."""
@@ -315,6 +364,9 @@ class _Run:
             "group_size": plan.group_size,
             "approximate": plan.approximate,
             "mean_life_s": plan.mean_life_seconds,
+            "dial_out": plan.dial_out,
+            "rates": plan.rates,
+            "partition": plan.partition,
             "latency_s": plan.latency_seconds,
             "up_bytes_per_s": plan.upload_bytes_per_second,
             "down_bytes_per_s": plan.download_bytes_per_second,
@@ -337,6 +389,7 @@ class _Run:
             "shares": [round(share, 3) for share in shares],
             **self._newcomers(judged),
             "deaths": sum(one.died is not None for one in self.peers),
+            "back_s": _rounded(self._back_seconds, 1),
             "commit_s_p50": _rounded(median(commits) if commits else None, 2),
             "commit_s_max": _rounded(max(commits, default=None), 2),
             **self._costs(begun, ended),
@@ -412,8 +465,15 @@ class _Run:
             "control_bytes_per_s_p50": _rounded(median(control) if control else None, 0),
             "hottest_bytes_per_s": _rounded(max(sent, default=None), 0),
             "cpu_ms_per_s": round(cpu, 2),
+            "memory_MiB": round((_memory_bytes() - self._memory) / 2**20 / self.plan.peers, 2),
             "virtual_seconds": round(trio.current_time(), 1),
         }
+
+
+def _memory_bytes() -> int:
+    """The most that this process has used so far."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _per_minute(since: float, steps: Sequence[_Epoch], now: float) -> float:

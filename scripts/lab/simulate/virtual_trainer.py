@@ -204,11 +204,12 @@ class Trainer:
         manner = self.manner
         settings = AveragerSettings(
             RUN,
+            reduces=lambda: network.settings.dialable,
             group_size=manner.group_size,
             matchmaking_seconds=MATCHMAKING_SECONDS,
             round_seconds=ROUND_SECONDS,
         )
-        dht = DhtSettings(bootstrap=self._bootstrap)
+        dht = DhtSettings(bootstrap=self._bootstrap, client=not network.settings.dialable)
         progress = TrackerSettings(
             RUN,
             manner.target,
@@ -255,6 +256,7 @@ class Trainer:
             0.0,
             SIGNATURE,
             role="auxiliary" if self.lifecycle.mode.auxiliary else "trains",
+            client=not self.network.settings.dialable,
             averaging=is_averaging,
             follows=life.follows and life.epoch > 0,
             batch=self.manner.samples,
@@ -464,9 +466,11 @@ def trainer(
     others: Sequence[Trainer] = (),
     node: NodeSettings | None = None,
 ) -> Trainer:
-    """A new peer, which knows the addresses of the first three of these that live."""
+    """A new peer, which knows the addresses of the first three of these that live and can be
+    dialled."""
     registry = others[0].registry if others else {}
-    bootstrap = [one.network.address for one in others if one.alive][:3]
+    known = [one.network for one in others if one.alive and one.network.settings.dialable]
+    bootstrap = [one.address for one in known[:3]]
     return Trainer(world, world.add_node(name, node), manner or Manner(), bootstrap, registry)
 
 
