@@ -63,6 +63,7 @@ def looked(
     awaited: tuple[PeerId, ...] = (),
     holders: frozenset[PeerId] = frozenset(),
     ahead: tuple[PeerId, ...] = (),
+    needs: int = 0,
 ) -> Estimated:
     """A new look at the others, for the epoch and history that the peer is at."""
     life = lifecycle.life
@@ -81,6 +82,7 @@ def looked(
             averaging=frozenset(averaging),
             awaited=frozenset(awaited),
             holders=holders,
+            needs=needs,
             ahead=frozenset(ahead),
             me=ME,
         )
@@ -185,6 +187,29 @@ def test_a_part_that_was_torn_off_makes_no_step_of_its_own(
     lifecycle.take(looked(lifecycle, holders=holders, ahead=ahead))
     first, *_ = lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, members))
     assert isinstance(first, Step if steps else KeepGradients)
+
+
+@pytest.mark.parametrize(
+    ("needs", "peers_in_it", "steps"),
+    [(3, 0, True), (4, 0, False), (10, 10, True), (11, 10, False)],
+)
+def test_a_large_run_makes_no_step_without_most_of_the_peers_of_its_last_one(
+    needs: int, peers_in_it: int, steps: bool
+) -> None:
+    lifecycle = averaging()
+    members = (ME, *peers(0, 1))
+    lifecycle.take(looked(lifecycle, holders=frozenset(members), needs=needs))
+    committed = Averaged(Ending.COMMITTED, 100.0, DIGEST, members, peers=peers_in_it)
+    first, *_ = lifecycle.take(committed)
+    assert isinstance(first, Step if steps else KeepGradients)
+
+
+def test_nobody_makes_a_step_alone_where_many_made_the_last_one() -> None:
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, needs=9))
+    kept, *_ = lifecycle.take(Averaged(Ending.ALONE, digest=DIGEST))
+    assert isinstance(kept, KeepGradients)
+    assert "9 are most of the peers in the last step" in kept.reason
 
 
 def test_a_peer_that_was_left_out_of_the_group_does_not_prevent_the_step() -> None:

@@ -19,7 +19,9 @@ from protocols.accumulation.progress import (
     WAITED_AGAIN,
 )
 from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key
+from protocols.accumulation.tracker import FEWEST_THAT_WAIT, WAITS_FOR_MOST_SECONDS
 from protocols.dht import contact_of
+from protocols.identity import PeerId
 from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.accumulation.progress_slots import OTHER_MODEL, history, slot
 from tests.accumulation.trackers import TARGET, TrackingPeer, peer_in, trackers
@@ -509,6 +511,31 @@ async def test_a_peer_that_claims_samples_and_does_not_come_is_not_counted_again
     assert not found.is_due
     assert found.samples < 300
     assert [one.kind for one in found.ignored] == ["doubted"]
+
+
+@simulated
+async def test_after_a_step_of_many_most_of_them_are_needed_for_some_minutes(
+    world: SimulatedWorld,
+) -> None:
+    first, newcomer = await trackers(world, 2, slot(epoch=7, at=1))
+    tracker = first.tracker
+    for number, (size, needed) in enumerate(((20, 11), (FEWEST_THAT_WAIT - 1, 0), (40, 21)), 8):
+        tracker.round_ended(
+            Ending.COMMITTED, {}, applied=True, heads=[PeerId(str(one)) for one in range(size)]
+        )
+        first.note(averaging=True)
+        first.note(epoch=number, history=history(number), averaging=False)
+        assert (await tracker.changed()).needs == needed
+    newcomer.note(epoch=10, history=history(10), follows=True)
+    with trio.fail_after(10):
+        while newcomer.tracker.estimate.needs != 21:
+            await newcomer.tracker.changed()
+    began = trio.current_time()
+    tracker.round_ended(Ending.DISCARDED, {}, applied=False)
+    while tracker.estimate.needs:
+        await trio.sleep(1.0)
+        await tracker.changed()
+    assert trio.current_time() - began == pytest.approx(WAITS_FOR_MOST_SECONDS, abs=3.0)
 
 
 def test_another_model_and_a_second_node_with_our_identity_are_said_once(

@@ -11,6 +11,7 @@ from lab.simulate.virtual_run import RunPlan, broken_promises, simulate
 STEPS = 20
 SEED = 7
 CHURN_SHARE = 0.9  # of the steps a minute that the same peers make while nobody dies
+MOST_SECONDS_WITHOUT_A_STEP = 30.0
 SMALL_RUN_SHARE = 0.9  # of the steps a minute that 16 peers make
 
 
@@ -31,6 +32,23 @@ def test_twelve_peers_of_whom_some_die_go_on_as_if_nothing_had_happened() -> Non
     assert figures["deaths"] > 0
     assert figures["newcomers_never_in"] == 0
     assert figures["newcomers_in_within_two_steps"] == figures["newcomers_judged"] > 0
+
+
+@pytest.mark.slow
+def test_of_a_run_that_is_cut_in_two_for_a_minute_one_side_goes_on_and_the_other_waits() -> None:
+    figures = kept(RunPlan(peers=18, steps=13, seed=SEED, step_seconds=5.0, partition=0.4))
+    assert figures["longest_gap_s"] < MOST_SECONDS_WITHOUT_A_STEP
+    assert figures["back_s"] < MOST_SECONDS_WITHOUT_A_STEP
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("trouble", [{"partition": 0.4}, {"deaths": 24}], ids=str)
+def test_80_peers_in_cohorts_of_which_many_are_gone_at_once_are_back_soon(
+    trouble: dict[str, Any],
+) -> None:
+    figures = kept(RunPlan(peers=80, steps=9, seed=SEED, group_size=32, **trouble))
+    assert figures["longest_gap_s"] < MOST_SECONDS_WITHOUT_A_STEP
+    assert figures["back_s"] < MOST_SECONDS_WITHOUT_A_STEP
 
 
 @pytest.mark.soak
