@@ -314,6 +314,13 @@ def _add_churn(kinds: Subparsers) -> None:
     together = "samples of one step, of all peers together"
     add_flag(parser, "--target-batch", positive_count, 256, together)
     add_flag(parser, "--idle-ms", number_or_zero, 100.0, IDLE)
+    add_flag(
+        parser,
+        "--group-size",
+        positive_count,
+        64,
+        "how many peers average as one group; more do it by cohorts",
+    )
     add_flag(parser, "--seed", positive_count, 7, "the seed for lives and absences")
     parser.add_argument(
         "--logs",
@@ -366,6 +373,7 @@ def run_churn(arguments: argparse.Namespace) -> int:
         target_batch=arguments.target_batch,
         idle_ms=arguments.idle_ms,
         seed=arguments.seed,
+        group_size=arguments.group_size,
     )
 
     logs = None if arguments.logs is None else Path(arguments.logs)

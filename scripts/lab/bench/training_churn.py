@@ -44,7 +44,9 @@ LONGEST_GAP_SECONDS = 30.0  # without a step
 LOSS_TOLERANCE = 0.05
 COMPARED_LOSSES = 5  # the curve's last values are smoothed over this many steps
 START_SECONDS = 90.0  # for the first step of all, on a machine that imports six times
-LATER_SECONDS = 90.0  # for fresh volunteers to find the run, fetch its state and make a step
+LATER_SECONDS = 240.0
+"""For fresh volunteers to find the run, fetch its state and make a step. A large run waits two
+minutes for those who are gone."""
 FRESH_VOLUNTEERS = 3
 FRESH_STEPS = 2
 LEAST_ALIVE = 1
@@ -70,6 +72,7 @@ class TrainingChurnEffort:
     grace_seconds: float = 5.0
     idle_ms: float = 100.0
     seed: int = 7
+    group_size: int = 64
 
     @property
     def training(self) -> Training:
@@ -77,6 +80,7 @@ class TrainingChurnEffort:
             target_batch=self.target_batch,
             manner={"idle_seconds": self.idle_ms / 1000},
             grace_seconds=self.grace_seconds,
+            group_size=self.group_size,
         )
 
 

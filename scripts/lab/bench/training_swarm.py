@@ -51,6 +51,7 @@ class Training:
     codec: str = "none"
     grace_seconds: float = 10.0
     up_bytes_per_second: float = 0.0
+    group_size: int = 64
 
 
 @dataclass(eq=False)
@@ -133,6 +134,7 @@ class TrainingSwarm:
                 "target_batch": training.target_batch,
                 "codec": training.codec,
                 "grace_seconds": training.grace_seconds,
+                "group_size": training.group_size,
             },
             task=training.task,
             manner=training.manner | manner,
