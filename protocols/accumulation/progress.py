@@ -758,8 +758,9 @@ class _Cohorts:
                 newest[self._number_of(peer)] = peer
         head = self._head_among(ours, now)
         self._is_head = head == self._me
-        if self._is_head:
-            newest.pop(self.number, None)
+        before = newest.get(number)
+        if self._is_head and before is not None and sums[before].slot.epoch <= mine.epoch:
+            del newest[number]  # but one that is further counts: it has made a step
         self.has_vote = self._is_head
         # the run is one group again, and this peer has not reached that step yet
         further = {
@@ -800,13 +801,17 @@ class _Cohorts:
         return cohort_of(self._run, publisher_of(name), self._count)
 
     def _head_among(self, ours: Mapping[PeerId, Seen], now: float) -> PeerId | None:
-        """The first of this cohort that is there and can be dialled. Slots of peers that are one
-        epoch behind may only be old."""
+        """The first of this cohort that is there and can be dialled. A peer that is really an epoch
+        behind is none: a later one may have gone to the heads' round in its place, and all others
+        must see that it has made a step."""
         mine = self._slot
         there = [
             peer
             for peer, one in ours.items()
-            if mine.epoch - 1 <= one.slot.epoch <= mine.epoch
+            if (
+                one.slot.epoch == mine.epoch
+                or (peer in self._known.members and _has_moved(one, mine, self._known))
+            )
             and now - one.at <= CARRIED_SECONDS
             and not one.slot.client
             and peer not in self._known.idle_heads

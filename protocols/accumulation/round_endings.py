@@ -92,6 +92,8 @@ def lacks_somebody(outcome: Outcome, found: Estimate) -> bool:
         case Committed():
             if outcome.votes is not None:
                 return outcome.votes < len(found.holders)
+            if found.cohort is not None and found.sum is None:
+                return True  # it went in its head's place, and knows only old sums
             return not found.holders <= {found.me, *outcome.members, *left_out_of(outcome)}
         case _:
             return False

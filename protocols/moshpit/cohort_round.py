@@ -130,13 +130,18 @@ class CohortRounds:
         idle = self.idle_heads
         heads = [one.peer for one in mine.entries if one.reduces] or [self._me]
         heads.sort(key=lambda one: one in idle)  # a stable sort
+        has_lost_head = False
         try:
             self.confirm(applied=False)  # nobody has confirmed the last one
             with self._down.shelf(mine.round_id, mine.entries) as shelf:
                 self._shelf = shelf
                 for head in heads:
                     if head == self._me:
-                        return await self._as_head(mine, cohort, shelf)
+                        outcome = await self._as_head(mine, cohort, shelf)
+                        if isinstance(outcome, Discarded) and has_lost_head:
+                            reason = outcome.reason
+                            break
+                        return outcome
                     try:
                         return await self._from_head(mine, cohort, shelf, head)
                     except NoDecision as error:
@@ -144,6 +149,7 @@ class CohortRounds:
                         break
                     except PotluckError as error:
                         log.info("the cohort's head %s is lost: %s", head, error)
+                        has_lost_head = True  # it may have made the step
         finally:
             self._epoch = -1
         # others may have made a step with the cohort's average

@@ -17,7 +17,7 @@ samples are then in one step of the others, and it still has them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import NamedTuple
@@ -85,6 +85,9 @@ class Peer:
     fetch: Fetch | None = None
     made: int = 0
     alive: bool = True
+    brings: object = None
+    hands: object = None
+    """By cohorts (cohort_model.py): what it has of the round under way, and of the last one."""
 
     @property
     def slot(self) -> ProgressSlot:
@@ -144,6 +147,30 @@ class Rules:
         peers = tuple(Peer(Life(Phase.JOINING, 0, FIRST)) for _ in range(self.size))
         return World(peers, tuple(one.slot for one in peers))
 
+    def estimate(self, world: World, number: int) -> Estimate:
+        """The estimate of this peer from the slots that it reads."""
+        seen = {
+            name_of(other): Seen(slot, 0.0)
+            for other, slot in enumerate(world.board)
+            if slot is not None and other != number
+        }
+        settings = ProgressSettings(self.mode.target_samples)
+        known = Known(Credit(), me=name_of(number))
+        return estimate(seen, world.peers[number].slot, settings, 0.0, known, number=1)
+
+    def rounds(self, world: World) -> Iterator[Action]:
+        """All ways in which a round that is under way may end."""
+        waiting: dict[tuple[Phase, int, bytes], list[int]] = {}
+        for number, peer in enumerate(world.peers):
+            if peer.alive and peer.life.phase in (Phase.AVERAGING, Phase.AVERAGING_PARAMETERS):
+                waiting.setdefault(peer.key, []).append(number)
+        for (phase, epoch, _history), numbers in waiting.items():
+            for group in subsets(numbers):
+                if phase is Phase.AVERAGING:
+                    yield from _endings(self, world, epoch, group)
+                else:
+                    yield from _endings_of_parameters(self, world, epoch, group)
+
 
 def name_of(peer: int) -> PeerId:
     return PeerId(f"peer-{peer}")
@@ -153,7 +180,13 @@ def following(rules: Rules, world: World) -> Iterator[Action]:
     """Everything that may happen next."""
     for number, peer in enumerate(world.peers):
         yield from _of_one(rules, world, number, peer)
-    yield from _rounds(rules, world)
+    yield from rules.rounds(world)
+
+
+def subsets(numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All but the empty one, the smallest first."""
+    for size in range(1, len(numbers) + 1):
+        yield from combinations(numbers, size)
 
 
 def _of_one(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Action]:
@@ -162,7 +195,7 @@ def _of_one(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Act
         if world.board[number] is not None:
             yield Action("expires", who, _with_slot(world, number, None))
         born = replace(Peer(Life(Phase.JOINING, 0, FIRST)), made=peer.made)
-        yield Action("starts again", who, _published(_with(world, number, born), number))
+        yield Action("starts again", who, _published(with_peer(world, number, born), number))
         return
     if rules.stale_slots and world.board[number] != peer.slot:
         yield Action("says how it is", who, _published(world, number))
@@ -170,18 +203,18 @@ def _of_one(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Act
     if computes(rules, phase) and peer.made < rules.batches:
         sample = Sample(number, peer.made, peer.taken)
         more = replace(peer, made=peer.made + 1, samples=peer.samples | {sample})
-        yield Action("computes", who, _told(rules, world, number, more, Contributed(samples=1)))
+        yield Action("computes", who, told(rules, world, number, more, Contributed(samples=1)))
     if looks(phase):
         for settled in (True, False):
             looked = look(rules, world, number, settled=settled)
             if looked != world:
                 yield Action("looks" if settled else "looks in no hurry", who, looked)
     if phase is Phase.STEPPING:
-        yield Action("has stepped", who, _told(rules, world, number, peer, Stepped()))
+        yield Action("has stepped", who, told(rules, world, number, peer, Stepped()))
     if phase is Phase.FETCHING:
         yield from _fetches(rules, world, number, peer)
     if sum(1 for one in world.peers if not one.alive) < rules.deaths:
-        yield Action("dies", who, _with(world, number, replace(peer, alive=False)))
+        yield Action("dies", who, with_peer(world, number, replace(peer, alive=False)))
 
 
 def computes(rules: Rules, phase: Phase) -> bool:
@@ -198,26 +231,13 @@ def looks(phase: Phase) -> bool:
 
 def look(rules: Rules, world: World, number: int, *, settled: bool = True) -> World:
     """This peer reads the directory, and its lifecycle is told the estimate."""
-    found = estimate_of(rules, world, number)
+    found = rules.estimate(world, number)
     if not settled:
         found = replace(found, fork=None)
     # Every reading is a new one; that its number grows is no part of the state.
     peer = world.peers[number]
     fresh = replace(peer, life=replace(peer.life, number=0, looked_past=0))
-    return _told(rules, world, number, fresh, Estimated(found))
-
-
-def estimate_of(rules: Rules, world: World, number: int) -> Estimate:
-    """The estimate from the slots that it reads."""
-    peer = world.peers[number]
-    seen = {
-        name_of(other): Seen(slot, 0.0)
-        for other, slot in enumerate(world.board)
-        if slot is not None and other != number
-    }
-    settings = ProgressSettings(rules.mode.target_samples)
-    known = Known(Credit(), me=name_of(number))
-    return estimate(seen, peer.slot, settings, 0.0, known, number=1)
+    return told(rules, world, number, fresh, Estimated(found))
 
 
 def _fetches(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Action]:
@@ -230,25 +250,11 @@ def _fetches(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Ac
         if other != number and serves and late_enough and fits:
             got = replace(peer, parameters=source.parameters, taken=source.steps, fetch=None)
             event = Fetched(source.life.epoch, source.life.history)
-            yield Action("has a state", (number, other), _told(rules, world, number, got, event))
+            yield Action("has a state", (number, other), told(rules, world, number, got, event))
     failed = replace(peer, fetch=None)
     yield Action(
-        "gets no state", (number,), _told(rules, world, number, failed, StateFetchFailed(""))
+        "gets no state", (number,), told(rules, world, number, failed, StateFetchFailed(""))
     )
-
-
-def _rounds(rules: Rules, world: World) -> Iterator[Action]:
-    waiting: dict[tuple[Phase, int, bytes], list[int]] = {}
-    for number, peer in enumerate(world.peers):
-        if peer.alive and peer.life.phase in (Phase.AVERAGING, Phase.AVERAGING_PARAMETERS):
-            waiting.setdefault(peer.key, []).append(number)
-    for (phase, epoch, _history), numbers in waiting.items():
-        for size in range(1, len(numbers) + 1):
-            for group in combinations(numbers, size):
-                if phase is Phase.AVERAGING:
-                    yield from _endings(rules, world, epoch, group)
-                else:
-                    yield from _endings_of_parameters(rules, world, epoch, group)
 
 
 def _endings(rules: Rules, world: World, epoch: int, group: tuple[int, ...]) -> Iterator[Action]:
@@ -256,20 +262,20 @@ def _endings(rules: Rules, world: World, epoch: int, group: tuple[int, ...]) -> 
     if len(group) == 1:
         (one,) = group
         samples = world.peers[one].in_round
-        digest = _digest("alone", one, sorted(samples))
+        digest = digest_of("alone", one, sorted(samples))
         ended = Averaged(Ending.ALONE, digest=digest)
-        yield Action("is alone", group, _ended(rules, world, one, ended, epoch, samples))
+        yield Action("is alone", group, told_end(rules, world, one, ended, epoch, samples))
         return
     discarded = world
     for one in group:
-        discarded = _ended(rules, discarded, one, Averaged(Ending.DISCARDED), epoch, frozenset())
+        discarded = told_end(rules, discarded, one, Averaged(Ending.DISCARDED), epoch, frozenset())
     yield Action("discard", group, discarded)
     for size in range(1, len(group) + 1):
         for counted in combinations(group, size):
             samples = frozenset().union(*(world.peers[one].in_round for one in counted))
             if not samples:
                 continue
-            digest, weight = _digest(sorted(samples)), float(len(samples))
+            digest, weight = digest_of(sorted(samples)), float(len(samples))
             members = tuple(name_of(one) for one in counted)
             committed = Averaged(Ending.COMMITTED, weight, digest, members)
             left_out = Averaged(Ending.LEFT_OUT, weight, digest, members)
@@ -285,7 +291,7 @@ def _endings(rules: Rules, world: World, epoch: int, group: tuple[int, ...]) -> 
                     ended = committed if one in counted else left_out
                     if one == doubters:
                         ended = in_doubt
-                    after = _ended(rules, after, one, ended, epoch, samples)
+                    after = told_end(rules, after, one, ended, epoch, samples)
                 words = "" if doubters is None else f", and {doubters} does not know"
                 name = f"end with {counted}{words}" if words or counted != group else "commit"
                 yield Action(name, group, after)
@@ -297,11 +303,11 @@ def _endings_of_parameters(
     if len(group) == 1:
         (one,) = group
         alone = ParametersRoundEnded(Ending.ALONE)
-        yield Action("is alone", group, _told(rules, world, one, world.peers[one], alone))
+        yield Action("is alone", group, told(rules, world, one, world.peers[one], alone))
         return
     for size in (0, *range(2, len(group) + 1)):
         for counted in combinations(group, size):
-            digest = _digest("parameters", epoch, counted)
+            digest = digest_of("parameters", epoch, counted)
             result = Result(epoch, frozenset(), digest)
             after = world
             for one in group:
@@ -313,12 +319,12 @@ def _endings_of_parameters(
                     event = ParametersRoundEnded(Ending.LEFT_OUT, digest)
                 else:
                     event = ParametersRoundEnded(Ending.DISCARDED)
-                after = _told(rules, after, one, peer, event)
+                after = told(rules, after, one, peer, event)
             name = f"average the parameters of {counted}"
             yield Action(name if counted != group else "average parameters", group, after)
 
 
-def _ended(
+def told_end(
     rules: Rules,
     world: World,
     number: int,
@@ -327,10 +333,10 @@ def _ended(
     samples: frozenset[Sample],
 ) -> World:
     result = Result(epoch, samples, ended.digest)
-    return _told(rules, world, number, world.peers[number], ended, result)
+    return told(rules, world, number, world.peers[number], ended, result)
 
 
-def _told(
+def told(
     rules: Rules,
     world: World,
     number: int,
@@ -341,7 +347,7 @@ def _told(
     """One event at one peer, and its effects. It learns how a round ended only after a look."""
     life = peer.life
     if isinstance(event, Averaged):
-        looked = Estimated(estimate_of(rules, world, number))
+        looked = Estimated(rules.estimate(world, number))
         life, _ = advance(rules.mode, life, looked)
         life = replace(life, number=0, looked_past=0)
     life, effects = advance(rules.mode, life, event)
@@ -350,7 +356,7 @@ def _told(
         peer = _done(rules, peer, effect, result)
     if isinstance(event, Contributed) and life.phase in (Phase.BEHIND, Phase.FETCHING):
         peer = replace(peer, samples=frozenset())
-    world = _with(world, number, peer)
+    world = with_peer(world, number, peer)
     return world if rules.stale_slots else _published(world, number)
 
 
@@ -379,7 +385,7 @@ def _done(rules: Rules, peer: Peer, effect: Effect, result: Result | None) -> Pe
             return peer
 
 
-def _with(world: World, number: int, peer: Peer) -> World:
+def with_peer(world: World, number: int, peer: Peer) -> World:
     peers = (*world.peers[:number], peer, *world.peers[number + 1 :])
     return replace(world, peers=peers)
 
@@ -392,7 +398,7 @@ def _with_slot(world: World, number: int, slot: ProgressSlot | None) -> World:
     return replace(world, board=(*world.board[:number], slot, *world.board[number + 1 :]))
 
 
-def _digest(*content: object) -> bytes:
+def digest_of(*content: object) -> bytes:
     return blake3(repr(content).encode()).digest(16)
 
 
