@@ -107,6 +107,24 @@ async def test_the_next_in_order_takes_the_place_of_a_head_that_dies(world: Simu
     assert found[0].outcome.weight == 14.0, "also what the dead head had brought to its cohort"
 
 
+@simulated
+async def test_who_loses_its_head_and_finds_no_other_does_not_know_whether_there_was_a_step(
+    world: SimulatedWorld,
+) -> None:
+    peers = await averagers(world, 14)
+    cohorts = Cohorts(peers)
+    cohort = max(cohorts.of.values(), key=len)
+    events = [cohorts.begin(one) for one in cohort]
+    await trio.sleep(1.0)  # the cohort has averaged, and its head waits for the other heads
+    cohort[0].kill()
+    found = await ended(cohort[1:], events[1:], 120.0)
+    for one in found:
+        assert isinstance(one.outcome, Discarded)
+        assert one.outcome.in_doubt, "the dead head may have made the step with the others"
+        known = set(one.outcome.rounds[-1].members)
+        assert known >= cohorts.heads, "a peer that is further and one of these is followed"
+
+
 Hands = Callable[[HandingDown, Caller, HandedTransfer, AskResult], Awaitable[None]]
 
 
