@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.__main__ import parse
 from lab.simulate import virtual_run
+from lab.simulate.run_view import COSTS, growth
 from lab.simulate.virtual_run import RunPlan, broken_promises
 from lab.simulate.virtual_trainer import Trainer
 from node.app.commands.exit_codes import DONE, FAILED
@@ -71,6 +73,39 @@ def test_a_peer_whose_bits_differ_is_found_and_the_command_fails(
 
 
 @pytest.mark.slow
+def test_several_sizes_are_compared_and_drawn(simulate: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "sizes.svg"
+    code, told = simulate("--peers", "2,4", *SHORT[2:], "--plot", str(picture))
+    assert code == DONE
+    assert [one["peers"] for one in told["runs"]] == [2, 4]
+    assert all(one["variants_max"] == 1 for one in told["runs"])
+    assert set(told["growth"]) >= {"control_bytes_per_s_p50", "cpu_ms_per_s"}
+    assert "hottest peer" in picture.read_text()
+
+
+def test_a_cost_that_doubles_when_peers_are_four_times_as_many_grows_like_the_root() -> None:
+    runs = [
+        dict.fromkeys(COSTS, 0.0) | {"peers": peers, "calls_per_s_p50": 3.0 * peers**0.5}
+        for peers in (16, 64, 256)
+    ]
+    assert growth(runs) == {"calls_per_s_p50": 0.5}
+
+
+@pytest.mark.slow
+def test_peers_that_only_dial_out_and_are_unlike_take_part_and_deaths_are_made_up_for(
+    simulate: Run,
+) -> None:
+    code, figures = simulate(
+        *("--peers", "8", "--steps", "3", "--step-seconds", "5", "--seed", "2"),
+        *("--dial-out", "0.4", "--rates", "9", "--deaths", "2"),
+    )
+    assert code == DONE
+    assert figures["deaths"] == 2
+    assert figures["back_s"] is not None
+    assert figures["counted_share"] > 0.8
+
+
+@pytest.mark.slow
 def test_a_run_that_makes_no_steps_is_told_so(
     simulate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +126,13 @@ def test_without_a_target_a_step_takes_what_all_compute_in_its_time() -> None:
     [
         ["--peers", "1"],
         ["--peers", "5000"],
+        ["--peers", "4,1"],
+        ["--peers", "4,x"],
+        ["--rates", "0.5"],
+        ["--partition", "1"],
+        ["--dial-out", "-0.1"],
+        ["--deaths", "-1"],
+        ["--plot", "sizes.pdf"],
         ["--steps", "0"],
         ["--up", "1Mb"],
         ["--churn", "0"],
