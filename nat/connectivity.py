@@ -318,20 +318,22 @@ class Connectivity:
     async def _sightings(self, helpers: list[PeerId]) -> list[Sighting]:
         """How helpers see connections from one free port of ours, one after the other.
 
-        Only those over IPv4, if there are any. A node that others can dial over IPv6 alone still
-        needs relays and holes for the many that have none.
+        Only those over IPv4, if there are any, even if our links to the helpers go over IPv6. A
+        node that others can dial over IPv6 alone still needs relays and holes for the many that
+        have none.
         """
         found: list[Sighting] = []
         for helper in helpers:
-            sighting = await self._sighting(helper, found[0].port if found else 0)
+            port = found[0].port if found else 0
+            sighting = await self._sighting(helper, port, ipv4=True)
             if sighting is not None:
                 found.append(sighting)
         return [one for one in found if ":" not in host_of(one.address)] or found
 
-    async def _sighting(self, helper: PeerId, port: int) -> Sighting | None:
+    async def _sighting(self, helper: PeerId, port: int, *, ipv4: bool = False) -> Sighting | None:
         with trio.move_on_after(SIGHTING_SECONDS):
             try:
-                return await self._network.sighting(helper, port=port)
+                return await self._network.sighting(helper, port=port, ipv4=ipv4)
             except Unreachable as error:
                 log.debug("%s does not say from where we come: %s", helper, error)
         return None

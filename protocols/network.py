@@ -296,12 +296,13 @@ class TraversableNetwork(Network):
         """
 
     @abstractmethod
-    async def sighting(self, peer: PeerId, *, port: int = 0) -> Sighting:
+    async def sighting(self, peer: PeerId, *, port: int = 0, ipv4: bool = False) -> Sighting:
         """Let a peer that we have dialled say where a fresh connection of ours comes from.
 
         The connection is made from this local port, which may be one that we listen on; 0: from a
-        free one. It proves no identity of ours, so that it is no second link, and it is closed
-        before this returns. Unreachable if it cannot be made, or the peer does not say, or if
+        free one. With `ipv4` it goes over IPv4, even if the link does not, where that is possible.
+        It proves no identity of ours, so that it is no second link, and it is closed before this
+        returns. Unreachable if it cannot be made, or the peer does not say, or if
         there is no direct link to the peer that we have dialled.
         """
 

@@ -29,6 +29,7 @@ from contextlib import (
 
 import trio
 
+from nat.addresses import is_global
 from nat.circuits import ask_for_circuit
 from node.net.clocks import machine_clocks
 from node.net.libp2p import negotiation, traversal
@@ -76,6 +77,9 @@ log = logging.getLogger(__name__)
 
 # Goodbyes go to all peers at once, each with its own timeout; this is the timeout for them all.
 CLOSING_SECONDS = 1.0
+
+# Of a peer over IPv4, before one over IPv6 is taken instead.
+MOST_SIGHTED, SIGHTED_SECONDS = 3, 2.0  # addresses, and for each of them
 
 
 @asynccontextmanager
@@ -336,8 +340,29 @@ class Libp2pNetwork(TraversableNetwork):
     def announce(self, addresses: Iterable[str]) -> None:
         self._own.found(addresses)
 
-    async def sighting(self, peer: PeerId, *, port: int = 0) -> Sighting:
-        stream = await self._connect_beside(peer, port)
+    async def sighting(self, peer: PeerId, *, port: int = 0, ipv4: bool = False) -> Sighting:
+        link = self.link(peer)
+        if link is None or link.reach is not Reach.DIRECT or link.inbound:
+            await trio.lowlevel.checkpoint()
+            raise _no_link(peer)
+        linked = parse(link.remote_address)
+        if ipv4 and linked.family == 6 and 4 in self._own.ports:
+            known = (parse(one) for one in self.addresses_of(peer))
+            usable = [one for one in known if one.kind is AddressKind.IP and one.family == 4]
+            usable.sort(key=lambda one: not is_global(one.text))
+            for address in usable[:MOST_SIGHTED]:
+                with trio.move_on_after(SIGHTED_SECONDS):
+                    try:
+                        return await self._sighting_at(peer, address, port)
+                    except Unreachable as error:
+                        log.debug("no sighting at %s: %s", address.text, error)
+        return await self._sighting_at(peer, linked, port)
+
+    async def _sighting_at(self, peer: PeerId, address: Address, port: int) -> Sighting:
+        try:
+            stream = await traversal.connect_from(address, port)
+        except DialFailure as failure:
+            raise unreachable(peer, [failure]) from failure
         local_port: int = stream.socket.getsockname()[1]
         try:
             async with self._as_stranger(stream, peer) as muxed:
@@ -347,17 +372,6 @@ class Libp2pNetwork(TraversableNetwork):
         if not seen:
             raise Unreachable(f"{peer} does not say from where we come.")
         return Sighting(local_port, seen)
-
-    async def _connect_beside(self, peer: PeerId, port: int) -> trio.SocketStream:
-        """A connection to where our direct link to this peer goes, from a local port of ours."""
-        link = self.link(peer)
-        if link is None or link.reach is not Reach.DIRECT or link.inbound:
-            await trio.lowlevel.checkpoint()
-            raise _no_link(peer)
-        try:
-            return await traversal.connect_from(parse(link.remote_address), port)
-        except DialFailure as failure:
-            raise unreachable(peer, [failure]) from failure
 
     def _as_stranger(
         self, stream: trio.SocketStream, peer: PeerId

@@ -284,7 +284,13 @@ class SimulatedNetwork(TraversableNetwork):
     def announce(self, addresses: Iterable[str]) -> None:
         self._found = tuple(f"{without_peer(one)}/p2p/{self._peer_id}" for one in addresses)
 
-    async def sighting(self, peer: PeerId, *, port: int = 0) -> Sighting:
+    async def sighting(  # its links have no version of IP
+        self,
+        peer: PeerId,
+        *,
+        port: int = 0,
+        ipv4: bool = False,  # noqa: ARG002
+    ) -> Sighting:
         return await traversal.sighting(self, peer, port)
 
     def dial_back(

@@ -164,8 +164,8 @@ class SlowNetwork(TraversableNetwork):
     def announce(self, addresses: Iterable[str]) -> None:
         self._network.announce(addresses)
 
-    async def sighting(self, peer: PeerId, *, port: int = 0) -> Sighting:
-        return await self._network.sighting(peer, port=port)
+    async def sighting(self, peer: PeerId, *, port: int = 0, ipv4: bool = False) -> Sighting:
+        return await self._network.sighting(peer, port=port, ipv4=ipv4)
 
     def dial_back(
         self, peer: PeerId, address: str, protocol: str
