@@ -178,7 +178,7 @@ class Ignored:
 
 
 @dataclass(frozen=True)
-class Rest:
+class OtherCohorts:
     """What `cohorts` other cohorts have together. `told_by`: the head that says so; None if this
     peer knows it from their sums."""
 
@@ -292,7 +292,7 @@ class Estimate:
     waits_to_be_known: bool = False
     cohort: Cohort | None = None
     sum: ProgressSlot | None = None
-    rest: Rest | None = None
+    rest: OtherCohorts | None = None
     boaster: PeerId | None = None
 
     def wants_batch_after(self, own_samples: int) -> bool:
@@ -872,13 +872,13 @@ class _Cohorts:
         """This peer's cohort, with the heads of the others that will come."""
         return None if self._count == 1 else Cohort(self.number, self._count, self._heads)
 
-    def rest(self, believed: Sequence[_Counted], moved: Sequence[PeerId]) -> Rest | None:
+    def rest(self, believed: Sequence[_Counted], moved: Sequence[PeerId]) -> OtherCohorts | None:
         """What all other cohorts have together."""
         if self._count == 1:
             return None
         sums = [one for one in believed if is_sum(one.peer)]
         late = [self.fitting[peer].slot for peer in moved if is_sum(peer)]
-        return Rest(
+        return OtherCohorts(
             len(sums) + len(late),
             sum(one.samples for one in sums),
             sum(one.rate for one in sums) + sum(slot.samples_per_second for slot in late),

@@ -53,8 +53,8 @@ from protocols.accumulation.progress import (
     WAITED_AGAIN,
     Estimate,
     Known,
+    OtherCohorts,
     ProgressSettings,
-    Rest,
     Seen,
     came_after,
     estimate,
@@ -495,7 +495,7 @@ class Tracker:
         )
         return self._mine
 
-    def _rest_to_tell(self, mine: ProgressSlot) -> Rest | None:
+    def _rest_to_tell(self, mine: ProgressSlot) -> OtherCohorts | None:
         """If this peer is its cohort's head: what the others have together, as of now."""
         found = self._estimated
         if found is None or found.sum is None or found.rest is None:

@@ -23,7 +23,7 @@ from lab.simulate.virtual_trainer import (
 )
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import StepTaken
-from protocols.accumulation.progress import Rest
+from protocols.accumulation.progress import OtherCohorts
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.tracker import Tracker
 from protocols.identity import PeerId
@@ -185,7 +185,7 @@ async def test_a_head_that_tells_of_too_many_samples_of_the_others_is_not_believ
     members = [one for one in cohort_with(run, liar) if one is not liar]
     usual = Tracker._rest_to_tell
 
-    def boasting(tracker: Tracker, mine: ProgressSlot) -> Rest | None:
+    def boasting(tracker: Tracker, mine: ProgressSlot) -> OtherCohorts | None:
         rest = usual(tracker, mine)
         if rest is None or tracker is not liar.tracker:
             return rest
