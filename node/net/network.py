@@ -146,6 +146,8 @@ class Libp2pNetwork(TraversableNetwork):
             self._swarm.upgrader, self._traffic, settings.dial_seconds, self._open_circuit
         )
         self._asked_as_relays: Counter[PeerId] = Counter()
+        self._dialling: dict[PeerId, frozenset[Address]] = {}
+        """Where each dial under way tries."""
         self._punches = Punches()
         self._introductions = Introductions(self.host, self._own, self._book, settings)
         self._swarm.own_handlers.update(self._introductions.handlers())
@@ -290,6 +292,13 @@ class Libp2pNetwork(TraversableNetwork):
             raise ProtocolMisuse(
                 f"{peer} is this node itself.", advice="A node does not connect to itself."
             )
+        tried = self._dialling.get(peer)
+        try:
+            return await self._dials.reach(peer)
+        except Unreachable:
+            if tried is None or tried.issuperset(self._book.to_try(peer)):
+                raise
+        # that dial had begun before we knew some of these addresses
         return await self._dials.reach(peer)
 
     async def _reach_for_library(self, peer: PeerId, addresses: Iterable[str]) -> PeerConnection:
@@ -305,9 +314,13 @@ class Libp2pNetwork(TraversableNetwork):
         addresses = in_order(self._book.to_try(peer))
         if peer in self._asked_as_relays:
             addresses = [one for one in addresses if one.kind is not AddressKind.CIRCUIT]
+        self._dialling[peer] = frozenset(addresses)
         later = self._book.to_try_later(peer, addresses, trio.current_time())
         addresses = [one for one in addresses if one not in later]
-        outcome = await self._dialler.race(addresses, library_id(peer), later)
+        try:
+            outcome = await self._dialler.race(addresses, library_id(peer), later)
+        finally:
+            del self._dialling[peer]
         if isinstance(outcome, list):
             raise unreachable(peer, outcome)
         address, upgraded = outcome
