@@ -314,13 +314,14 @@ class Libp2pNetwork(TraversableNetwork):
         addresses = in_order(self._book.to_try(peer))
         if peer in self._asked_as_relays:
             addresses = [one for one in addresses if one.kind is not AddressKind.CIRCUIT]
-        self._dialling[peer] = frozenset(addresses)
+        tried = self._dialling[peer] = frozenset(addresses)
         later = self._book.to_try_later(peer, addresses, trio.current_time())
         addresses = [one for one in addresses if one not in later]
         try:
             outcome = await self._dialler.race(addresses, library_id(peer), later)
         finally:
-            del self._dialling[peer]
+            if self._dialling.get(peer) is tried:  # else this dial was called off for another one
+                del self._dialling[peer]
         if isinstance(outcome, list):
             raise unreachable(peer, outcome)
         address, upgraded = outcome
