@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import math
 import random
-import resource
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +24,7 @@ from trio.testing import MockClock
 
 from lab.simulate.rare_collections import rare_collections
 from lab.simulate.virtual_trainer import Manner, Trainer, longest_gap, trainer
+from node.core.status import memory_in_use
 from protocols.moshpit.settings import GROUP_SIZE
 from protocols.testing.link_model import LinkSettings
 from protocols.testing.settings import NodeSettings, WorldSettings
@@ -193,7 +192,7 @@ class _Run:
         used by then."""
         self._judged_until: _Meter | None = None
         self._back_seconds: float | None = None
-        self._memory = _memory_bytes()
+        self._memory = memory_in_use()
         self._step_made = trio.Event()
         """Set and replaced whenever a peer has made a step."""
 
@@ -465,15 +464,15 @@ class _Run:
             "control_bytes_per_s_p50": _rounded(median(control) if control else None, 0),
             "hottest_bytes_per_s": _rounded(max(sent, default=None), 0),
             "cpu_ms_per_s": round(cpu, 2),
-            "memory_MiB": round((_memory_bytes() - self._memory) / 2**20 / self.plan.peers, 2),
+            "memory_MiB": self._memory_per_peer(),
             "virtual_seconds": round(trio.current_time(), 1),
         }
 
-
-def _memory_bytes() -> int:
-    """The most that this process has used so far."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    def _memory_per_peer(self) -> float | None:
+        now = memory_in_use()
+        if now is None or self._memory is None:
+            return None
+        return round((now - self._memory) / 2**20 / self.plan.peers, 2)
 
 
 def _per_minute(since: float, steps: Sequence[_Epoch], now: float) -> float:
