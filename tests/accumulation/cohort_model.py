@@ -28,6 +28,7 @@ from tests.accumulation.lifecycle_model import (
     Rules,
     Sample,
     World,
+    commits,
     digest_of,
     name_of,
     subsets,
@@ -199,8 +200,7 @@ class CohortRules(Rules):
             brought = [self.brings(world, one).samples for one in counted]
             samples = frozenset().union(*brought)
             assert sum(map(len, brought)) == len(samples), f"samples of {counted} count twice"
-            if samples:
-                yield from self._committed(world, epoch, group, counted, samples)
+            yield from self._committed(world, epoch, group, counted, samples)
 
     def _committed(
         self,
@@ -211,31 +211,16 @@ class CohortRules(Rules):
         samples: frozenset[Sample],
     ) -> Iterator[Action]:
         peers = sum(len(self.brings(world, one).members) for one in counted)
-        digest, weight = digest_of(sorted(samples)), float(len(samples))
-        members, roster = tuple(map(name_of, counted)), tuple(map(name_of, group))
-        others = tuple(name_of(one) for one in group if one not in counted)
-        committed = Averaged(
-            Ending.COMMITTED, weight, digest, members, left_out=others, peers=peers
-        )
-        left_out = Averaged(Ending.LEFT_OUT, weight, digest, members)
-        in_doubt = Averaged(Ending.DISCARDED, members=roster, in_doubt=True)
-        for doubter in (None, *group) if self.doubts else (None,):
-            if (doubter,) == counted:
-                continue  # a member has committed
+        for words, endings in commits(self, group, counted, samples, peers):
             after = world
-            for one in group:
-                ended = committed if one in counted else left_out
-                if one == doubter:
-                    ended = in_doubt
+            for one, ended in endings.items():
                 after = self._end(after, one, ended, epoch, samples)
-                applied = after.peers[one].life.epoch > epoch or (
-                    after.peers[one].life.phase is Phase.STEPPING
-                )
+                life = after.peers[one].life
+                applied = life.epoch > epoch or life.phase is Phase.STEPPING
                 hands = None
-                if ended is committed and (applied or self._members_do_not_ask):
-                    hands = replace(committed, handed_down=True)
+                if ended.ending is Ending.COMMITTED and (applied or self._members_do_not_ask):
+                    hands = replace(ended, handed_down=True)
                 after = self._handing(after, one, Hands(epoch, hands, samples))
-            words = "" if doubter is None else f", and {doubter} does not know"
             yield Action(f"end as heads with {counted}{words}", group, after)
 
     @property

@@ -270,31 +270,38 @@ def _endings(rules: Rules, world: World, epoch: int, group: tuple[int, ...]) -> 
     for one in group:
         discarded = told_end(rules, discarded, one, Averaged(Ending.DISCARDED), epoch, frozenset())
     yield Action("discard", group, discarded)
-    for size in range(1, len(group) + 1):
-        for counted in combinations(group, size):
-            samples = frozenset().union(*(world.peers[one].in_round for one in counted))
-            if not samples:
-                continue
-            digest, weight = digest_of(sorted(samples)), float(len(samples))
-            members = tuple(name_of(one) for one in counted)
-            committed = Averaged(Ending.COMMITTED, weight, digest, members)
-            left_out = Averaged(Ending.LEFT_OUT, weight, digest, members)
-            others = tuple(name_of(one) for one in group if one not in counted)
-            committed = replace(committed, left_out=others)
-            roster = tuple(name_of(one) for one in group)
-            in_doubt = Averaged(Ending.DISCARDED, members=roster, in_doubt=True)
-            for doubters in (None, *group) if rules.doubts else (None,):
-                if (doubters,) == counted:
-                    continue  # a member has committed
-                after = world
-                for one in group:
-                    ended = committed if one in counted else left_out
-                    if one == doubters:
-                        ended = in_doubt
-                    after = told_end(rules, after, one, ended, epoch, samples)
-                words = "" if doubters is None else f", and {doubters} does not know"
-                name = f"end with {counted}{words}" if words or counted != group else "commit"
-                yield Action(name, group, after)
+    for counted in subsets(group):
+        samples = frozenset().union(*(world.peers[one].in_round for one in counted))
+        for words, endings in commits(rules, group, counted, samples):
+            after = world
+            for one, ended in endings.items():
+                after = told_end(rules, after, one, ended, epoch, samples)
+            name = f"end with {counted}{words}" if words or counted != group else "commit"
+            yield Action(name, group, after)
+
+
+def commits(
+    rules: Rules,
+    group: tuple[int, ...],
+    counted: tuple[int, ...],
+    samples: frozenset[Sample],
+    peers: int = 0,
+) -> Iterator[tuple[str, dict[int, Averaged]]]:
+    """What each of a group may hear of a round that is committed with these samples of `counted`;
+    and in words, who does not hear of it."""
+    if not samples:
+        return
+    digest, weight = digest_of(sorted(samples)), float(len(samples))
+    members, roster = tuple(map(name_of, counted)), tuple(map(name_of, group))
+    others = tuple(name_of(one) for one in group if one not in counted)
+    committed = Averaged(Ending.COMMITTED, weight, digest, members, left_out=others, peers=peers)
+    left_out = Averaged(Ending.LEFT_OUT, weight, digest, members)
+    in_doubt = Averaged(Ending.DISCARDED, members=roster, in_doubt=True)
+    endings = {one: committed if one in counted else left_out for one in group}
+    yield "", endings
+    for doubter in group if rules.doubts else ():
+        if (doubter,) != counted:  # a member has committed
+            yield f", and {doubter} does not know", {**endings, doubter: in_doubt}
 
 
 def _endings_of_parameters(
