@@ -179,6 +179,11 @@ def add_parser(kinds: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     plans = [_plan(arguments, peers) for peers in arguments.peers]
     if arguments.plot:
+        if len(plans) == 1:
+            raise WrongUse(
+                "--plot compares runs of several sizes, and this is one.",
+                advice="Name several, such as --peers 16,64,256.",
+            )
         check_plot(arguments.plot)
     output = Output.of(arguments)
     if len(plans) == 1:
@@ -197,10 +202,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _nothing(output, code)
     from lab.simulate.run_view import by_peers, draw, growth
 
-    if arguments.plot:
+    output.data({"runs": runs, "growth": growth(runs)}, by_peers(runs))
+    if arguments.plot:  # after the figures, which are not lost if the file cannot be written
         draw(runs, arguments.plot)
         output.say(f"wrote {arguments.plot}")
-    output.data({"runs": runs, "growth": growth(runs)}, by_peers(runs))
     return code
 
 
