@@ -159,7 +159,10 @@ class Driver:
         """Report the estimate and carry out what follows, until nothing is left to do."""
         while True:
             self._do_what_is_left()
-            self._to_do.extend(self.standing.tell(Estimated(self._bridge.estimate)))
+            found = self._bridge.estimate
+            self._to_do.extend(self.standing.tell(Estimated(found)))
+            if self.standing.life.phase is not Phase.BEHIND:
+                self._tell_of_place(found)
             if not self._to_do:
                 if self.standing.life.phase is not Phase.BEHIND:
                     return
@@ -366,7 +369,7 @@ class Driver:
 
     def _wait_for_a_place(self) -> None:
         """While all places in the rounds are taken, follow the run's steps and compute nothing."""
-        while not (self.tell_of_place() or self._is_complete()):
+        while not (self._has_place or self._is_complete()):
             rest = self._bridge.rest
             if rest is not None and rest.is_wanted():
                 with self.away():
@@ -374,15 +377,14 @@ class Driver:
             self.wait_for_news(LONGEST_RETRY_SECONDS)
             self.go_on()
 
-    def tell_of_place(self) -> bool:
-        """Whether this peer has a place in the run's rounds; an event says when that changes."""
-        found, had_place = self._bridge.estimate, self._has_place
-        self._has_place = found.has_place
+    def _tell_of_place(self, found: Estimate) -> None:
+        """Tell the owner when this peer gets a place in the run's rounds, before it takes part in
+        one, and when it loses it."""
+        had_place, self._has_place = self._has_place, found.has_place
         if had_place and not found.has_place:
             self._bridge.tell(PlacesTaken(self.standing.at[0], found.places))
         elif found.has_place and not had_place:
             self._bridge.tell(PlaceFree(self.standing.at[0]))
-        return found.has_place
 
     def _is_complete(self) -> bool:
         return 0 < self._mode.last_epoch <= self.standing.at[0]

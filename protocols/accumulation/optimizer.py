@@ -327,7 +327,6 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 break
             self._driver.wait_for_news(min(NEWS_SECONDS, left))
             self._driver.go_on()
-            self._driver.tell_of_place()
         self._show_inner()
 
     def finish(self) -> None:
