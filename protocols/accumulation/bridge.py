@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from protocols.accumulation.claims import Brought
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import Event
 from protocols.accumulation.keeping import StateKeeper
@@ -216,9 +217,7 @@ class Bridge:
         """The description of the first of these peers that answers; None if none does."""
         return self._portal.begin(self._collaboration.describe, peers)
 
-    def round_ended(
-        self, ended: Averaged, brought: Mapping[PeerId, float], *, applied: bool
-    ) -> None:
+    def round_ended(self, ended: Averaged, brought: Brought, *, applied: bool) -> None:
         """Tell the tracker who was in the round, with what weight. Call it before the next epoch is
         noted. Never waits."""
         self._portal.post(self._collaboration.round_ended, ended, brought, applied)

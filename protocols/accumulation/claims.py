@@ -3,6 +3,7 @@
     credit = Credit()
     absurd_rates(slots, own_rate)                       # peer -> why it is not believed
     credit.round_ended(epoch, claimed, brought, now)    # who claimed samples, and who brought them
+    Brought(weights, heads, is_weighed=True)            # the same of a whole round
     credit.state_refused(peer, reason, now)             # a state that is not there
     credit.is_doubted(peer, epoch, now)                 # its samples do not count for now
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
@@ -75,6 +76,20 @@ def _fastest_rate(slot: ProgressSlot) -> float:
     """The higher of its two rates: samples a second, and its batches, which plans use."""
     planned = slot.batch / slot.batch_seconds if slot.batch_seconds else 0.0
     return max(slot.samples_per_second, planned)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What the members of a round have signed.
+
+    - `weights`: the weight of each member of this peer's group.
+    - `heads`: by cohorts, the weight of each head that was in their round, if it had a result.
+    - `is_weighed`: the group has averaged. Who is not in it did not come.
+    """
+
+    weights: Mapping[PeerId, float] = field(default_factory=dict)
+    heads: Mapping[PeerId, float] = field(default_factory=dict)
+    is_weighed: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ import trio
 
 from nat.kinds import Nat
 from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry
+from protocols.accumulation.claims import Brought
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import Event, FellBehind, PlacesTaken
 from protocols.accumulation.keeping import StateKeeper
@@ -334,13 +335,11 @@ class Collaboration:
     def cut_fetch(self) -> None:
         self._fetching.cancel()
 
-    def round_ended(self, ended: Averaged, brought: Mapping[PeerId, float], applied: bool) -> None:
+    def round_ended(self, ended: Averaged, brought: Brought, applied: bool) -> None:
         self._averager.confirm(applied=applied)
         if applied:
             self._keeping_up.is_in()
-        self.tracker.round_ended(
-            ended.ending, brought, applied=applied, peers=ended.peers, heads=ended.members
-        )
+        self.tracker.round_ended(brought, applied=applied, peers=ended.peers)
 
     def state_refused(self, peers: Sequence[PeerId], reason: str) -> None:
         for peer in peers:

@@ -246,6 +246,7 @@ class Average:
     expected: int
     awaited: frozenset[PeerId] = frozenset()
     cohort: Cohort | None = None
+    needs: int = 0
 
 
 @dataclass(frozen=True)
@@ -446,7 +447,13 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     if life.begun_without & found.averaging and found.number < life.waits_to:
         return life, ()  # until the others' round succeeds, and they are ahead, or fails
     average = Average(
-        life.epoch, life.history, life.samples, found.expected, found.awaited, found.cohort
+        life.epoch,
+        life.history,
+        life.samples,
+        found.expected,
+        found.awaited,
+        found.cohort,
+        found.needs,
     )
     life = replace(
         life,
@@ -499,8 +506,9 @@ def _lacking(life: Life, event: Averaged) -> str:
     A group makes a step if it has most of the living holders (the peers that made the run's steps).
     With exactly half of them it makes one only if none of the missing ones is already ahead and the
     smallest name of all holders is in the group. So of two groups that form at the same time, at
-    most one makes a step. A large run also needs most of the peers that were in its last step:
-    those that seem to be gone may be cut off.
+    most one makes a step. In a large run it needs most of the peers that were in the last step
+    instead: those that seem to be gone may be cut off, and where heads of cohorts have died, others
+    came in their place.
     """
     if event.votes is not None:  # over a grid only the number of those who took part is known
         have = round(event.votes)
@@ -508,8 +516,9 @@ def _lacking(life: Life, event: Averaged) -> str:
             return ""
         return f"{have} of the {len(life.holders)} peers that have made the run's steps took part."
     group = {*event.members, *event.left_out, life.me}
-    if (came := event.peers or len(group)) < life.needs:
-        return _too_few(came, life)
+    if life.needs:
+        came = event.peers or len(group)
+        return _too_few(came, life) if came < life.needs else ""
     present, missing = life.holders & group, life.holders - group
     if len(missing) < len(present):
         return ""

@@ -11,6 +11,7 @@ import secrets
 
 from torch import Tensor
 
+from protocols.accumulation.claims import Brought
 from protocols.accumulation.events import Share
 from protocols.accumulation.lifecycle import Averaged, Ending, ParametersRoundEnded
 from protocols.accumulation.progress import Estimate
@@ -99,10 +100,16 @@ def lacks_somebody(outcome: Outcome, found: Estimate) -> bool:
             return False
 
 
-def brought_to(outcome: Outcome) -> dict[PeerId, float]:
-    """The weight that each member of the (first) group has signed."""
-    first = outcome.rounds[0] if outcome.rounds else None
-    return {} if first is None else dict(zip(first.members, first.weights, strict=False))
+def brought_to(outcome: Outcome) -> Brought:
+    """What the members of the (first) group have signed, and the heads of the cohorts."""
+    if not outcome.rounds:
+        return Brought()
+    first = outcome.rounds[0]
+    return Brought(
+        dict(zip(first.members, first.weights, strict=False)),
+        outcome.heads if isinstance(outcome, Committed) else {},
+        is_weighed=first.verdict in (Verdict.COMMITTED, Verdict.ALONE),
+    )
 
 
 def shares_of(outcome: Committed) -> tuple[Share, ...]:

@@ -94,6 +94,7 @@ class Rounds:
             awaited=effect.awaited,
             votes=float(self._standing.life.me in self._standing.life.holders),
             cohort=effect.cohort,
+            fewest=effect.needs,
             confirms=True,
         )
         averaging = self._bridge.average(request)

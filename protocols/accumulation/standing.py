@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from protocols.accumulation.accumulator import Contribution
 from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.claims import Brought
 from protocols.accumulation.decided_steps import DecidedSteps
 from protocols.accumulation.events import (
     GradientsDropped,
@@ -61,7 +62,6 @@ from protocols.accumulation.results import CommittedResult, Made, ResultLayouts,
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_state import LiveState, TrainingState
-from protocols.identity import PeerId
 from protocols.moshpit.layout import Layout
 from protocols.moshpit.outcome import Outcome
 
@@ -165,7 +165,7 @@ class Standing:
         with self._telling:
             return self._rest(self._lifecycle.take(event))
 
-    def end_round(self, ended: Averaged, brought: Mapping[PeerId, float]) -> list[Effect]:
+    def end_round(self, ended: Averaged, brought: Brought) -> list[Effect]:
         """Report how a round ended, with what each member brought to it."""
         with self._telling:
             self._lifecycle.take(Estimated(self._bridge.estimate))

@@ -27,7 +27,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -39,9 +39,8 @@ from blake3 import blake3
 
 from auth.bounded_map import BoundedMap
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.claims import Credit
+from protocols.accumulation.claims import Brought, Credit
 from protocols.accumulation.complaints import Complaints
-from protocols.accumulation.lifecycle import Ending
 from protocols.accumulation.lineage import FindingPatience
 from protocols.accumulation.progress import (
     FOLLOWER_AGAIN_SECONDS,
@@ -78,6 +77,9 @@ from protocols.moshpit.cohorts import cohort_of, next_count
 from protocols.network import Network
 
 log = logging.getLogger("potluck.accumulation")
+
+_Looked = tuple[dict[PeerId, SlotEntry], frozenset[PeerId]]
+"""The slots under a key, and who has withdrawn theirs."""
 
 STOPPED_SECONDS: Final = 5.0
 """If nothing was estimated for so much longer than IDLE_SECONDS, this process was stopped. The loop
@@ -207,8 +209,9 @@ class Tracker:
         self._batch_seconds = mine.batch_seconds
         self._noted_batches, self._spared = 0, 0
         self._newcomers = _Newcomers(settings.patience_seconds)
-        self._claimed: tuple[int, dict[PeerId, int]] = (mine.epoch, {})
-        self._claimed_heads: frozenset[PeerId] = frozenset()
+        self._claimed = (mine.epoch, dict[PeerId, int](), dict[PeerId, int]())
+        """The epoch of the round under way, and the samples of the peers and of the cohorts that
+        are expected in it."""
         self._step_peers, self._next_step_peers = 0, 0
         """How many peers were in the step that made this state, and in the step under way."""
         self._waits_since: float | None = None
@@ -325,38 +328,26 @@ class Tracker:
         """This peer's own slot."""
         return self._mine
 
-    def round_ended(
-        self,
-        ending: Ending,
-        brought: Mapping[PeerId, float],
-        *,
-        applied: bool,
-        peers: int = 0,
-        heads: Iterable[PeerId] = (),
-    ) -> None:
-        """A round of this peer has ended; `brought` says who was in it, with what weight. From now
-        on, peers that claimed samples and did not bring them are doubted. `peers`: how many were in
-        the step, and `heads`: those of the cohorts. trio's thread; call it before the `note` of the
-        next epoch."""
+    def round_ended(self, brought: Brought, *, applied: bool, peers: int = 0) -> None:
+        """A round of this peer has ended. From now on, peers that claimed samples and did not bring
+        them are doubted. `peers`: how many were in the step. trio's thread; call it before the
+        `note` of the next epoch."""
         self.gathered()
-        others = {peer: one for peer, one in brought.items() if peer != self._network.peer_id}
-        epoch, claimed = self._claimed
-        if ending in (Ending.COMMITTED, Ending.ALONE):
+        epoch, claimed, claimed_by_heads = self._claimed
+        others = {
+            one: weight for one, weight in brought.weights.items() if one != self._network.peer_id
+        }
+        heads = {name_of_sum(one): weight for one, weight in brought.heads.items()}
+        if brought.is_weighed:
             self._credit.round_ended(epoch, claimed, others, self._now())
+        if heads:
+            self._credit.round_ended(epoch, claimed_by_heads, heads, self._now())
         if not applied and self._waits_since is None:
             self._waits_since = trio.current_time()
         if applied:
-            self._next_step_peers = peers or max(1, len(frozenset(heads)))
-            self._members = frozenset(others)
+            self._next_step_peers = peers or max(1, len(brought.weights))
+            self._members = frozenset((*others, *heads))
             self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
-            if self._cohorts > 1:
-                self._members |= {name_of_sum(head) for head in heads}
-                self._credit.round_ended(
-                    epoch,
-                    {name_of_sum(head): 1 for head in self._claimed_heads},
-                    {name_of_sum(head): 1.0 for head in heads},
-                    self._now(),
-                )
         self._newcomers.round_ended(others, trio.current_time())
 
     def gathered(self) -> None:
@@ -461,13 +452,12 @@ class Tracker:
     def _begin_round(self, mine: ProgressSlot) -> None:
         """Remember which peers are expected, and with how many samples."""
         self._newcomers.round_begins(self.estimate.followers, trio.current_time())
-        cohort = self.estimate.cohort
-        self._claimed_heads = frozenset[PeerId]() if cohort is None else cohort.heads
+        cohort, slots = self.estimate.cohort, self._seen.slots
+        heads = () if cohort is None else map(name_of_sum, cohort.heads)
         self._claimed = (
             mine.epoch,
-            expected_of(
-                self._seen.slots, mine, self._settings, self._now(), self.estimate.without_place
-            ),
+            expected_of(slots, mine, self._settings, self._now(), self.estimate.without_place),
+            {head: slots[head].slot.samples for head in heads if head in slots},
         )
 
     def _measured(self) -> ProgressSlot:
@@ -540,9 +530,10 @@ class Tracker:
             with trio.move_on_after(TRIED_SECONDS):
                 await self._dht.joined()
 
-    async def _read_beyond(self, breadth: Breadth) -> None:
-        """Read the sums of the cohorts; and, at first, while nobody is there, and now and then,
-        where a run publishes that has more, or fewer, cohorts than this peer knows of."""
+    def _keys_to_read(self) -> list[str]:
+        """The key of this peer's cohort. Beside it, that of the sums; and at first, while nobody is
+        there, and now and then, the keys where a run publishes that has more, or fewer, cohorts
+        than this peer knows of."""
         now = trio.current_time()
         has_met_others = self._mine.epoch > 0 and self.estimate.company > 0
         misses_sums = self._cohorts > 1 and not self._sums
@@ -555,17 +546,18 @@ class Tracker:
             oldest = min(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
         if self.estimate.sum is not None or self._wants_newest:
             oldest = 0.0
+        keys = [self._key]
         if is_elsewhere_due or (self._cohorts > 1 and now - self._read_sums_at >= oldest):
-            sums, gone = await self._dht.look(sums_key(self._run_name), breadth)
-            sums.pop(self._network.peer_id, None)
-            self._sums = {name_of_sum(head): one for head, one in sums.items()}
-            self._sums_gone = frozenset(map(name_of_sum, gone))
-            self._read_sums_at = now
+            keys.append(sums_key(self._run_name))
         if is_elsewhere_due:
-            self._others = {}
-            if self._cohorts > 1:
-                self._others, _ = await self._dht.look(progress_key(self._run_name), breadth)
-            self._read_others_at = now
+            keys.append(progress_key(self._run_name))
+        return list(dict.fromkeys(keys))
+
+    async def _look(self, key: str, breadth: Breadth, looked: dict[str, _Looked]) -> None:
+        try:
+            looked[key] = await self._dht.look(key, breadth)
+        except PotluckError as error:
+            log.debug("progress could not be read: %s", error)
 
     async def _read(self) -> None:
         is_full, is_first = self._seen.begins(), not self._seen.number
@@ -573,16 +565,30 @@ class Tracker:
         if (self._wants_newest or self.estimate.is_crowded) and not is_full:
             breadth = Breadth.FIRST
         began = trio.current_time()
-        key = self._key
-        try:
-            found, gone = await self._dht.look(key, breadth)
-            await self._read_beyond(breadth)
-        except PotluckError as error:
-            log.debug("progress could not be read: %s", error)
+        key, keys = self._key, self._keys_to_read()
+        looked: dict[str, _Looked] = {}
+        async with trio.open_nursery() as nursery:
+            for one in keys:
+                if self._cohorts > 1:  # both are needed, and a dead replica costs a wait at each
+                    nursery.start_soon(self._look, one, breadth, looked)
+                else:
+                    await self._look(one, breadth, looked)
+        if len(looked) < len(keys):
             return
         if key != self._key:
             self._wants_look.set()  # this peer is in another cohort by now
         self._wants_newest = False
+        found, gone = looked[key]
+        sums, others = sums_key(self._run_name), progress_key(self._run_name)
+        if sums in looked:
+            slots, sums_gone = looked[sums]
+            slots.pop(self._network.peer_id, None)
+            self._sums = {name_of_sum(head): one for head, one in slots.items()}
+            self._sums_gone = frozenset(map(name_of_sum, sums_gone))
+            self._read_sums_at = began
+        if sums in looked and others in looked:
+            self._others = {} if others == key else looked[others][0]
+            self._read_others_at = began
         found = self._others | self._sums | found
         gone |= self._sums_gone
         if not self._counts_silence and self._dht.heard_at < began:

@@ -9,8 +9,10 @@ is closed as soon as at least one other has joined and one of these holds:
     slots were read at least once in it
     the deadline has come
 
-Peers that are awaited by name do not count if they are lost. While one of them is there and has not
-joined, only the deadline closes the list.
+Peers that are awaited by name do not count if they are lost, unless others come in their place:
+then the list waits for these as for any that are missing. While an awaited peer is there and has
+not joined, only the deadline closes the list. It also waits for the deadline while those that have
+joined are too few: a large run makes a step only with most of its peers (lifecycle.py).
 
 Promise: no message can put the deadline off. Joins bring it nearer: a peer that joins says how long
 it will wait, and the list is closed before that.
@@ -20,6 +22,8 @@ peer, and after this process or machine was stopped, the quiet period begins ane
 """
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 from protocols.identity import PeerId
 from protocols.moshpit.known_peers import Awaited, KnownPeers, WaitingJoins
@@ -57,8 +61,11 @@ class ClosingTime:
         group_size: int,
         expected: int | None,
         awaited: Awaited,
+        replaces: bool = False,
+        missing: int = 0,
         now: float,
     ) -> None:
+        """`missing`: how many peers must come, beside those for which this one comes."""
         self.deadline = now + seconds
         self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
         self._known = known
@@ -66,7 +73,7 @@ class ClosingTime:
         self._seconds = seconds
         self._group_size = group_size
         self._expected = expected
-        self._awaited = awaited
+        self._awaited, self._replaces, self._missing = awaited, replaces, missing
         self._arrivals = Arrivals(now)
         self._was_read = False
         self._refused: set[PeerId] = set()
@@ -138,7 +145,11 @@ class ClosingTime:
         if not self._joins:
             return False
         count = 1 + len(self._joins)
-        if now >= self.deadline or self._all_have_come(count):
+        if now >= self.deadline:
+            return True
+        if self._joins.peers < self._missing and not self._known.is_restricted:
+            return False
+        if self._all_have_come(count):
             return True
         if self._names_count and self._awaited.will_come(self._joins):
             return False
@@ -151,8 +162,12 @@ class ClosingTime:
     def _all_have_come(self, count: int) -> bool:
         if not self._names_count:
             return self._expected is not None and count + len(self._refused) >= self._expected
-        coming = 0 if self._expected is None else self._expected - self._awaited.lost(self._joins)
-        return count >= coming and self._awaited.is_complete(self._joins)
+        return count >= self._coming(self._joins) and self._awaited.is_complete(self._joins)
+
+    def _coming(self, joined: Container[PeerId]) -> int:
+        """How many of those that were expected will come, or others in their place."""
+        lost = 0 if self._replaces else self._awaited.lost(joined)
+        return 0 if self._expected is None else self._expected - lost
 
     @property
     def _names_count(self) -> bool:
@@ -163,10 +178,10 @@ class ClosingTime:
         """Whether no peer has joined, and it is certain before the deadline that none will."""
         if self._known.is_restricted:
             return now >= self.quiet_at
-        if self._expected is None or self._reads_since_arrival == 0:
+        if self._expected is None or self._reads_since_arrival == 0 or self._missing > 0:
             return False
         if self._names_count and self._awaited.is_complete(()):  # all of them are lost
-            return self._expected - self._awaited.lost(()) <= 1
+            return self._coming(()) <= 1
         return self._expected - len(self._refused) <= 1
 
     @property

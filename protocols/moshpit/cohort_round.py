@@ -154,7 +154,7 @@ class CohortRounds:
             self._epoch = -1
         # others may have made a step with the cohort's average
         others = replace(mine.statistics, members=(*mine.members, *cohort.heads))
-        return Discarded(reason, in_doubt=True, rounds=(others,))
+        return Discarded(reason, in_doubt=True, rounds=(mine.statistics, others))
 
     @property
     def idle_heads(self) -> frozenset[PeerId]:
@@ -168,7 +168,9 @@ class CohortRounds:
         name = f"{cohort.count}.{cohort.number}"
         result = self._buffer(request.vector.values)
         key = group_key(self._run, request.epoch, COHORTS_ROUND, name, request.topic)
-        step = await self._rounds.run(GridRound(key, request, result, splits=False))
+        step = await self._rounds.run(
+            GridRound(key, replace(request, fewest=0), result, splits=False)
+        )
         self._note(step.statistics)
         match step.verdict:
             case Verdict.COMMITTED:
@@ -199,12 +201,14 @@ class CohortRounds:
     # -- at the head
 
     async def _as_head(self, mine: CohortAverage, cohort: Cohort, shelf: ResultShelf) -> Outcome:
-        request = replace(
-            mine.request, expected=1 + len(cohort.heads), awaited=cohort.heads, cohort=None
-        )
+        known = cohort.heads  # if all that were known are lost, others come in their place
+        expected = 1 + len(known) if known else None
+        request = replace(mine.request, expected=expected, awaited=known, cohort=None)
         result = self._buffer(request.vector.values)
         step = await self._rounds.run(
-            GridRound(self._heads_key(request, cohort), request, result, splits=False)
+            GridRound(
+                self._heads_key(request, cohort), request, result, splits=False, replaces=True
+            )
         )
         self._note(step.statistics)
         outcome = self._outcome(mine, cohort, step, result)
@@ -222,7 +226,7 @@ class CohortRounds:
     def _outcome(
         self, mine: CohortAverage, cohort: Cohort, step: GroupResult, result: Tensor
     ) -> Outcome:
-        rounds = (mine.statistics,)
+        rounds: tuple[RoundStatistics, ...] = (mine.statistics,)
         twice = self._twice(step.statistics.members, cohort.count)
         match step.verdict:
             case Verdict.COMMITTED if not twice:
@@ -235,6 +239,7 @@ class CohortRounds:
                     rounds=rounds,
                     cut=step.cut,
                     peers=step.total_peers,
+                    heads=dict(zip(step.statistics.members, step.statistics.weights, strict=False)),
                 )
             case Verdict.COMMITTED:
                 for peer in twice:
@@ -247,7 +252,7 @@ class CohortRounds:
             case _:
                 in_doubt = step.verdict is Verdict.IN_DOUBT
                 if in_doubt:
-                    rounds = (replace(mine.statistics, members=step.statistics.members),)
+                    rounds = (mine.statistics, step.statistics)
                 reason = step.statistics.reason
                 return Discarded(reason, in_doubt, rounds, step.begun_without)
 
@@ -319,6 +324,7 @@ class CohortRounds:
             rounds=(mine.statistics,),
             cut=said.cut,
             peers=said.peers,
+            heads=said.weights,
             handed_down=True,
         )
 

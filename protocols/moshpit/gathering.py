@@ -74,6 +74,8 @@ class GatheringSettings:
     - `awaited`: which of those are known by name.
     - `unwelcome`: peers whose joins are refused here.
     - `unled`: peers that are not followed.
+    - `replaces`: in place of an awaited peer that is lost, another one may come.
+    - `missing`: how many peers must come, beside those for which this one comes.
     - `splits`: if there are more peers than fit, make several groups, as a round of a grid needs.
       Otherwise the peers that do not fit are told that the group has begun without them.
     """
@@ -86,6 +88,8 @@ class GatheringSettings:
     unwelcome: frozenset[PeerId] = frozenset()
     unled: frozenset[PeerId] = frozenset()
     splits: bool = True
+    replaces: bool = False
+    missing: int = 0
 
 
 class Gathering:
@@ -112,6 +116,8 @@ class Gathering:
             group_size=settings.group_size,
             expected=settings.expected,
             awaited=self._awaited,
+            replaces=settings.replaces,
+            missing=settings.missing,
             now=now,
         )
         parts = GatheringParts(
@@ -234,7 +240,7 @@ class Gathering:
             return
         known.heard_from(now)
         known.reduces = candidate.reduces  # it has signed this
-        self._joins.add(candidate.peer, ticket, passed_over, now)
+        self._joins.add(candidate, ticket, passed_over, now)
         self._awaited.is_there(candidate.peer)
         self._closing.joined(patience_seconds, now)
         self._closing.came(known.peer, now)

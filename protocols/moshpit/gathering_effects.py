@@ -10,10 +10,12 @@ from protocols.identity import PeerId
 
 @dataclass(frozen=True)
 class Candidate:
-    """A peer that we have heard of, and whether it can be dialled."""
+    """A peer that we have heard of, and whether it can be dialled. `peers`: for how many it comes,
+    if it has asked to join."""
 
     peer: PeerId
     reduces: bool = True
+    peers: int = 1
 
 
 class Reply(enum.IntEnum):

@@ -58,12 +58,13 @@ MOST_ROUNDS_UNLED = 1024
 class GridRound:
     """One round of an averaging: the key under which its group meets, the request, and memory for
     the result. `splits`: more peers than fit into a group become several, because other rounds
-    follow."""
+    follow. `replaces`: in place of an awaited peer that is lost, another one may come."""
 
     key: str
     request: RoundRequest
     result: Tensor
     splits: bool
+    replaces: bool = False
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,8 @@ class GroupRounds:
             unwelcome=self._doubts.unwelcome,
             unled=self._doubts.unled,
             splits=this.splits,
+            replaces=this.replaces,
+            fewest=request.fewest,
             matchmaking_seconds=settings.matchmaking_seconds,
         )
 

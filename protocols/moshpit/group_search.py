@@ -338,6 +338,8 @@ class SearchContext:
                 search.unwelcome,
                 search.unled,
                 search.splits,
+                search.replaces,
+                search.fewest - search.offer.peers,
             ),
             trio.current_time(),
         )
@@ -661,7 +663,7 @@ class JoinTickets:
         context.network.learn_addresses(peer, request.addresses)
         number = next(self._numbers)
         ticket = self._tickets[number] = _Ticket(request)
-        candidate = Candidate(peer, request.entry.reduces)
+        candidate = Candidate(peer, request.entry.reduces, request.entry.peers)
         patience, now = request.patience_ms / 1000, trio.current_time()
         try:
             gathering.join_came(candidate, number, request.passed_over, patience, now)

@@ -116,6 +116,12 @@ class HeadsDecision(Message, frozen=True):
         return tuple(self.roster.entries[place].peer for place in self.members)
 
     @property
+    def weights(self) -> dict[PeerId, float]:
+        """The weight that each of these has signed."""
+        entries = (self.roster.entries[place] for place in self.members)
+        return {one.peer: one.weight for one in entries}
+
+    @property
     def peers(self) -> int:
         """Of how many peers the data is in the result."""
         return sum(self.roster.entries[place].peers for place in self.members)

@@ -293,6 +293,7 @@ class _Join:
     ticket: int
     passed_over: frozenset[PeerId]
     since: float
+    peers: int
 
 
 class WaitingJoins:
@@ -310,8 +311,16 @@ class WaitingJoins:
     def __len__(self) -> int:
         return len(self._joins)
 
-    def add(self, peer: PeerId, ticket: int, passed_over: Iterable[PeerId], now: float) -> None:
-        self._joins[peer] = _Join(ticket, frozenset(passed_over), now)
+    def add(
+        self, candidate: Candidate, ticket: int, passed_over: Iterable[PeerId], now: float
+    ) -> None:
+        join = _Join(ticket, frozenset(passed_over), now, candidate.peers)
+        self._joins[candidate.peer] = join
+
+    @property
+    def peers(self) -> int:
+        """How many peers they come for."""
+        return sum(join.peers for join in self._joins.values())
 
     def ticket_of(self, peer: PeerId) -> int | None:
         join = self._joins.get(peer)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -42,7 +43,8 @@ class Committed:
     grid, the sum of these peers' votes. `cut`: how the result was cut, with which others can check
     it against the digest; None after several rounds, because then no single group made it.
     `peers`: of how many peers the data is in the result, with those of whole cohorts; 0 over a
-    grid. `handed_down`: the head of this peer's cohort has applied it.
+    grid. By cohorts, `heads` are the weights that the heads have signed; `handed_down`: the head of
+    this peer's cohort has applied it.
     """
 
     result: Tensor
@@ -54,6 +56,7 @@ class Committed:
     cut: ResultCut | None = None
     votes: float | None = None
     peers: int = 0
+    heads: Mapping[PeerId, float] = field(default_factory=dict)
     handed_down: bool = False
 
     @property

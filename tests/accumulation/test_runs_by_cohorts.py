@@ -41,11 +41,11 @@ GROUP = 8
 MANNER = Manner(seconds=0.5, samples=4, target=PEERS * 4 * 6, group_size=GROUP)
 
 
-async def begun(world: SimulatedWorld, size: int = PEERS) -> list[Trainer]:
+async def begun(world: SimulatedWorld, size: int = PEERS, manner: Manner = MANNER) -> list[Trainer]:
     """A run whose peers are all in its steps."""
     found: list[Trainer] = []
     for number in range(size):
-        found.append(trainer(world, f"peer-{number}", MANNER, found))
+        found.append(trainer(world, f"peer-{number}", manner, found))
         await trio.sleep(0.05)
     await until(found, lambda: all(one.steps for one in found) and count_of(found[0]) > 1)
     return found

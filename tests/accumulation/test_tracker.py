@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.lifecycle import Ending
+from protocols.accumulation.claims import Brought
 from protocols.accumulation.progress import (
     FOLLOWER_AGAIN_SECONDS,
     LONGEST_READ_SECONDS,
@@ -414,8 +414,7 @@ async def test_a_lone_peer_waits_for_one_that_follows_for_a_moment_and_not_soon_
             await lone.tracker.changed()
         seconds = trio.current_time() - began
         members = {follower.network.peer_id: 0.0} if comes else {}
-        ending = Ending.COMMITTED if comes else Ending.ALONE
-        lone.tracker.round_ended(ending, members, applied=False)
+        lone.tracker.round_ended(Brought(members, is_weighed=True), applied=False)
         return seconds
 
     with trio.fail_after(60):
@@ -452,7 +451,7 @@ async def waits_again_after(world: SimulatedWorld, seconds: float) -> None:
         await trio.sleep(seconds)
         tracker.gathered()
         began = trio.current_time()
-        tracker.round_ended(Ending.COMMITTED, {}, applied=True)
+        tracker.round_ended(Brought(is_weighed=True), applied=True)
         first.note(averaging=False)
         while tracker.estimate.followers:
             await tracker.changed()
@@ -505,7 +504,7 @@ async def test_a_peer_that_claims_samples_and_does_not_come_is_not_counted_again
             await tracker.changed()
     first.note(averaging=True)
     brought = {first.network.peer_id: 60.0, honest.network.peer_id: 60.0}
-    tracker.round_ended(Ending.COMMITTED, brought, applied=False)
+    tracker.round_ended(Brought(brought, is_weighed=True), applied=False)
     first.note(averaging=False)
     found = await tracker.changed()
     assert not found.is_due
@@ -520,9 +519,8 @@ async def test_after_a_step_of_many_most_of_them_are_needed_for_some_minutes(
     first, newcomer = await trackers(world, 2, slot(epoch=7, at=1))
     tracker = first.tracker
     for number, (size, needed) in enumerate(((20, 11), (FEWEST_THAT_WAIT - 1, 0), (40, 21)), 8):
-        tracker.round_ended(
-            Ending.COMMITTED, {}, applied=True, heads=[PeerId(str(one)) for one in range(size)]
-        )
+        members = {PeerId(str(one)): 0.0 for one in range(size)}
+        tracker.round_ended(Brought(members, is_weighed=True), applied=True)
         first.note(averaging=True)
         first.note(epoch=number, history=history(number), averaging=False)
         assert (await tracker.changed()).needs == needed
@@ -531,7 +529,7 @@ async def test_after_a_step_of_many_most_of_them_are_needed_for_some_minutes(
         while newcomer.tracker.estimate.needs != 21:
             await newcomer.tracker.changed()
     began = trio.current_time()
-    tracker.round_ended(Ending.DISCARDED, {}, applied=False)
+    tracker.round_ended(Brought(), applied=False)
     while tracker.estimate.needs:
         await trio.sleep(1.0)
         await tracker.changed()

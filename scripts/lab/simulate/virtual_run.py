@@ -46,7 +46,7 @@ class RunPlan:
     """The plan of a simulation.
 
     - `mean_life_seconds`: peers die at random, after so long on average, and for each that dies a
-      new one comes at once. None: no peer dies.
+      new one that is as fast comes at once. None: no peer dies.
     - `newcomers`: so many come beside these, evenly spread over the steps that are judged.
     - `deaths`: so many die at the same moment, after the first of these steps.
     - `partition`: this share of the peers is cut off from the others then, for a minute.
@@ -253,10 +253,10 @@ class _Run:
                     await self._step_made.wait()
             coming = min(there, plan.peers - there)
 
-    def _come(self, *, begins: bool) -> Trainer:
+    def _come(self, *, begins: bool, batch_seconds: float | None = None) -> Trainer:
         plan = self.plan
         manner = Manner(
-            plan.batch(self.chance),
+            batch_seconds or plan.batch(self.chance),
             plan.batch_samples,
             begins=begins,
             target=plan.target_samples,
@@ -280,8 +280,10 @@ class _Run:
         while True:
             living = self._living()
             await trio.sleep(self.chance.expovariate(len(living) / mean_life_seconds))
-            self.chance.choice(living).kill()
-            self.newcomers.append(self._come(begins=False))
+            dead = self.chance.choice(living)
+            dead.kill()
+            seconds = dead.manner.seconds  # a run's speed stays what it was
+            self.newcomers.append(self._come(begins=False, batch_seconds=seconds))
 
     async def _let_others_come(self, count: int) -> None:
         for _ in range(count):

@@ -373,6 +373,7 @@ class Trainer:
             awaited=wanted.awaited,
             votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
             cohort=wanted.cohort,
+            fewest=wanted.needs,
             confirms=True,
         )
         grid = self._averager.grid_for(wanted.expected) if over_a_grid else ONE_GROUP
@@ -391,13 +392,7 @@ class Trainer:
         effects = list(self.lifecycle.take(ended))
         steps = [one for one in effects if isinstance(one, Step | StepAlone)]
         self._averager.confirm(applied=bool(steps))
-        self.tracker.round_ended(
-            ended.ending,
-            brought_to(outcome),
-            applied=bool(steps),
-            peers=ended.peers,
-            heads=ended.members,
-        )
+        self.tracker.round_ended(brought_to(outcome), applied=bool(steps), peers=ended.peers)
         self.tracker.note(self._slot(), at_once=True)
         for one in effects:
             if isinstance(one, KeepGradients):
