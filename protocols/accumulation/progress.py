@@ -376,7 +376,7 @@ class Known:
     - `let_in`: newcomers that were awaited recently, and came.
     - `known_for`: how many seconds ago this peer published that it is there.
     - `cohorts`: how many the run has in this epoch.
-    - `idle_heads`: peers of this cohort that were its head and did nothing.
+    - `idle_heads`: peers of this cohort that were its head and did nothing, or whose link is lost.
     - `boasters`: peers of this cohort that boasted lately, as its head.
     - `needs`: as in the estimate.
     """
@@ -750,9 +750,16 @@ class _Cohorts:
         }
         newest: dict[int, PeerId] = {}
         doubted = {one for one in sums if known.credit.is_doubted(one, mine.epoch, now)}
-        for peer in sorted(
-            sums, key=lambda one: (one not in doubted, sums[one].slot.epoch, sums[one].at)
-        ):
+        places = {one: at for at, one in enumerate(in_order(self._run, map(publisher_of, sums)))}
+
+        def claim(one: PeerId) -> tuple[object, ...]:
+            """Of two that were said lately, the first in order is of the head."""
+            said = sums[one]
+            is_late = now - said.at > SAY_AGAIN_SECONDS
+            place = 0 if is_late else -places[publisher_of(one)]
+            return one not in doubted, said.slot.epoch, not is_late, place, said.at
+
+        for peer in sorted(sums, key=claim):
             slot = sums[peer].slot
             if slot.cohorts == self._count or slot.epoch != mine.epoch:
                 newest[self._number_of(peer)] = peer

@@ -101,8 +101,9 @@ SAME_PACE: Final = 0.25
 the same numbers are equal (batch_plan.py), whichever slot a reader has."""
 
 FEWEST_THAT_WAIT: Final = 16
-"""A run whose last step had so many peers makes no step without most of them: a part of it that is
-cut off waits. In a smaller one it is usual that half of the peers leave at once."""
+"""A run whose last step had so many peers, or that has cohorts, makes no step without most of them:
+a part of it that is cut off waits. In a smaller one it is usual that half of the peers leave at
+once."""
 WAITS_FOR_MOST_SECONDS: Final = 120.0  # from the first round that failed on
 
 SUMS_SECONDS: Final = 1.0
@@ -114,6 +115,7 @@ TOLD_SUMS_SECONDS: Final = 10.0
 
 BOASTER_SECONDS: Final = 300.0  # for how long nothing is believed that such a head tells
 MOST_BOASTERS: Final = 64
+MOST_UNLINKED: Final = 64
 
 ELSEWHERE_SECONDS: Final = 30.0
 """How often a peer looks where a run with more, or fewer, cohorts publishes. A run changes their
@@ -155,6 +157,7 @@ async def open_tracker(
             nursery.start_soon(tracker.sums.run)
             nursery.start_soon(tracker.read_on)
             nursery.start_soon(tracker.reckon_on)
+            nursery.start_soon(tracker.watch_links)
             try:
                 yield tracker
             except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
@@ -220,6 +223,8 @@ class Tracker:
         self._estimated_at = 0.0
         self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
         """When each of these heads is believed again."""
+        self._unlinked = BoundedMap[PeerId, int](MOST_UNLINKED)
+        """Peers whose link was lost, with the number of their newest slot then."""
         self._seen = SlotsSeen()
         self._sums: dict[PeerId, SlotEntry] = {}
         self._sums_gone: frozenset[PeerId] = frozenset()
@@ -600,6 +605,22 @@ class Tracker:
             if not is_sum(peer):
                 self._complaints.has_torch(peer, found[peer].value.torch, self._mine.torch)
 
+    async def watch_links(self) -> None:
+        """For ever. By cohorts, the next in order becomes the head as soon as that dies."""
+        with self._network.link_events() as events:
+            async for event in events:
+                has_slot = self._seen.sequence(event.peer) >= 0
+                if self._cohorts > 1 and has_slot and self._network.link(event.peer) is None:
+                    self._unlinked[event.peer] = self._seen.sequence(event.peer)
+                    self._reckon()
+
+    def _gone(self) -> frozenset[PeerId]:
+        """The peers whose link was lost and that have published nothing since."""
+        for peer, number in list(self._unlinked.items()):
+            if self._seen.sequence(peer) != number:
+                del self._unlinked[peer]
+        return frozenset(peer for peer, _ in self._unlinked.items())
+
     def _now(self) -> float:
         """For how many seconds this node has been reading; stalls do not count (slots_seen.py)."""
         return self._seen.now(trio.current_time())
@@ -666,7 +687,7 @@ class Tracker:
             ]
             self._step_peers = median_low(told) if told else 0
         waits = self._waits_since is None or clock - self._waits_since < WAITS_FOR_MOST_SECONDS
-        is_large = self._step_peers >= FEWEST_THAT_WAIT
+        is_large = self._step_peers >= FEWEST_THAT_WAIT or self._cohorts > 1
         return self._step_peers // 2 + 1 if is_large and waits else 0
 
     def _sum(self) -> ProgressSlot:
@@ -699,7 +720,7 @@ class Tracker:
             self._newcomers.let_in(clock),
             clock - self._known_since,
             self._cohorts,
-            self.idle_heads(),
+            self.idle_heads() | self._gone(),
             frozenset(head for head, until in self._boasters.items() if clock < until),
             self._needed(clock),
         )

@@ -9,7 +9,13 @@ import pytest
 
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
-from protocols.accumulation.progress_slot import ProgressSlot, is_sum, name_of_sum, publisher_of
+from protocols.accumulation.progress_slot import (
+    SAY_AGAIN_SECONDS,
+    ProgressSlot,
+    is_sum,
+    name_of_sum,
+    publisher_of,
+)
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import cohort_of, in_order
 from tests.accumulation.progress_slots import slot
@@ -116,15 +122,23 @@ def test_a_peer_that_can_only_dial_out_is_no_head() -> None:
     assert view(me, seen).sum is not None
 
 
-def test_of_two_sums_of_one_cohort_the_newest_counts() -> None:
-    me = cohort(1)[2]
-    seen = seen_at(me)
-    seen[name_of_sum(cohort(3)[1])] = Seen(msgspec.structs.replace(SUM, samples=70), 0.5)
+@pytest.mark.parametrize(
+    ("ago", "counts"), [(0.5, HEADS[3]), (SAY_AGAIN_SECONDS + 0.5, cohort(3)[1])]
+)
+def test_of_two_sums_of_one_cohort_the_heads_counts_until_it_is_silent(
+    ago: float, counts: PeerId
+) -> None:
+    """Another peer may take itself for the head because its own link to that is lost."""
+    me, others = cohort(1)[2], (HEADS[3], cohort(3)[1])
+    still = msgspec.structs.replace(SUM, samples_per_second=0.0)
+    seen = seen_at(me, of_3=still)
+    seen[name_of_sum(HEADS[3])] = Seen(still, -ago)
+    seen[name_of_sum(cohort(3)[1])] = Seen(msgspec.structs.replace(still, samples=70), 0.0)
     found = view(me, seen)
-    assert found.samples == 10 * len(cohort(1)) + 60 * 2 + 70
+    brought = 60 if counts == HEADS[3] else 70
+    assert found.samples == 10 * len(cohort(1)) + 60 * 2 + brought
     assert found.cohort is not None
-    assert cohort(3)[1] in found.cohort.heads
-    assert HEADS[3] not in found.cohort.heads
+    assert {one for one in others if one in found.cohort.heads} == {counts}
 
 
 def test_own_slots_of_another_cohort_do_not_count() -> None:
