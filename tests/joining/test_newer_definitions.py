@@ -38,12 +38,14 @@ class Watching:
     def __init__(self, pair: Pair) -> None:
         self.told: list[str] = []
         self.kept: list[SignedDefinition] = []
+        self.has_kept = trio.Event()
         self.served: ServedDefinitions = serve_definitions(pair.asking)
         signed = read_signed(SIGNED, run=NAME, organiser=FINGERPRINT)
         self.served.keep(NAME, signed.data)
 
         async def keep(found: SignedDefinition) -> None:
             self.kept.append(found)
+            self.has_kept.set()
 
         self.watcher = NewerDefinition(
             pair.alice, pair.asking, self.served, signed, tell=self.told.append, keep=keep
@@ -81,6 +83,7 @@ def test_the_organisers_own_peer_sees_what_is_signed_in_its_folder(tmp_path: Pat
             for data in (SIGNED, b"half", FORGED, FASTER):
                 folder.keep_signed(data)
                 await trio.sleep(2 * LOOK_SECONDS)
+            await one.has_kept.wait()  # virtual time does not see the thread that reads the file
             nursery.cancel_scope.cancel()
         assert [kept.data for kept in one.kept] == [FASTER]
 
