@@ -156,9 +156,12 @@ class CohortRounds:
         others = replace(mine.statistics, members=(*mine.members, *cohort.heads))
         return Discarded(reason, in_doubt=True, rounds=(mine.statistics, others))
 
+    def _is_last_for_now(self, head: PeerId) -> None:
+        self._idle[head] = trio.current_time() + IDLE_SECONDS
+
     @property
     def idle_heads(self) -> frozenset[PeerId]:
-        """Peers that were their cohort's head and did nothing, lately."""
+        """Peers that were their cohort's head lately, and did nothing or lied."""
         now = trio.current_time()
         return frozenset(peer for peer, until in self._idle.items() if now < until)
 
@@ -308,7 +311,7 @@ class CohortRounds:
             said = await self._down.decision(mine.round_id, head, patience)
         if self._waiting.cancelled_caught:
             log.warning("%s is the head of this peer's cohort and has decided nothing.", head)
-            self._idle[head] = trio.current_time() + IDLE_SECONDS
+            self._is_last_for_now(head)
             raise NoDecision("The others have gone on, and the cohort's head has no result.")
         assert said is not None
         await self._check(said, mine.request, cohort, head)
@@ -346,5 +349,5 @@ class CohortRounds:
             raise
         except PotluckError as error:
             log.warning("%s, the head of this peer's cohort, lies: %s", head, error.what)
-            self._idle[head] = trio.current_time() + IDLE_SECONDS
+            self._is_last_for_now(head)
             raise

@@ -39,15 +39,16 @@ from lab.bench.training_swarm import (
     TrainingSwarm,
     open_training_swarm,
 )
+from protocols.accumulation.tracker import FEWEST_THAT_WAIT
 
 LONGEST_GAP_SECONDS = 30.0  # without a step
 LOSS_TOLERANCE = 0.05
 COMPARED_LOSSES = 5  # the curve's last values are smoothed over this many steps
 START_SECONDS = 90.0  # for the first step of all, on a machine that imports six times
 LATER_SECONDS = 90.0  # for fresh volunteers to find the run, fetch its state and make a step
-LARGE, LATER_IF_LARGE_SECONDS = 16, 900.0
-"""With so many volunteers, the run waits for minutes for those who are gone, and a step of all is
-many batches for three."""
+LATER_IF_LARGE_SECONDS = 900.0
+"""Such a run waits for minutes for those who are gone, and a step of all is many batches for three.
+"""
 FRESH_VOLUNTEERS = 3
 FRESH_STEPS = 2
 LEAST_ALIVE = 1
@@ -203,7 +204,7 @@ class _Churn:
         self._say("all volunteers are dead; three fresh ones come")
         reached = (await keeper.ask("progress"))["epoch"]
         fresh = [await self._swarm.start() for _ in range(FRESH_VOLUNTEERS)]
-        is_large = self._effort.volunteers >= LARGE
+        is_large = self._effort.volunteers >= FEWEST_THAT_WAIT
         patience = LATER_IF_LARGE_SECONDS if is_large else LATER_SECONDS
         await self._swarm.until_epoch(reached + FRESH_STEPS, patience, [keeper, *fresh])
         return all(self._swarm.lines(life, "began")[0]["epoch"] >= reached for life in fresh)
