@@ -2,7 +2,8 @@
 
 One run makes one step after another. In each step somebody goes in place of a message, counted from
 the beginning of its round: in the first step the first one, in the next step a later one. A new
-peer comes for each that has gone. All steps are checked at the end: one line, the same bits.
+peer comes for each that has gone. All steps are checked at the end: one line, the same bits. When
+all heads die in the moment of their decision, it is lost with them, and the others make the step.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tests.dht.members import SETTINGS as WORLD
 
 BACK_SECONDS = 30.0
 SLOWEST_STEP_SECONDS = 60.0  # while somebody is to go in it
+LAST_MOMENT_SECONDS = 0.5  # before its death: what a head decides then may reach nobody
 
 Victims = Callable[[Sequence[Trainer]], list[Trainer]]
 
@@ -116,9 +118,8 @@ async def sweep(
         messages = await swept.messages_of(who(run)[0])
         for message in range(1, messages + 1, every):
             await swept.strike(who(run), message)
-    check_one_line(run)
+    check_one_line(run, until_before_death=LAST_MOMENT_SECONDS)
     assert max(swept.back) < BACK_SECONDS, swept.back
-    print(f"{messages} messages, {len(swept.back)} strikes, back {sorted(swept.back)}")
 
 
 def check(size: int, group_size: int, who: str, every: int, *, silently: bool) -> None:
@@ -129,9 +130,9 @@ def check(size: int, group_size: int, who: str, every: int, *, silently: bool) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", WHO)
-def test_a_run_goes_on_when_they_die(who: str) -> None:
-    check(14, 8, who, 41, silently=False)
+def test_a_run_goes_on_when_all_heads_die() -> None:
+    """The short form."""
+    check(14, 8, "all heads", 83, silently=False)
 
 
 @pytest.mark.soak

@@ -23,9 +23,18 @@ def gathering(
     reduces: bool = True,
     awaited: tuple[PeerId, ...] = (),
     splits: bool = True,
+    replaces: bool = False,
+    missing: int = 0,
 ) -> Gathering:
     settings = GatheringSettings(
-        group_size, SECONDS, reduces, expected, frozenset(awaited), splits=splits
+        group_size,
+        SECONDS,
+        reduces,
+        expected,
+        frozenset(awaited),
+        splits=splits,
+        replaces=replaces,
+        missing=missing,
     )
     return Gathering(me, by_name, settings, 0.0)
 

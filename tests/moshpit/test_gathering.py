@@ -112,6 +112,45 @@ def test_the_list_is_closed_when_the_link_to_the_last_awaited_peer_is_lost() -> 
     assert one.effects() == [led(B)]
 
 
+def test_another_may_come_in_place_of_an_awaited_peer_that_is_lost() -> None:
+    """As a cohort sends another head."""
+    for comes in (False, True):
+        one = gathering(A, expected=3, awaited=(B, C), replaces=True)
+        sees(one, B, C)
+        joins(one, B)
+        one.invitation_answered(C, Reply.NOT_HERE, None, 0.01, 0.1)
+        one.link_lost(C, 0.3)
+        assert one.effects() == []
+        if comes:
+            assert joins(one, D, now=0.5) == [led(B, D)]
+        else:
+            sees(one, now=0.4)
+            assert passes(one, SHARE_WAITED_FOR_MISSING * SECONDS - 0.01) == []
+            assert passes(one, SHARE_WAITED_FOR_MISSING * SECONDS) == [led(B)]
+
+
+def test_a_list_of_too_few_peers_waits_for_more_until_the_deadline() -> None:
+    for come_for in (2, 3):
+        one = gathering(A, expected=2, awaited=(B,), missing=4)
+        sees(one, B)
+        assert joins(one, B) == []
+        assert passes(one, 3.0) == []
+        one.join_came(Candidate(C, peers=come_for), ticket(C), (), SECONDS, 3.0)
+        enough = 1 + come_for >= 4
+        assert one.effects() == ([led(B, C)] if enough else [])
+        if not enough:
+            assert passes(one, SECONDS - 0.01) == []
+            assert passes(one, SECONDS) == [led(B, C)]
+
+
+def test_nobody_is_alone_before_the_deadline_where_more_are_needed() -> None:
+    one = gathering(A, expected=2, awaited=(B,), missing=4)
+    one.link_lost(B, 0.0)
+    sees(one)
+    assert passes(one, SECONDS - 0.01) == []
+    assert not one.ended
+
+
 def test_an_awaited_peer_that_refuses_or_is_in_another_group_is_not_waited_for() -> None:
     for refuses in (True, False):
         one = gathering(A, expected=4, awaited=(B, C, D))
