@@ -206,12 +206,16 @@ class CohortRounds:
     async def _as_head(self, mine: CohortAverage, cohort: Cohort, shelf: ResultShelf) -> Outcome:
         known = cohort.heads  # if all that were known are lost, others come in their place
         expected = 1 + len(known) if known else None
-        request = replace(mine.request, expected=expected, awaited=known, cohort=None)
+        request = replace(
+            mine.request,
+            expected=expected,
+            awaited=known,
+            cohort=None,
+            most_peers=self._settings.group_size,
+        )
         result = self._buffer(request.vector.values)
         step = await self._rounds.run(
-            GridRound(
-                self._heads_key(request, cohort), request, result, splits=False, replaces=True
-            )
+            GridRound(self._heads_key(request, cohort), request, result, splits=False)
         )
         self._note(step.statistics)
         outcome = self._outcome(mine, cohort, step, result)
@@ -326,7 +330,7 @@ class CohortRounds:
             weight=said.weight(mine.request.most_weight),
             rounds=(mine.statistics,),
             cut=said.cut,
-            peers=said.peers,
+            peers=said.peers(self._settings.group_size),
             heads=said.weights,
             handed_down=True,
         )

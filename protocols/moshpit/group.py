@@ -66,8 +66,9 @@ class Search:
       more come, they become several groups; else they are told that the group has begun.
     - `expected`: how many peers the caller knows to come, itself included.
     - `awaited`: those of them that are known by name. Before the deadline, the list is not closed
-      without one that is there (known_peers.py). `replaces`: in place of one that is lost, another
-      may come.
+      without one that is there (known_peers.py).
+    - `most_peers`: for how many any member counts at most. If it is more than one, others may come
+      in place of those that are lost.
     - `fewest`: of how many peers the list must be, this one included, before its deadline.
     - `unwelcome`: peers that this peer does not list, because they have held up its rounds.
     - `unled`: peers that this peer does not follow, because they have held up rounds that they led.
@@ -86,7 +87,7 @@ class Search:
     unwelcome: frozenset[PeerId] = frozenset()
     unled: frozenset[PeerId] = frozenset()
     splits: bool = True
-    replaces: bool = False
+    most_peers: int = 1
     fewest: int = 0
 
     def __post_init__(self) -> None:

@@ -58,13 +58,12 @@ MOST_ROUNDS_UNLED = 1024
 class GridRound:
     """One round of an averaging: the key under which its group meets, the request, and memory for
     the result. `splits`: more peers than fit into a group become several, because other rounds
-    follow. `replaces`: in place of an awaited peer that is lost, another one may come."""
+    follow."""
 
     key: str
     request: RoundRequest
     result: Tensor
     splits: bool
-    replaces: bool = False
 
 
 @dataclass(frozen=True)
@@ -287,7 +286,7 @@ class GroupRounds:
             unwelcome=self._doubts.unwelcome,
             unled=self._doubts.unled,
             splits=this.splits,
-            replaces=this.replaces,
+            most_peers=request.most_peers,
             fewest=request.fewest,
             matchmaking_seconds=settings.matchmaking_seconds,
         )
@@ -370,7 +369,7 @@ def _step(
         bytes_received=course.bytes_received,
     )
     total = float(sum(min(entries[member].weight, request.most_weight) for member in members))
-    peers = sum(entries[member].peers for member in members)
+    peers = sum(min(entries[member].peers, request.most_peers) for member in members)
     ballot = finished.verdict.attempt if isinstance(finished.verdict, Commit) else None
     return GroupResult(
         statistics,

@@ -338,7 +338,7 @@ class SearchContext:
                 search.unwelcome,
                 search.unled,
                 search.splits,
-                search.replaces,
+                search.most_peers > 1,
                 search.fewest - search.offer.peers,
             ),
             trio.current_time(),
@@ -663,7 +663,8 @@ class JoinTickets:
         context.network.learn_addresses(peer, request.addresses)
         number = next(self._numbers)
         ticket = self._tickets[number] = _Ticket(request)
-        candidate = Candidate(peer, request.entry.reduces, request.entry.peers)
+        peers = min(request.entry.peers, context.search.most_peers)
+        candidate = Candidate(peer, request.entry.reduces, peers)
         patience, now = request.patience_ms / 1000, trio.current_time()
         try:
             gathering.join_came(candidate, number, request.passed_over, patience, now)

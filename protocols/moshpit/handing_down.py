@@ -121,10 +121,9 @@ class HeadsDecision(Message, frozen=True):
         entries = (self.roster.entries[place] for place in self.members)
         return {one.peer: one.weight for one in entries}
 
-    @property
-    def peers(self) -> int:
+    def peers(self, most_peers: int) -> int:
         """Of how many peers the data is in the result."""
-        return sum(self.roster.entries[place].peers for place in self.members)
+        return sum(min(self.roster.entries[place].peers, most_peers) for place in self.members)
 
     def weight(self, most_weight: float) -> float:
         weights = (self.roster.entries[place].weight for place in self.members)
