@@ -189,8 +189,11 @@ class Averager:
 
     def confirm(self, *, applied: bool) -> None:
         """Whether this peer has applied the result of the last averaging, if that `confirms`. If it
-        is the head of a cohort, its members do the same."""
+        is the head of a cohort, its members do the same. If it has not, the list of that group is
+        shown to nobody any more: others may make a group without those who were in it."""
         self._cohorts.confirm(applied=applied)
+        if not applied:
+            self._rounds.is_void()
 
     @property
     def idle_heads(self) -> frozenset[PeerId]:

@@ -191,6 +191,8 @@ class GroupRounds:
     def __init__(self, shell: Shell, matchmaker: Matchmaker, settings: AveragerSettings) -> None:
         self._shell = shell
         self._matchmaker = matchmaker
+        self._key = ""
+        """Of the last round."""
         self._settings = settings
         self._doubts = Doubts(trio.current_time)
         shell.rpc.serve(SHOW, self._shown)
@@ -211,6 +213,7 @@ class GroupRounds:
     async def run(self, this: GridRound) -> GroupResult:
         began = trio.current_time()
         self._doubts.round_begins()
+        self._key = this.key
         request, search = this.request, self._search(this)
         try:
             group = await self._matchmaker.find_group(search)
@@ -235,6 +238,10 @@ class GroupRounds:
         self._matchmaker.forget({one.peer for one in step.statistics.excluded})
         self._judge(step, finished)
         return step
+
+    def is_void(self) -> None:
+        """Nothing has come of the last round."""
+        self._matchmaker.forget_list(self._key)
 
     def avoid(self, peer: PeerId) -> None:
         """It took part out of turn: do not list it for some rounds."""

@@ -156,6 +156,10 @@ class Matchmaker:
         for place, group in list(self._met.items()):
             self._met[place] = tuple(one for one in group if one.peer not in peers)
 
+    def forget_list(self, key: str) -> None:
+        """Show the list of the last group under this key to nobody any more."""
+        self._started.pop(key, None)
+
     def _remember(self, roster: Roster) -> None:
         self._started[roster.key] = roster
 

@@ -160,3 +160,41 @@ async def test_a_peer_that_begins_anew_later_is_told_and_waited_for(world: Simul
         await first.wait()
         await second.wait()
     check_same_result([one.ended[-1] for one in peers], peers)
+
+
+async def one_comes_after_a_round(
+    world: SimulatedWorld, *, applied: bool
+) -> tuple[list[AveragingPeer], trio.Event]:
+    """Two of three have averaged, and the third looks for their group."""
+    *pair, late = peers = await averagers(world, 3)
+    await average_all(peers)
+    await average_all(pair, epoch=1)
+    for one in pair:
+        one.averager.confirm(applied=applied)
+    comes = late.begin(epoch=1, expected=3)
+    await trio.sleep(COMES_AFTER_SECONDS)
+    return peers, comes
+
+
+@simulated
+async def test_who_comes_after_a_round_that_is_applied_is_shown_its_list(
+    world: SimulatedWorld,
+) -> None:
+    (*pair, late), comes = await one_comes_after_a_round(world, applied=True)
+    with trio.fail_after(20.0):
+        await comes.wait()
+    outcome = late.ended[-1].outcome
+    assert isinstance(outcome, Discarded)
+    assert set(outcome.begun_without) >= {one.peer for one in pair}
+
+
+@simulated
+async def test_who_comes_after_a_round_of_which_nothing_came_is_in_the_next_one(
+    world: SimulatedWorld,
+) -> None:
+    peers, comes = await one_comes_after_a_round(world, applied=False)
+    again = [one.begin(epoch=1, expected=3) for one in peers[:2]]
+    with trio.fail_after(20.0):
+        for event in (comes, *again):
+            await event.wait()
+    check_same_result([one.ended[-1] for one in peers], peers)
