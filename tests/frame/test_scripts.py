@@ -299,7 +299,7 @@ def test_a_machine_without_a_suitable_python_is_told_what_to_install(checkout: C
     assert not checkout.venv.exists()
 
 
-WORKERS = "--numprocesses=3 --dist=loadgroup"
+WORKERS, TWO_WORKERS = (f"--numprocesses={number} --dist=loadgroup" for number in (3, 2))
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ def tools(made: Checkout) -> Checkout:
     ("words", "pytest_words"),
     [
         ([], f"-m not soak --hypothesis-profile=default {WORKERS}"),
-        (["--fast"], f"-m not slow and not soak --hypothesis-profile=fast {WORKERS}"),
+        (["--fast"], f"-m not slow and not soak --hypothesis-profile=fast {TWO_WORKERS}"),
         (["--soak"], f"-m  --hypothesis-profile=soak {WORKERS}"),
         (
             ["--fast", "tests/frame", "-k", "link"],

@@ -53,7 +53,11 @@ PORT = 4001
 SILENCE_SECONDS = 0.2  # within it a router that answers would have; on this wire it takes 0.2 ms
 
 MISSING = missing_for_lab()
-needs_a_lab = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+def needs_a_lab(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.slow(pytest.mark.skipif(bool(MISSING), reason=MISSING)(test))
+
 
 Bind = Callable[..., socket]
 
