@@ -253,6 +253,7 @@ async def test_an_answer_in_another_codec_is_a_lie(place: Neighbourhood) -> None
 # ---- time, and the end of a peer
 
 
+@pytest.mark.slow
 @both_sizes
 @on_both
 async def test_the_timeout_covers_everything(place: Neighbourhood, rows: int) -> None:

@@ -299,6 +299,7 @@ async def test_a_caller_is_told_when_the_server_is_busy(place: Neighbourhood) ->
         await still_serves(s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, LARGE], ids=["call", "transfer"])
 async def test_a_caller_whose_time_is_over_costs_the_device_nothing(rows: int) -> None:
     """On the real network: the device is really busy, in its own thread."""

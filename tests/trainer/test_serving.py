@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 import trio
 import trio.testing
@@ -122,6 +123,7 @@ async def serving_node(
             yield ServingNode(host, experts, session, shown)
 
 
+@pytest.mark.slow
 async def test_the_owner_sees_which_experts_came(tmp_path: Path) -> None:
     async with SimulatedWorld(seed=1) as world, serving_node(world, tmp_path, most=3) as sam:
         await sam.until_it_serves(3)
