@@ -204,6 +204,15 @@ def test_a_large_run_makes_no_step_without_most_of_the_peers_of_its_last_one(
     assert isinstance(first, Step if steps else KeepGradients)
 
 
+def test_with_most_of_the_last_step_a_large_run_goes_on_without_most_of_its_heads() -> None:
+    """Others of their cohorts have come in their place."""
+    lifecycle = averaging()
+    gone = frozenset(peers(2, 3, 4))
+    lifecycle.take(looked(lifecycle, holders=gone, needs=10))
+    committed = Averaged(Ending.COMMITTED, 100.0, DIGEST, (ME, *peers(0, 1)), peers=10)
+    assert isinstance(lifecycle.take(committed)[0], Step)
+
+
 def test_nobody_makes_a_step_alone_where_many_made_the_last_one() -> None:
     lifecycle = averaging()
     lifecycle.take(looked(lifecycle, needs=9))

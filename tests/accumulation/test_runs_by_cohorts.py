@@ -38,6 +38,7 @@ from tests.dht.members import simulated
 
 PEERS = 14
 GROUP = 8
+AT_ONCE_SECONDS = 2.0  # a head that was only silent would be one for six times as long
 MANNER = Manner(seconds=0.5, samples=4, target=PEERS * 4 * 6, group_size=GROUP)
 
 
@@ -131,6 +132,9 @@ async def test_the_run_goes_on_when_heads_die_and_is_one_group_again_when_few_ar
     await stepped(run, 1)
     for head in heads(run)[::2]:
         head.kill()
+    new = [one for one in heads(run) if one.tracker.estimate.sum is None]
+    assert new
+    await until(run, lambda: all(one.tracker.estimate.sum for one in new), AT_ONCE_SECONDS)
     await stepped(run, 3)
     check_one_line(run)
 

@@ -115,6 +115,7 @@ class AveragingPeer:
         awaited: frozenset[PeerId] | None = None,
         votes: float = 0.0,
         cohort: Cohort | None = None,
+        peers: int = 1,
     ) -> trio.Event:
         """Average in this peer's process; the event is set when there is an outcome."""
         done = trio.Event()
@@ -132,6 +133,7 @@ class AveragingPeer:
                 awaited=awaited,
                 votes=votes,
                 cohort=cohort,
+                peers=peers,
             )
             outcome = await self.averager.average(request, grid)
             result = outcome.result.clone() if isinstance(outcome, Committed) else None

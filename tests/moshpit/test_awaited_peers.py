@@ -198,3 +198,18 @@ async def test_who_comes_after_a_round_of_which_nothing_came_is_in_the_next_one(
         for event in (comes, *again):
             await event.wait()
     check_same_result([one.ended[-1] for one in peers], peers)
+
+
+@simulated
+async def test_who_claims_to_come_for_many_counts_as_one_in_a_group_without_cohorts(
+    world: SimulatedWorld,
+) -> None:
+    honest, liar = peers = await averagers(world, 2)
+    events = [honest.begin(expected=2), liar.begin(expected=2, peers=60_000)]
+    with trio.fail_after(20.0):
+        for event in events:
+            await event.wait()
+    for one in peers:
+        outcome = one.ended[-1].outcome
+        assert isinstance(outcome, Committed)
+        assert outcome.peers == 2
