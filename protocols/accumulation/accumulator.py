@@ -53,7 +53,6 @@ class _Group:
     for a single one that is read in place."""
 
     numbers: tuple[int, ...]
-    bound: float
     scratch: Tensor | None
     views: tuple[Tensor, ...] = ()
 
@@ -66,7 +65,7 @@ class Averageable:
 
     A small model has many small tensors, and a check of each costs more than reading its values. So
     small ones are gathered in a scratch that stays in the processor's cache, and checked in one
-    pass. Only if something is wrong is the parameter found.
+    pass; on a GPU all are checked by one call. Only if something is wrong is the parameter found.
 
     Invariant: each parameter that has values is in exactly one group.
 
@@ -76,12 +75,15 @@ class Averageable:
 
     def __init__(self, parameters: Parameters, largest: Sequence[float]) -> None:
         self._names, self._largest = parameters.names, largest
+        self._is_here = parameters.device.type == "cpu"
+        self._bound = min(largest)
         sizes = [one.numel() for one in parameters.tensors]
-        gathered = [n for n, size in enumerate(sizes) if 0 < size <= SCRATCH_VALUES]
-        alone = [n for n, size in enumerate(sizes) if size > SCRATCH_VALUES]
-        room = min(SCRATCH_VALUES, sum(sizes[n] for n in gathered))
+        at_most = SCRATCH_VALUES if self._is_here else 0
+        gathered = [n for n, size in enumerate(sizes) if 0 < size <= at_most]
+        alone = [n for n, size in enumerate(sizes) if size > at_most]
+        room = min(at_most, sum(sizes[n] for n in gathered))
         scratch = torch.empty(room, dtype=parameters.dtype, device=parameters.device)
-        self._groups = [_Group((n,), largest[n], None) for n in alone]
+        self._groups = [_Group((n,), None) for n in alone]
         while gathered:
             numbers, end, views = [], 0, []
             while gathered and end + sizes[gathered[0]] <= room:
@@ -90,8 +92,7 @@ class Averageable:
                 numbers.append(n)
                 views.append(view)
                 end += sizes[n]
-            bound = min(largest[n] for n in numbers)
-            self._groups.append(_Group(tuple(numbers), bound, scratch[:end], tuple(views)))
+            self._groups.append(_Group(tuple(numbers), scratch[:end], tuple(views)))
 
     @torch.no_grad()
     def first_wrong(self, gradients: Sequence[Tensor | None], scale: float = 1.0) -> str | None:
@@ -99,14 +100,17 @@ class Averageable:
 
         The gradients are `scale` times as large as the values to be averaged.
         """
-        ends = [torch.aminmax(one) for group in self._groups for one in _values(group, gradients)]
+        values = (one for group in self._groups for one in _values(group, gradients))
+        if self._is_here:  # one after the other: several are gathered in the same scratch
+            ends = [end for one in values for end in torch.aminmax(one)]
+        else:  # few launches: the device has nothing else to do meanwhile
+            all_of_them = list(values)
+            ends = list(torch._foreach_norm(all_of_them, math.inf)) if all_of_them else []
         if not ends:
             return None
-        # The smallest and the largest values; NaN comes out as NaN. One wait for the device.
-        found = torch.stack([one for pair in ends for one in pair]).abs_().max().item()
-        if found <= _scaled(min(group.bound for group in self._groups), scale):
-            return None
-        return self._name(gradients, scale)
+        # The largest magnitude; NaN comes out as NaN. One wait for the device.
+        found = torch.stack(ends).abs_().max().item()
+        return None if found <= _scaled(self._bound, scale) else self._name(gradients, scale)
 
     def _name(self, gradients: Sequence[Tensor | None], scale: float) -> str | None:
         """Check one by one. None may be wrong after all, because bounds differ within a group."""

@@ -140,9 +140,12 @@ def proven_digest(kind: ResultKind, nonce: bytes, part_digests: dict[int, bytes]
     return blake3(_LONE + nonce + digest).digest() if kind == "lone step" else digest
 
 
-def lone_step(values: Tensor, layouts: ResultLayouts, nonce: bytes) -> Made:
+def lone_step(values: Tensor, layouts: ResultLayouts, nonce: bytes, *, followed: bool) -> Made:
     """The source of a step that a peer makes alone. `nonce`: NONCE_BYTES random bytes, so that the
-    step leads to a history of its own."""
+    step leads to a history of its own. Unless somebody follows, the values are not hashed: nobody
+    else will make this step."""
+    if not followed:
+        return Made("lone step", blake3(_LONE + nonce).digest(), None, nonce)
     layout = layouts.of("lone step")
     cut = ResultCut((PartCut(0, 0, layout.values),), CHUNK_BYTES)
     digest, bytes_of = PartHash(), raw_bytes(values)
@@ -262,10 +265,15 @@ class ResultsKept:
             if self._is_followed():
                 self._keep(one)
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether a peer follows."""
+        return bool(self._steps_left) or self._clock() < self._until
+
     def _is_followed(self) -> bool:
         """Whether a peer follows as of the next step. If not, the results are forgotten."""
         with self._lock:
-            is_followed = bool(self._steps_left) or self._clock() < self._until
+            is_followed = self.is_followed
             self._steps_left = max(0, self._steps_left - 1)
             if not is_followed:
                 self._results.clear()

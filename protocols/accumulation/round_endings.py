@@ -15,7 +15,7 @@ from protocols.accumulation.claims import Brought
 from protocols.accumulation.events import Share
 from protocols.accumulation.lifecycle import Averaged, Ending, ParametersRoundEnded
 from protocols.accumulation.progress import Estimate
-from protocols.accumulation.results import Made, ResultLayouts, lone_step
+from protocols.accumulation.results import Made, ResultsKept, lone_step
 from protocols.accumulation.state_messages import NONCE_BYTES
 from protocols.identity import PeerId
 from protocols.moshpit.outcome import Alone, Committed, Discarded, LeftOut, Outcome, Verdict
@@ -24,14 +24,15 @@ OVER_A_GRID = b"over a grid"
 """Used in place of a digest if several groups each hold nearly the same average."""
 
 
-def made_of(outcome: Outcome, own: Tensor, layouts: ResultLayouts) -> Made | None:
+def made_of(outcome: Outcome, own: Tensor, results: ResultsKept) -> Made | None:
     """The source of a step after this outcome, if one may follow. `own`: this peer's values."""
     match outcome:
         case Committed():
             return Made("step", outcome.digest, outcome.cut)
         case Alone():
             # No other peer has these bytes: a step that is made alone begins a history of its own.
-            return lone_step(own, layouts, secrets.token_bytes(NONCE_BYTES))
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            return lone_step(own, results.layouts, nonce, followed=results.is_followed)
         case _:
             return None
 

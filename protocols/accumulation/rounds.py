@@ -209,7 +209,7 @@ class Rounds:
     def _end(self, one: OwnRound, outcome: Outcome) -> list[Effect]:
         """Report how the round ended, and make the step that follows, if any."""
         one.outcome, one.ended = outcome, time.monotonic()
-        one.made = made_of(outcome, one.contribution.values, self._standing.results.layouts)
+        one.made = made_of(outcome, one.contribution.values, self._standing.results)
         life, own = self._standing.life, one.contribution.samples
         before = Lineage(life.epoch, life.history)
         self._standing.decided.note(decided_step(outcome, before, own))

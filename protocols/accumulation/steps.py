@@ -60,6 +60,7 @@ from protocols.moshpit.layout import LARGEST_CARRIED, Layout, Segment
 
 VALUES_AT_ONCE = 1 << 18
 """Values converted to double precision at a time: 2 MiB, which stays in a cache."""
+VALUES_AT_ONCE_THERE = 1 << 24  # on a GPU: 128 MiB, a few launches for a large model
 
 TORCH_EPSILON = 1e-6  # torch adds this to the norm
 
@@ -70,10 +71,15 @@ in double precision is held to, and large beside what the order of a sum changes
 
 def global_norm(values: Tensor) -> float:
     """The Euclidean norm of a flat tensor, in double precision."""
-    total = 0.0
-    for piece in torch.split(values, VALUES_AT_ONCE):
-        wide = piece.double()
-        total += float(torch.dot(wide, wide))
+    if values.device.type == "cpu":
+        total = 0.0
+        for piece in torch.split(values, VALUES_AT_ONCE):
+            wide = piece.double()
+            total += float(torch.dot(wide, wide))
+    else:
+        pieces = torch.split(values, VALUES_AT_ONCE_THERE)
+        norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in pieces]
+        total = float(torch.stack(norms).square().sum())
     return math.sqrt(total)
 
 
@@ -234,7 +240,7 @@ class InnerStep:
     The gradients are not copied on the CPU: while the optimizer steps, each parameter's `.grad` is
     a view of the flat result. Afterwards the user's own `.grad` is back.
 
-    Easy to get wrong: the averaged values are changed in place (divided, clipped).
+    Easy to get wrong: the averaged values may be changed in place (divided, clipped).
     """
 
     def __init__(
@@ -257,13 +263,14 @@ class InnerStep:
         parameters = self.parameters
         tail = averaged[parameters.values :].tolist()
         *used, loss, loss_known, overflowed = tail
-        gradients = averaged[: parameters.values]
+        here = averaged[: parameters.values]
+        gradients = self._there(here)
         norm = None
         if is_step_worth_it(overflowed):
-            norm = self._prepare(gradients, overflowed)
+            norm = self._prepare(here, gradients, overflowed)
         else:
             used = [0.0] * len(used)  # the optimizer and the scheduler see a step without gradients
-        views = parameters.views(self._there(gradients))
+        views = parameters.views(gradients)
         given = [view if part > 0.0 else None for view, part in zip(views, used, strict=True)]
         with gradients_are(parameters.tensors, given):
             self.optimizer.step()
@@ -284,13 +291,13 @@ class InnerStep:
                 warnings.filterwarnings("ignore", ".*lr_scheduler.step.*", UserWarning)
                 self.scheduler.step()
 
-    def _prepare(self, gradients: Tensor, overflowed: float) -> float | None:
+    def _prepare(self, here: Tensor, gradients: Tensor, overflowed: float) -> float | None:
         """Turn the mean over all samples into the mean over those that did not overflow, and clip
-        it."""
+        it. `here` has the same values on the CPU: not every device has double precision."""
         factor = 1.0 / (1.0 - overflowed)
         norm = None
         if self._max_norm is not None:
-            norm = global_norm(gradients) * factor
+            norm = global_norm(gradients if gradients.is_cuda else here) * factor
             factor *= clipping_factor(norm, self._max_norm)
         if factor != 1.0:
             gradients.mul_(factor)

@@ -110,8 +110,10 @@ SUMS_SECONDS: Final = 1.0
 """How old the other cohorts' sums may be at a peer that is no head, and whose head does not tell
 what they are together. Before a step they are newer: all peers plan their last batches with them.
 """
-TOLD_SUMS_SECONDS: Final = 10.0
-"""The same if the head tells it. Then the sums only say who the other heads are, and where."""
+TOLD_SUMS_SECONDS: Final = 1.25
+"""The same if the head tells it, for each cohort. Then the sums only say who the other heads are,
+and where. A reading costs more the more cohorts there are, and the readers are more as well: so
+they read less often, or the few peers that keep the sums would carry the square."""
 
 BOASTER_SECONDS: Final = 300.0  # for how long nothing is believed that such a head tells
 MOST_BOASTERS: Final = 64
@@ -542,11 +544,12 @@ class Tracker:
         now = trio.current_time()
         has_met_others = self._mine.epoch > 0 and self.estimate.company > 0
         misses_sums = self._cohorts > 1 and not self._sums
-        pause = NO_SUMS_SECONDS if misses_sums else ELSEWHERE_SECONDS
+        told_seconds = TOLD_SUMS_SECONDS * self._cohorts
+        pause = NO_SUMS_SECONDS if misses_sums else max(ELSEWHERE_SECONDS, told_seconds)
         is_elsewhere_due = not has_met_others or now - self._read_others_at >= pause
         rest = self.estimate.rest
         if rest is not None and rest.told_by is not None:
-            oldest = TOLD_SUMS_SECONDS
+            oldest = told_seconds
         else:
             oldest = min(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
         if self.estimate.sum is not None or self._wants_newest:

@@ -275,7 +275,7 @@ class ResultBuffers:
 
     def other_than(self, source: Tensor) -> Tensor:
         """A buffer with the size and dtype of `source` that shares no memory with it. Its contents
-        are lost."""
+        are lost. It is pinned if `source` is: the result goes where that came from, to a GPU."""
         self._buffers = [
             one
             for one in self._buffers
@@ -284,7 +284,8 @@ class ResultBuffers:
         for buffer in self._buffers:
             if not _share_memory(buffer, source):
                 return buffer
-        self._buffers.append(torch.empty(source.numel(), dtype=source.dtype))
+        pinned = source.is_pinned()
+        self._buffers.append(torch.empty(source.numel(), dtype=source.dtype, pin_memory=pinned))
         return self._buffers[-1]
 
 

@@ -92,7 +92,7 @@ class RunMember:
         """The description that a round with these values would have made."""
         layout = self.layouts.of(kind)
         if kind == "lone step":
-            return lone_step(values, self.layouts, b"n" * 16)
+            return lone_step(values, self.layouts, b"n" * 16, followed=True)
         half = values.numel() // 2 // 1024 * 1024
         cut = ResultCut((PartCut(0, 0, half), PartCut(2, half, layout.values)), CHUNK)
         copy = CommittedResult.encoded_from(self.at, Made(kind, b"", cut), values, self.layouts)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from protocols.accumulation import accumulator
 from protocols.accumulation.accumulator import Averageable
 from protocols.accumulation.parameters import Parameters
+from tests.devices import DEVICES
 
 SIZES = (3, 0, 5, 40, 1, 8, 30, 2, 9, 10)  # with a scratch of 10 values: alone, together, and full
 LARGEST = 1000.0
@@ -22,29 +23,30 @@ def small_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulator, "SCRATCH_VALUES", 10)
 
 
-def parameters(dtype: torch.dtype = torch.float32) -> Parameters:
+def parameters(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Parameters:
     return Parameters(
-        (f"p{number}", nn.Parameter(torch.zeros(size, dtype=dtype)))
+        (f"p{number}", nn.Parameter(torch.zeros(size, dtype=dtype, device=device)))
         for number, size in enumerate(SIZES)
     )
 
 
-def gradients(dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
-    return [torch.full((size,), -1.0, dtype=dtype) for size in SIZES]
+def gradients(dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Tensor | None]:
+    return [torch.full((size,), -1.0, dtype=dtype, device=device) for size in SIZES]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1001.0, -1001.0])
-def test_the_wrong_gradient_is_named_wherever_it_is(bad: float) -> None:
-    check = Averageable(parameters(), [LARGEST] * len(SIZES))
-    assert check.first_wrong(gradients()) is None
+def test_the_wrong_gradient_is_named_wherever_it_is(bad: float, device: str) -> None:
+    check = Averageable(parameters(device=device), [LARGEST] * len(SIZES))
+    assert check.first_wrong(gradients(device=device)) is None
     for number, size in enumerate(SIZES):
         if size:
-            given = gradients()
+            given = gradients(device=device)
             wrong = given[number]
             assert wrong is not None
             wrong[-1] = bad
             assert check.first_wrong(given) == f"p{number}"
-    assert check.first_wrong(gradients()) is None
+    assert check.first_wrong(gradients(device=device)) is None
 
 
 def test_an_earlier_error_is_not_found_in_a_parameter_without_a_gradient() -> None:

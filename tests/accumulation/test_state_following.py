@@ -25,6 +25,7 @@ from protocols.accumulation.results import (
     STEPS_FOLLOWED,
     Made,
     Offered,
+    lone_step,
     usual_bytes,
 )
 from protocols.accumulation.state_download import (
@@ -226,6 +227,24 @@ def test_lone_steps_and_averaged_parameters_are_followed_like_steps() -> None:
         check_is_there(run, newcomer)
 
     with_newcomer(scenario, bytes_per_second=2.5 * LINK)
+
+
+def test_a_lone_step_that_nobody_follows_is_neither_hashed_nor_offered() -> None:
+    kept = results.ResultsKept(RunMember(seed=1).layouts, clock=lambda: 5.0)
+    values = torch.zeros(kept.layouts.of("lone step").values)
+    before = Lineage(3, b"h" * 16)
+    assert not kept.is_followed
+    first, second = (
+        lone_step(values, kept.layouts, nonce, followed=False) for nonce in (b"1" * 16, b"2" * 16)
+    )
+    assert first.digest != second.digest  # it still leads to a history of its own
+    kept.follow()  # somebody begins just now
+    assert kept.is_followed
+    kept.add(before, first, values)
+    assert kept.following(before) is None
+    followed = lone_step(values, kept.layouts, b"1" * 16, followed=True)
+    kept.add(before, followed, values)
+    assert kept.following(before) is not None
 
 
 @pytest.mark.slow

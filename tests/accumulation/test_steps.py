@@ -29,6 +29,7 @@ from protocols.accumulation.steps import (
     global_norm,
 )
 from protocols.errors import ProtocolMisuse
+from tests.devices import DEVICES
 
 SGD = partial(torch.optim.SGD, lr=1.0)
 SCALED: dict[str, Any] = {"max_norm": None, "codec": "none", "scales_loss": True, "buffers": {}}
@@ -59,8 +60,9 @@ def local_steps(own: Parameters) -> LocalSteps:
 
 
 @pytest.mark.slow
-def test_the_factor_is_that_of_torch() -> None:
-    gradient = torch.randn(1_000_003, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_factor_is_that_of_torch(device: str) -> None:
+    gradient = torch.randn(1_000_003, generator=torch.Generator().manual_seed(1)).to(device)
     norm = global_norm(gradient)
     assert norm == pytest.approx(float(gradient.double().norm()), rel=1e-12)
     parameter = nn.Parameter(torch.zeros_like(gradient))
@@ -68,6 +70,19 @@ def test_the_factor_is_that_of_torch() -> None:
     torch.nn.utils.clip_grad_norm_([parameter], 0.5)
     torch.testing.assert_close(gradient * clipping_factor(norm, 0.5), parameter.grad)
     assert clipping_factor(norm, 2 * norm) == 1.0
+
+
+@pytest.mark.parametrize("device", [DEVICES[1]])
+def test_a_step_on_a_gpu_is_that_on_the_processor(device: str) -> None:
+    found = {}
+    for where in ("cpu", device):
+        one = nn.Parameter(torch.ones(50_000, device=where))
+        inner = InnerStep(Parameters([("p", one)]), SGD, None, 0.5)
+        given = torch.linspace(-1.0, 1.0, 50_000)
+        outcome = inner.apply(torch.cat([given, torch.tensor([1.0, 0.0, 0.0, 0.0])]))
+        found[where] = outcome.norm, one.detach().cpu()
+    assert found[device][0] == pytest.approx(found["cpu"][0], rel=1e-12)
+    torch.testing.assert_close(found[device][1], found["cpu"][1])
 
 
 def test_the_factor_does_not_depend_on_the_order_of_the_sum() -> None:

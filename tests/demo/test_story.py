@@ -8,9 +8,11 @@ import pytest
 
 from node.app.demo.judging import Judged
 from node.app.demo.story import (
+    BATCH,
     CHANGES,
     STEPS,
     Story,
+    batch_for,
     demo_sized,
     failures,
     page_of,
@@ -93,12 +95,18 @@ def a_summary(story: Story, loss_last: float = 2.0, **credited: int) -> dict[str
 
 
 def test_the_demos_run_is_a_new_run_with_some_values_changed() -> None:
-    text = demo_sized(new_definition("demo").decode())
+    text = demo_sized(new_definition("demo").decode(), 500)
     definition = read_definition(text.encode())
+    assert definition.training.batch == 500
     assert definition.training.steps == STEPS
     assert definition.schedule is not None
     assert definition.schedule["steps"] == STEPS
     assert definition.averaging.grace_seconds == float(CHANGES["averaging", "grace_seconds"])
+
+
+def test_a_fast_machine_has_larger_steps_so_that_a_late_volunteer_is_in_some() -> None:
+    assert batch_for(60.0) == BATCH
+    assert batch_for(20 * 60.0) == 600
 
 
 def test_a_definition_without_a_place_for_a_change_is_told_by_name() -> None:

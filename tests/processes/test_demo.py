@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.app.demo.story import BATCH, STEPS
+from node.app.demo.story import STEPS
 from tests.demonstrated import DEMO_SECONDS, Played
 from tests.processes.children import Child, started
 
@@ -57,7 +57,8 @@ def check(code: int, events: list[dict[str, Any]]) -> dict[str, Any]:
     brought = {one["name"]: one["samples"] for one in summary["contributions"]}
     assert set(brought) == {"ann", "ben", "cleo", "dora"}
     assert all(samples > 0 for samples in brought.values())
-    assert sum(brought.values()) >= 0.5 * BATCH * STEPS
+    (batch,) = (event["batch"] for event in events if event["event"] == "definition")
+    assert sum(brought.values()) >= 0.5 * batch * STEPS
     assert {one["name"] for one in summary["credit"]["people"]} == set(brought)
     assert len(summary["credit"]["helpers"]) == 1
     assert [epoch for epoch, _ in summary["curve"]] == sorted({e for e, _ in summary["curve"]})

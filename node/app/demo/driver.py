@@ -26,12 +26,12 @@ import trio
 
 from node.app.demo.processes import Child, Event, free_port
 from node.app.demo.story import (
-    BATCH,
     KILL_AT_STEP,
     LATE_AT_STEP,
     RUN,
     STEPS,
     Story,
+    batch_for,
     demo_sized,
     summary_of,
 )
@@ -286,15 +286,17 @@ class Demo(DemoStage):
 
     async def _define(self) -> None:
         made = await self._do("run init", "run", "init", str(self._run_folder), "--name", RUN)
+        checked = await self._do("run check", "run", "check", str(self._run_folder))
+        self._story.batch = batch_for(float(checked["samples_per_second"]))
         file = self._run_folder / "run.toml"
-        file.write_text(demo_sized(file.read_text("utf-8")), "utf-8")
+        file.write_text(demo_sized(file.read_text("utf-8"), self._story.batch), "utf-8")
         self._tell(
             "definition",
-            f"a run, defined in run.toml: {STEPS} steps of {BATCH} samples, by everybody together; "
-            "its organiser will sign it",
+            f"a run, defined in run.toml: {STEPS} steps of {self._story.batch:,} samples, by "
+            "everybody together; its organiser will sign it",
             organiser=made["organiser"],
             steps=STEPS,
-            batch=BATCH,
+            batch=self._story.batch,
         )
 
     async def _start_backbone(self) -> tuple[Child, str, str]:

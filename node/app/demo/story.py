@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 RUN = "demo"
 STEPS = 36
-BATCH = 96
+BATCH = 96  # the samples of a step, at least
+STEP_SECONDS = 0.5
+"""A step has as many samples as one volunteer computes in this time, if that is more."""
 LATE_AT_STEP = 3  # when the late one is started; it takes some fifteen steps to be there
 KILL_AT_STEP = STEPS // 3
 
@@ -37,7 +39,6 @@ CHANGES: dict[tuple[str, str], str] = {
     ("optimizer", "lr"): "0.004",
     ("schedule", "warmup"): "4",
     ("schedule", "steps"): str(STEPS),
-    ("training", "batch"): str(BATCH),
     ("training", "steps"): str(STEPS),
     ("averaging", "grace_seconds"): "3.0",
     ("averaging", "round_seconds"): "60.0",
@@ -48,9 +49,15 @@ _SECTION = re.compile(r"\[([a-z]+)\]\s*$")
 _KEY = re.compile(r"#?([a-z_]+) = ")
 
 
-def demo_sized(text: str) -> str:
-    """The text of a new run.toml with `CHANGES` in it. KeyError if one does not fit in."""
-    left, section, lines = dict(CHANGES), "", []
+def batch_for(samples_per_second: float) -> int:
+    """The samples of a step on a machine that computes so many."""
+    return max(BATCH, round(samples_per_second * STEP_SECONDS))
+
+
+def demo_sized(text: str, batch: int = BATCH) -> str:
+    """The text of a new run.toml with `CHANGES` and this batch in it. KeyError if one does not fit
+    in."""
+    left, section, lines = CHANGES | {("training", "batch"): str(batch)}, "", []
     for line in text.splitlines():
         header, key = _SECTION.match(line), _KEY.match(line)
         if header is not None:
@@ -99,6 +106,7 @@ class StoryVolunteer:
 class Story:
     """Invariant: `curve` has one loss for each epoch that any peer has reported."""
 
+    batch: int = BATCH
     people: dict[str, StoryVolunteer] = field(default_factory=dict)
     kept: dict[int, ToldRound] = field(default_factory=dict)
     """The keeper's report of each step; it reports none that it was not in."""
@@ -177,12 +185,13 @@ class Story:
         """Split its samples: those in steps of the keeper, by the keeper's signed lists; those in
         other steps; and the steps about which the two disagree."""
         seen = {
-            epoch: _credited(told.brought.get(one.peer, 0)) for epoch, told in self.kept.items()
+            epoch: self._credited(told.brought.get(one.peer, 0))
+            for epoch, told in self.kept.items()
         }
         unseen: Counter[int] = Counter()
         for teller in self.people.values():
             for epoch in teller.told.keys() - self.kept.keys():
-                brought = _credited(teller.told[epoch].brought.get(one.peer, 0))
+                brought = self._credited(teller.told[epoch].brought.get(one.peer, 0))
                 unseen[epoch] = max(unseen[epoch], brought)
         differing = [
             epoch
@@ -197,6 +206,9 @@ class Story:
             "differing": differing,
         }
 
+    def _credited(self, samples: int) -> int:
+        return min(samples, MOST_BATCHES * self.batch)
+
     def survivors(self) -> list[StoryVolunteer]:
         return [one for one in self.people.values() if one.killed_at is None]
 
@@ -204,10 +216,6 @@ class Story:
 def _told(event: dict[str, Any]) -> ToldRound:
     brought = {str(one["peer"]): round(one["samples"]) for one in event["shares"]}
     return ToldRound(str(event["history"]), brought, int(event["own_samples"]))
-
-
-def _credited(samples: int) -> int:
-    return min(samples, MOST_BATCHES * BATCH)
 
 
 def sparkline(values: list[float], columns: int = SPARK_COLUMNS) -> str:

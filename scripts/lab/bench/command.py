@@ -40,6 +40,7 @@ KINDS: Final = {
     "experts": "experts",
     "training": "training",
     "training-churn": "training",
+    "size": "size",
     "experts-search": "experts_search",
     "experts-digits": "experts_convergence",
     "experts-text": "experts_convergence",

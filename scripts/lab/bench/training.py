@@ -123,7 +123,7 @@ async def _measure(effort: TrainingEffort, manner: str, say: Talk) -> dict[str, 
         first = max(look["epoch"] for look in before.values())
         say(f"measuring {effort.steps} steps")
         await swarm.until_epoch(first + effort.steps, LONGEST_STEP_SECONDS * effort.steps)
-        after = await _look_when_all_have_computed(swarm, before)
+        after = await look_when_all_have_computed(swarm, before)
         audit = swarm.audit()
         steps = [
             line
@@ -134,7 +134,7 @@ async def _measure(effort: TrainingEffort, manner: str, say: Talk) -> dict[str, 
     return figures_of(before, after, audit, steps, effort.peers)
 
 
-async def _look_when_all_have_computed(
+async def look_when_all_have_computed(
     swarm: TrainingSwarm, before: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, dict[str, Any]]:
     """The second look, once each peer has ended a batch since the first. A peer whose whole step

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import threading
 import time
 from contextlib import AbstractAsyncContextManager
@@ -27,6 +28,7 @@ import trio
 from torch import Tensor
 
 from lab.bench.orders import run_or_fork
+from lab.bench.size_task import NoSamples, SizedModel, SizeTask
 from lab.bench.slow_uplink import open_slow_network
 from lab.bench.time_sheet import ADDING, COMPUTING, RECORDING, TURNING, WAITING, TimeSheet
 from lab.bench.training_log import TrainingLog
@@ -71,6 +73,8 @@ class PeerManner:
     computes while the host's thread waits, and for a machine that is not shared."""
     pass_seconds: float = 0.0
     """How long each pass takes at least, the processor left alone for the rest of it."""
+    threads: int = 1
+    """How many torch uses here: the peers share the machine's cores."""
     digests: bool = True
     """Whether the digest of its state is written down after every step, for the audit."""
 
@@ -79,10 +83,10 @@ class PeerManner:
 class _Guest:
     """The objects of the training thread."""
 
-    task: BenchTask
+    task: BenchTask | SizeTask
     manner: PeerManner
-    model: GPT
-    samples: TextSamples
+    model: GPT | SizedModel
+    samples: TextSamples | NoSamples
     optimizer: CollaborativeOptimizer
     bridge: Bridge
     log: TrainingLog
@@ -125,10 +129,18 @@ class TrainingPeer:
         log: str,
     ) -> None:
         """Begin to train in a thread, with samples from this number on; `epoch` says how far."""
-        train = partial(
-            self._train, BenchTask(**task), PeerManner(**manner), first_number, Path(log)
-        )
+        train = partial(self._train, _task_of(task), PeerManner(**manner), first_number, Path(log))
         self._nursery.start_soon(self._take_part, CollaborationSettings(**settings), train)
+
+    async def train_plainly(
+        self, task: dict[str, Any], manner: dict[str, Any], steps: int, passes: int
+    ) -> dict[str, Any]:
+        """Train as torch alone does, without a run: the seconds of a step."""
+        how = PeerManner(**manner)
+        torch.set_num_threads(how.threads)
+        train = partial(plain_steps, max_norm=how.max_norm, pass_seconds=how.pass_seconds)
+        seconds = await trio.to_thread.run_sync(train, _task_of(task), steps, passes)
+        return {"step_seconds": seconds}
 
     async def progress(self) -> dict[str, Any]:
         """How far the loop is; `failure` is what ended it, if something did."""
@@ -161,6 +173,8 @@ class TrainingPeer:
         gc.collect()
         return {
             "memory_bytes": memory_in_use() or 0,
+            "most_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "most_device_bytes": torch.cuda.max_memory_allocated(),
             "tasks": trio.lowlevel.current_statistics().tasks_living,
             "threads": threading.active_count(),
             "descriptors": _descriptors(),
@@ -197,14 +211,19 @@ class TrainingPeer:
     # -- in the training thread
 
     def _train(
-        self, task: BenchTask, manner: PeerManner, first_number: int, path: Path, bridge: Bridge
+        self,
+        task: BenchTask | SizeTask,
+        manner: PeerManner,
+        first_number: int,
+        path: Path,
+        bridge: Bridge,
     ) -> None:
-        torch.set_num_threads(1)  # the peers share the machine's cores
-        model, samples = task.model(), TextSamples(task.context + 1)
+        torch.set_num_threads(manner.threads)
+        model, samples = task.model(), task.samples()
         with TrainingLog(path) as log:
             self._catching_up = bridge, log
-            if manner.pass_seconds:
-                _warm_up(task, samples)
+            if manner.pass_seconds or isinstance(task, SizeTask):
+                plain_steps(task, 1, 1)
             log.write("enters")
             try:
                 optimizer = CollaborativeOptimizer(
@@ -291,12 +310,37 @@ class TrainingPeer:
                 log.write_event(bridge.events.popleft())
 
 
-def _warm_up(task: BenchTask, samples: TextSamples) -> None:
-    """Make torch's first step, whose imports take seconds on a busy machine."""
-    model = task.model()
+def _task_of(fields: dict[str, Any]) -> BenchTask | SizeTask:
+    return SizeTask(**fields) if "parameters" in fields else BenchTask(**fields)
+
+
+def plain_steps(
+    task: BenchTask | SizeTask,
+    steps: int,
+    passes: int,
+    *,
+    max_norm: float | None = None,
+    pass_seconds: float = 0.0,
+) -> float:
+    """Train as torch alone does, and return the seconds of a step. The first step takes seconds
+    more, of imports, which do not count if there are others."""
+    model, samples = task.model(), task.samples()
     optimizer = task.optimizer(model.named_parameters())
-    model.loss(samples.batch(range(task.batch))).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+    began = time.monotonic()
+    for step in range(steps):
+        if step == 1:
+            began = time.monotonic()
+        optimizer.zero_grad()
+        for number in range(passes):
+            until = time.monotonic() + pass_seconds
+            loss = model.loss(samples.batch(range(number * task.batch, (number + 1) * task.batch)))
+            (loss / passes).backward()  # type: ignore[no-untyped-call]
+            time.sleep(max(0.0, until - time.monotonic()))
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        float(loss.detach())  # waits for the device
+    return (time.monotonic() - began) / max(1, steps - 1)
 
 
 def _descriptors() -> int:

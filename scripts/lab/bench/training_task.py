@@ -52,6 +52,9 @@ class BenchTask:
     def optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
         return AdamW(named_parameters, lr=LEARNING_RATE, betas=(0.9, 0.95))
 
+    def samples(self) -> TextSamples:
+        return TextSamples(self.context + 1)
+
 
 class TextSamples:
     """The text, as windows that have numbers."""

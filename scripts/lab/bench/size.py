@@ -1,0 +1,229 @@
+"""`scripts/bench size`: what potluck costs a model of a real size, beside torch alone.
+
+Peers in processes of their own train a model of so many parameters, on the processor or on one
+GPU (size_task.py): first each with torch alone, all at the same time, then together `delayed`, then
+`waiting`, and at last with torch alone again. A step has the same passes everywhere, and is
+clipped.
+
+    share_delayed, share_waiting    samples per second, as a share of torch's alone (the mean of
+                                    both times)
+    host_bytes_beyond_plain         the most memory that a process had at any time, less what one
+                                    with torch alone had; device_bytes_beyond_plain: of the GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from lab import Talk
+from lab.bench.command import report
+from lab.bench.machine import machine_facts
+from lab.bench.training import figures_of, look_when_all_have_computed
+from lab.bench.training_swarm import Training, TrainingSwarm, open_training_swarm
+from node.core.wrong_use import WrongUse
+
+if TYPE_CHECKING:
+    from node.app.commands.parser import Subparsers
+
+BATCH: Final = 16
+MAX_NORM: Final = 1.0
+MANNERS: Final = ("delayed", "waiting")
+LONGEST_STEP_SECONDS: Final = 120.0
+SAMPLE_TOKENS: Final = 1024
+BARS: Final[Mapping[str, float]] = {"delayed": 0.98, "waiting": 0.95}
+"""Of a peer that is alone. Of several `delayed` is held to another one, and `waiting` to none."""
+BAR_DELAYED_TOGETHER: Final = 0.93
+HOST_COPIES: Final = 2.2  # of the parameters in float32, beyond what torch alone takes
+
+
+@dataclass(frozen=True)
+class SizeEffort:
+    """`pass_ms`: how long a pass takes at least; on a GPU it takes as long as `tokens` say.
+    `passes`: of each peer in a step."""
+
+    parameters: int = 124_000_000
+    pass_ms: float = 80.0
+    passes: int = 16
+    peers: int = 1
+    steps: int = 4
+    warm_up_steps: int = 2
+    codec: str = "float16"
+    device: str = "cpu"
+    tokens: int = BATCH * SAMPLE_TOKENS
+
+    @property
+    def task(self) -> dict[str, Any]:
+        return {
+            "parameters": self.parameters,
+            "device": self.device,
+            "batch": BATCH,
+            "tokens": self.tokens,
+        }
+
+    @property
+    def manner(self) -> dict[str, Any]:
+        return {
+            "max_norm": MAX_NORM,
+            "pass_seconds": self.pass_ms / 1000 if self.device == "cpu" else 0.0,
+            "digests": False,
+            "threads": max(1, (os.cpu_count() or 1) // self.peers),
+        }
+
+    def training(self, manner: str) -> Training:
+        return Training(
+            target_batch=self.peers * self.passes * BATCH,
+            task=self.task,
+            manner=self.manner | {"delayed": manner == "delayed"},
+            codec=self.codec,
+        )
+
+
+async def measure_size(effort: SizeEffort, say: Talk = lambda _line: None) -> dict[str, Any]:
+    machine, began = machine_facts(), time.monotonic()
+    plain = [await _plain(effort, say)]
+    result: dict[str, Any] = {}
+    for manner in MANNERS:
+        result[manner] = await _together(effort, manner, say)
+    plain.append(await _plain(effort, say))
+    alone = statistics.mean(one["samples_per_s"] for one in plain)
+    most, device = plain[0]["most_memory_bytes"], plain[0]["most_device_bytes"]
+    shares = {f"share_{manner}": result[manner]["samples_per_s"] / alone for manner in MANNERS}
+    beyond = max(result[manner]["most_memory_bytes"] for manner in MANNERS) - most
+    bars = BARS if effort.peers == 1 else {"delayed": BAR_DELAYED_TOGETHER}
+    return result | {
+        "plain_samples_per_s": [round(one["samples_per_s"], 1) for one in plain],
+        **{name: round(share, 3) for name, share in shares.items()},
+        "averaging_s_p50": result["waiting"]["averaging_s_p50"],
+        "host_bytes_beyond_plain": beyond,
+        "device_bytes_beyond_plain": max(result[one]["most_device_bytes"] for one in MANNERS)
+        - device,
+        "host_copies": round(beyond / 4 / effort.parameters, 2),
+        "bars": dict(bars) | {"host_copies": HOST_COPIES},
+        "met": all(shares[f"share_{name}"] >= bar for name, bar in bars.items())
+        and beyond <= HOST_COPIES * 4 * effort.parameters,
+        "settings": asdict(effort),
+        "machine": machine,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+async def _plain(effort: SizeEffort, say: Talk) -> dict[str, Any]:
+    say("torch alone")
+    async with open_training_swarm(effort.training("waiting")) as swarm:
+        peers = await swarm.join(effort.peers)
+        took = await swarm.ask_all(
+            "train_plainly",
+            peers,
+            task=effort.task,
+            manner=effort.manner,
+            steps=effort.steps + 1,
+            passes=effort.passes,
+        )
+        memory = await _memory(swarm)
+    samples = effort.passes * BATCH
+    return {"samples_per_s": sum(samples / one["step_seconds"] for one in took.values()), **memory}
+
+
+async def _together(effort: SizeEffort, manner: str, say: Talk) -> dict[str, Any]:
+    say(f"{effort.peers} peers of potluck, {manner}")
+    async with open_training_swarm(effort.training(manner)) as swarm:
+        await swarm.start_together({} for _ in range(effort.peers))
+        first = effort.warm_up_steps
+        await swarm.until_epoch(first, LONGEST_STEP_SECONDS * (first + 1))
+        before = await swarm.ask_all("cpu")
+        first = max(look["epoch"] for look in before.values())
+        await swarm.until_epoch(first + effort.steps, LONGEST_STEP_SECONDS * effort.steps)
+        after = await look_when_all_have_computed(swarm, before)
+        memory = await _memory(swarm)
+        audit = swarm.audit()
+        steps = [
+            line
+            for life in swarm.living
+            for line in swarm.lines(life, "StepTaken")
+            if first <= line["epoch"] < first + effort.steps
+        ]
+    figures = figures_of(before, after, audit, steps, effort.peers)
+    wanted = ("where", "samples_per_s", "cores_used", "averaging_s_p50", "stepping_s_p50")
+    return {name: figures[name] for name in (*wanted, "steps", "complete")} | memory
+
+
+async def _memory(swarm: TrainingSwarm) -> dict[str, int]:
+    totals = (await swarm.ask_all("totals")).values()
+    names = ("most_memory_bytes", "most_device_bytes")
+    return {name: max(one[name] for one in totals) for name in names}
+
+
+# Flags and output
+
+
+def add_parser(kinds: Subparsers) -> None:
+    from node.app.commands.parser import add_flag, positive_count, positive_number
+
+    parser = kinds.add_parser(
+        "size",
+        help="training a model of a given size, beside torch alone",
+        description="Train a model of so many parameters with torch alone, then with potluck, with "
+        "averaging delayed and not, and then with torch alone again. On the processor a pass is "
+        "a pause of a given length that leaves gradients behind, as a GPU would; on a GPU it is "
+        "computed. The exit code is 1 if potluck takes more than 2 % (delayed) or 5 % (waiting) of "
+        "the speed of one peer alone, more than 7 % (delayed) of several peers', or more than "
+        "2.2 times the parameters' memory beyond what torch alone takes.",
+        example="scripts/bench size --params 124e6 --pass-ms 80 --json\n"
+        "scripts/bench size --peers 2 --codec float16\n"
+        "scripts/bench size --device cuda",
+    )
+    parser.set_defaults(measure=run)
+    add_flag(parser, "--params", positive_number, 124e6, "parameters of the model")
+    add_flag(parser, "--pass-ms", positive_number, 80.0, "length of a pass on the processor")
+    add_flag(parser, "--passes", positive_count, 16, "passes of each peer in a step")
+    add_flag(parser, "--peers", positive_count, 1, "how many peers")
+    add_flag(parser, "--steps", positive_count, 4, "how many steps are measured")
+    add_flag(parser, "--codec", str, "float16", "how gradients are encoded", metavar="CODEC")
+    add_flag(parser, "--device", str, "cpu", "cpu, or cuda", metavar="DEVICE")
+    tokens = "rows of a pass on a GPU, which say how long it takes"
+    add_flag(parser, "--tokens", positive_count, BATCH * SAMPLE_TOKENS, tokens)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.device != "cpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise WrongUse("There is no GPU that torch can use here.", advice="Leave out --device.")
+    effort = SizeEffort(
+        parameters=round(arguments.params),
+        pass_ms=arguments.pass_ms,
+        passes=arguments.passes,
+        peers=arguments.peers,
+        steps=arguments.steps,
+        codec=arguments.codec,
+        device=arguments.device,
+        tokens=arguments.tokens,
+    )
+    return report(arguments, partial(measure_size, effort), _lines)
+
+
+def _lines(result: dict[str, Any]) -> str:
+    plain = " and ".join(f"{one:,}" for one in result["plain_samples_per_s"])
+    lines = [f"torch alone   {plain} samples/s"]
+    for manner in MANNERS:
+        one = result[manner]
+        lines.append(
+            f"{manner:12}  {one['samples_per_s']:,} samples/s, {result[f'share_{manner}']:.1%} of "
+            f"that; averaging {one['averaging_s_p50']} s, the step {one['stepping_s_p50']} s, "
+            f"{one['cores_used']} cores"
+        )
+    lines.append(
+        f"memory        {result['host_bytes_beyond_plain'] / 1e6:,.0f} MB more than torch alone, "
+        f"{result['host_copies']} times the parameters; "
+        f"{result['device_bytes_beyond_plain'] / 1e6:,.0f} MB more of the GPU's"
+    )
+    lines.append("all as it must be" if result["met"] else "NOT as it must be")
+    return "\n".join(lines)

@@ -1,0 +1,52 @@
+"""`scripts/bench size` runs, and trains what torch alone trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.bench.size import MANNERS
+from lab.bench.size_task import SizeTask
+from lab.bench.training_peer import plain_steps
+from tests.commands.console import laboratory, objects
+from tests.devices import DEVICES
+
+
+@pytest.mark.slow
+def test_a_small_model_beside_torch_alone(tmp_path: Path) -> None:
+    done = laboratory(
+        "bench", "size", "--params", "2e5", "--pass-ms", "20", "--passes", "4", "--peers", "2",
+        "--steps", "2", "--json", home=tmp_path,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr  # how fast it is depends on the machine
+    (told,) = objects(done.stdout)
+    for manner in MANNERS:
+        assert told[manner]["steps"] == 2
+        assert told[manner]["complete"] == 1.0
+        assert 0.0 < told[f"share_{manner}"] < 1.2
+    assert min(told["plain_samples_per_s"]) > 0.0
+    # two peers with 4 passes of 20 ms each and 16 samples
+    assert max(told["plain_samples_per_s"]) <= 2 * 16 / 0.02
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_pass_gives_every_parameter_a_gradient(device: str) -> None:
+    task = SizeTask(parameters=1024 * 1024 + 70, device=device, tokens=8)
+    model = task.model()
+    assert sum(one.numel() for one in model.parameters()) == task.parameters
+    model.loss(task.samples().batch(range(3))).backward()
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in model.parameters())
+
+
+def test_torch_alone_takes_as_long_as_its_passes() -> None:
+    task = SizeTask(parameters=100)
+    assert plain_steps(task, 3, 2, max_norm=1.0, pass_seconds=0.05) >= 2 * 0.05
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_told(tmp_path: Path) -> None:
+    done = laboratory("bench", "size", "--device", "cuda", "--json", home=tmp_path)
+    assert done.returncode == 2
+    assert "no GPU" in done.stdout + done.stderr
