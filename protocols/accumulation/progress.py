@@ -861,15 +861,21 @@ class _Cohorts:
     def _is_boasted(
         self, told: Seen, sums: Iterable[Seen], settings: ProgressSettings, now: float
     ) -> bool:
-        """Whether the sums say something else, if all of them are of this epoch and new."""
+        """Whether the sums say something else, if all of them are of this epoch and new. If the
+        head counts a cohort without a sum here, that may have as much as the others: its own head
+        may have died."""
         at = (self._slot.epoch, self._slot.history)
         if (told.slot.epoch, told.slot.history) != at:
             return False
-        counted = 0.0
+        counted, cohorts = 0.0, 0
         for one in sums:
             if (one.slot.epoch, one.slot.history) != at or now - one.at > FRESH_SECONDS:
                 return False
             counted += _Counted(REST, one, settings, now).samples
+            cohorts += 1
+        if not cohorts:
+            return False
+        counted *= max(1.0, min(told.slot.rest_cohorts, self._count - 1) / cohorts)
         claimed = _Counted(REST, told, settings, now).samples
         most = (1.0 + BOASTED_SHARE) * counted + BOASTED_SHARE * settings.target_samples
         return claimed > most

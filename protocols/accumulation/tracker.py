@@ -115,6 +115,9 @@ TOLD_SUMS_SECONDS: Final = 1.25
 and where. A reading costs more the more cohorts there are, and the readers are more as well: so
 they read less often, or the few peers that keep the sums would carry the square."""
 
+BOASTING_SECONDS: Final = 4.0
+"""A head that tells of too much for so long boasts. When many peers die, the sums fall at once, and
+what an honest head tells follows within two seconds or so."""
 BOASTER_SECONDS: Final = 300.0  # for how long nothing is believed that such a head tells
 MOST_BOASTERS: Final = 64
 MOST_UNLINKED: Final = 64
@@ -223,6 +226,8 @@ class Tracker:
         """Since when the rounds of this epoch have made no step."""
         self._estimated: Estimate | None = None
         self._estimated_at = 0.0
+        self._suspects = BoundedMap[PeerId, tuple[float, float]](MOST_BOASTERS)
+        """Since when, and when last, each of these heads told of too much."""
         self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
         """When each of these heads is believed again."""
         self._unlinked = BoundedMap[PeerId, int](MOST_UNLINKED)
@@ -548,7 +553,10 @@ class Tracker:
         pause = NO_SUMS_SECONDS if misses_sums else max(ELSEWHERE_SECONDS, told_seconds)
         is_elsewhere_due = not has_met_others or now - self._read_others_at >= pause
         rest = self.estimate.rest
-        if rest is not None and rest.told_by is not None:
+        is_suspicious = any(
+            now - last <= BOASTING_SECONDS for _, (_, last) in self._suspects.items()
+        )
+        if rest is not None and rest.told_by is not None and not is_suspicious:
             oldest = told_seconds
         else:
             oldest = min(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
@@ -742,18 +750,27 @@ class Tracker:
         )
         self._estimated, self._estimated_at = self.estimate, clock
         if found.boaster is not None:
-            self._boasters[found.boaster] = clock + BOASTER_SECONDS
-            log.warning(
-                "%s, the head of this peer's cohort, tells of more samples than the other cohorts "
-                "have. For some minutes this peer reads their sums itself.",
-                found.boaster,
-            )
+            self._suspect(found.boaster, clock)
         self.sums.set_away(is_away=found.sum is None)
         self.sums.say_soon()
         self._pause.deadline = min(self._pause.deadline, self._read_at + reads)
         self._complaints.do_not_count(self.estimate.ignored)
         self._reckoned.set()
         self._reckoned = trio.Event()
+
+    def _suspect(self, head: PeerId, clock: float) -> None:
+        """This head told of too much just now."""
+        since, last = self._suspects.get(head, (clock, clock))
+        if clock - last > BOASTING_SECONDS:
+            since = clock
+        self._suspects[head] = since, clock
+        if clock - since >= BOASTING_SECONDS:
+            self._boasters[head] = clock + BOASTER_SECONDS
+            log.warning(
+                "%s, the head of this peer's cohort, tells of more samples than the other cohorts "
+                "have. For some minutes this peer reads their sums itself.",
+                head,
+            )
 
 
 class _Newcomers:

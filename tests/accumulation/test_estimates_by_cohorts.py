@@ -223,11 +223,23 @@ def test_a_head_that_tells_of_far_more_than_the_sums_say_boasts() -> None:
     assert found.rest is not None
     assert found.rest.told_by is None
     assert view(me, told(seen_at(me), head)).boaster is None
+    some = {peer: one for peer, one in bold.items() if peer != name_of_sum(HEADS[0])}
+    assert estimate(some, OWN, SETTINGS, 0.5, known).boaster == head
     old = {peer: Seen(one.slot, -5.0 if is_sum(peer) else 0.0) for peer, one in bold.items()}
     found = estimate(old, OWN, SETTINGS, 0.5, known)
     assert found.boaster is None, "the sums may have grown since"
     assert found.rest is not None
     assert found.rest.samples == TARGET, "but to no more than a whole step"
+
+
+def test_a_head_that_counts_a_cohort_whose_sum_is_gone_does_not_boast() -> None:
+    """Its own head has died, and the next one has said nothing yet."""
+    me, head = cohort(1)[2], HEADS[1]
+    known = Known(Credit(), me=me, cohorts=COUNT)
+    counted = told(seen_at(me), head, rest_samples=300, rest_cohorts=COUNT - 1, rest_per_second=0.0)
+    for gone in (HEADS[0], HEADS[2]):
+        del counted[name_of_sum(gone)]
+        assert estimate(counted, OWN, SETTINGS, 0.5, known).boaster is None
 
 
 @pytest.mark.parametrize("why", ["boaster", "no head", "elsewhere"])
