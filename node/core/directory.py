@@ -32,8 +32,8 @@ from protocols.rpc import Rpc
 
 log = logging.getLogger("potluck.access")
 
-# The families in the directory of every node. A part that needs its own family declares it here, so
-# that every node accepts its slots.
+# The families in the directory of every node. Each is declared by its own package and listed here,
+# so that every node accepts its slots.
 FAMILIES = Families([REVOCATIONS, GROUP, PROGRESS, EXPERTS])
 
 

@@ -381,7 +381,7 @@ def advance(mode: Mode, life: Life, event: Event) -> Turn:
 
 
 def _count(mode: Mode, life: Life, event: Contributed) -> Turn:
-    """Accumulate (DeDLOC, 3.1). A batch that is not finite never counts (R9)."""
+    """Accumulate (DeDLOC, 3.1). A batch that is not finite never counts."""
     if mode.auxiliary:
         raise ProtocolMisuse("An auxiliary peer has no samples.")
     if event.samples <= 0:
@@ -487,7 +487,7 @@ def _round_ended(mode: Mode, life: Life, event: Averaged) -> Turn:
 
 
 def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
-    """theta_{e+1} = step(theta_e, sum of g_i w_i / sum of w_i), if enough stands behind it (R3)."""
+    """theta_{e+1} = step(theta_e, sum of g_i w_i / sum of w_i), if enough stands behind it."""
     if not event.digest:
         raise ProtocolMisuse("A committed result has a digest.")
     if event.weight < COMMIT_SHARE * mode.target_samples:
@@ -539,7 +539,7 @@ def _too_few(came: int, life: Life) -> str:
 
 
 def _alone(mode: Mode, life: Life, event: Averaged) -> Turn:
-    """Make a step alone only if nobody else takes part, and with enough samples (R4)."""
+    """Make a step alone only if nobody else takes part, and with enough samples."""
     if life.needs > 1:
         return _kept(life, _too_few(1, life))
     if life.company:

@@ -131,7 +131,7 @@ def _settings(group: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def first_of(steps: Steps, run: str, signature: bytes) -> bytes:
-    """The history of a run that begins with these parameters (R2 of docs/assumptions.md)."""
+    """The history of a run that begins with these parameters."""
     parameters = blake3(_PARAMETERS)
     for _, one in sorted(steps.shared.everything, key=lambda pair: pair[0]):
         parameters.update(raw_bytes(one.detach().to("cpu").contiguous().view(-1)))

@@ -72,7 +72,7 @@ from protocols.moshpit.coordinator import (
     Plan,
     Timing,
 )
-from protocols.moshpit.verdicts import Effect, Verdict
+from protocols.moshpit.verdicts import Effect, OwnVerdict
 
 __all__ = ["Agreement", "CheckCuts", "Plan", "Timing", "Verify"]
 
@@ -122,7 +122,7 @@ class Agreement:
         self._expect_more()
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> OwnVerdict | None:
         """How the round ended for this member; None: it has not ended."""
         return self._ending.verdict
 

@@ -234,9 +234,9 @@ class Averager:
             return await self._cohorts.average(request, request.cohort)
         walk = GridWalk(self._run, request, grid, self._index(grid, request.number), self._buffers)
         for _ in range(grid.rounds):
-            step = await self._rounds.run(walk.next_round())
-            self._statistics.add(step.statistics)
-            walk.take(step)
+            result = await self._rounds.run(walk.next_round())
+            self._statistics.add(result.statistics)
+            walk.take(result)
         self._place = (grid, walk.index)
         return walk.outcome()
 
@@ -349,30 +349,30 @@ class GridWalk:
             splits=self._grid.dimensions > 1,
         )
 
-    def take(self, step: GroupResult) -> None:
+    def take(self, result: GroupResult) -> None:
         """Take the outcome of a round."""
-        self._last = step
-        self._rounds.append(step.statistics)
-        if step.verdict is Verdict.COMMITTED:
-            self._committed = step
+        self._last = result
+        self._rounds.append(result.statistics)
+        if result.verdict is Verdict.COMMITTED:
+            self._committed = result
             self._now = replace(
                 self._now,
                 vector=Vector(self._now.vector.layout, self._result),
-                weight=carried_weight(step.total_weight, len(step.statistics.members)),
+                weight=carried_weight(result.total_weight, len(result.statistics.members)),
             )
-            self._samples = step.total_weight
+            self._samples = result.total_weight
             if self._grid.dimensions > 1:
-                self._take_sums(step)
-        self.index = next_index(self.index, self._coordinate(step.group))
+                self._take_sums(result)
+        self.index = next_index(self.index, self._coordinate(result.group))
 
     def outcome(self) -> Outcome:
-        rounds, step = tuple(self._rounds), self._last
+        rounds, last = tuple(self._rounds), self._last
         if self._committed is not None:
-            last = self._committed.statistics
+            committed = self._committed.statistics
             return Committed(
                 result=self._now.vector.values[: self._request.vector.layout.values],
-                members=last.members,
-                left_out=last.excluded,
+                members=committed.members,
+                left_out=committed.excluded,
                 digest=self._committed.digest,
                 weight=self._samples,
                 votes=self._votes,
@@ -380,14 +380,14 @@ class GridWalk:
                 cut=self._committed.cut if len(rounds) == 1 else None,
                 peers=self._committed.total_peers if len(rounds) == 1 else 0,
             )
-        if step is None:
+        if last is None:
             raise ProtocolMisuse("An averaging has at least one round.")
-        if step.verdict is Verdict.LEFT_OUT:
-            return LeftOut(step.statistics.members, step.digest, rounds)
-        if step.verdict is Verdict.ALONE:
+        if last.verdict is Verdict.LEFT_OUT:
+            return LeftOut(last.statistics.members, last.digest, rounds)
+        if last.verdict is Verdict.ALONE:
             return Alone(rounds)
-        in_doubt = step.verdict is Verdict.IN_DOUBT
-        return Discarded(step.statistics.reason, in_doubt, rounds, step.begun_without)
+        in_doubt = last.verdict is Verdict.IN_DOUBT
+        return Discarded(last.statistics.reason, in_doubt, rounds, last.begun_without)
 
     def _with_sums(self) -> RoundRequest:
         """The request with two more values: samples and votes for each unit of weight. Nobody knows
@@ -406,11 +406,11 @@ class GridWalk:
             awaited=None,
         )
 
-    def _take_sums(self, step: GroupResult) -> None:
+    def _take_sums(self, result: GroupResult) -> None:
         """The samples and votes in this round's result, and this peer's share to carry on."""
-        sums, total = self._now.vector.values[-2:], step.total_weight
+        sums, total = self._now.vector.values[-2:], result.total_weight
         self._samples, self._votes = float(sums[0]) * total, float(sums[1]) * total
-        members, group = len(step.statistics.members), step.group
+        members, group = len(result.statistics.members), result.group
         if group is not None:
             all_of_them = coordinates(len(group.members), self._grid, group.round_id)
             sums *= members / all_of_them.count(all_of_them[group.me])

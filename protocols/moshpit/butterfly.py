@@ -1,4 +1,4 @@
-"""The butterfly: each member reduces one part for all (002 §3.1; DeDLOC §2.2). One attempt's data.
+"""The butterfly: each member reduces one part for all (DeDLOC, 2.2). One attempt's data.
 
     butterfly = Butterfly(rpc, network)                    # one per node
     report = await butterfly.exchange(plan, source, result)

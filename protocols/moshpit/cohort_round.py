@@ -68,7 +68,7 @@ IDLE_SECONDS = 300.0  # a head that has done nothing is the last in order for so
 MOST_IDLE = 64
 
 OVERTAKEN_SECONDS = 3.0
-"""How long a head may need for its decision after the others have announced the step. Slots may
+"""How long a head may need for its decision after the others have announced the found. Slots may
 tell of a step before this peer's head does."""
 
 
@@ -171,34 +171,34 @@ class CohortRounds:
         name = f"{cohort.count}.{cohort.number}"
         result = self._buffer(request.vector.values)
         key = group_key(self._run, request.epoch, COHORTS_ROUND, name, request.topic)
-        step = await self._rounds.run(
+        found = await self._rounds.run(
             GridRound(key, replace(request, fewest=0), result, splits=False)
         )
-        self._note(step.statistics)
-        match step.verdict:
+        self._note(found.statistics)
+        match found.verdict:
             case Verdict.COMMITTED:
-                assert step.group is not None
-                entries = {one.peer: one for one in step.group.roster.entries}
-                members = in_order(self._run, step.statistics.members)
+                assert found.group is not None
+                entries = {one.peer: one for one in found.group.roster.entries}
+                members = in_order(self._run, found.statistics.members)
                 brought = replace(
                     request,
                     vector=Vector(request.vector.layout, result),
-                    weight=step.total_weight,
+                    weight=found.total_weight,
                     peers=len(members),
                 )
                 return CohortAverage(
                     brought,
-                    step.statistics,
-                    step.group.round_id,
+                    found.statistics,
+                    found.group.round_id,
                     tuple(entries[one] for one in members),
                 )
             case Verdict.ALONE:
-                return CohortAverage(request, step.statistics)
+                return CohortAverage(request, found.statistics)
             case verdict:
                 # the others may bring an average with this peer's samples to the heads' round
                 in_doubt = verdict in (Verdict.IN_DOUBT, Verdict.LEFT_OUT)
                 return Discarded(
-                    step.statistics.reason, in_doubt, (step.statistics,), step.begun_without
+                    found.statistics.reason, in_doubt, (found.statistics,), found.begun_without
                 )
 
     # -- at the head
@@ -214,16 +214,16 @@ class CohortRounds:
             most_peers=self._settings.group_size,
         )
         result = self._buffer(request.vector.values)
-        step = await self._rounds.run(
+        found = await self._rounds.run(
             GridRound(self._heads_key(request, cohort), request, result, splits=False)
         )
-        self._note(step.statistics)
-        outcome = self._outcome(mine, cohort, step, result)
+        self._note(found.statistics)
+        outcome = self._outcome(mine, cohort, found, result)
         if not isinstance(outcome, Committed):
             reason = outcome.reason if isinstance(outcome, Discarded) else "No other head came."
             shelf.failed(NoDecision(f"The heads of the cohorts made no step: {reason}"))
         elif mine.entries:
-            await self._offer(shelf, step, outcome, request)
+            await self._offer(shelf, found, outcome, request)
         return outcome
 
     def _heads_key(self, request: RoundRequest, cohort: Cohort) -> str:
@@ -231,37 +231,39 @@ class CohortRounds:
         return group_key(self._run, request.epoch, HEADS_ROUND, name, request.topic)
 
     def _outcome(
-        self, mine: CohortAverage, cohort: Cohort, step: GroupResult, result: Tensor
+        self, mine: CohortAverage, cohort: Cohort, found: GroupResult, result: Tensor
     ) -> Outcome:
         rounds: tuple[RoundStatistics, ...] = (mine.statistics,)
-        twice = self._twice(step.statistics.members, cohort.count)
-        match step.verdict:
+        twice = self._twice(found.statistics.members, cohort.count)
+        match found.verdict:
             case Verdict.COMMITTED if not twice:
                 return Committed(
                     result=result,
-                    members=step.statistics.members,
-                    left_out=step.statistics.excluded,
-                    digest=step.digest,
-                    weight=step.total_weight,
+                    members=found.statistics.members,
+                    left_out=found.statistics.excluded,
+                    digest=found.digest,
+                    weight=found.total_weight,
                     rounds=rounds,
-                    cut=step.cut,
-                    peers=step.total_peers,
-                    heads=dict(zip(step.statistics.members, step.statistics.weights, strict=False)),
+                    cut=found.cut,
+                    peers=found.total_peers,
+                    heads=dict(
+                        zip(found.statistics.members, found.statistics.weights, strict=False)
+                    ),
                 )
             case Verdict.COMMITTED:
                 for peer in twice:
                     self._rounds.avoid(peer)
                 return Discarded(f"A cohort had another head: {', '.join(twice)}.", False, rounds)
             case Verdict.LEFT_OUT:
-                return LeftOut(step.statistics.members, step.digest, rounds)
+                return LeftOut(found.statistics.members, found.digest, rounds)
             case Verdict.ALONE if not mine.entries:
                 return Alone(rounds)
             case _:
-                in_doubt = step.verdict is Verdict.IN_DOUBT
+                in_doubt = found.verdict is Verdict.IN_DOUBT
                 if in_doubt:
-                    rounds = (mine.statistics, step.statistics)
-                reason = step.statistics.reason
-                return Discarded(reason, in_doubt, rounds, step.begun_without)
+                    rounds = (mine.statistics, found.statistics)
+                reason = found.statistics.reason
+                return Discarded(reason, in_doubt, rounds, found.begun_without)
 
     def _twice(self, heads: tuple[PeerId, ...], count: int) -> tuple[PeerId, ...]:
         """Those of these heads whose cohort has another one that comes before them in order."""
@@ -274,9 +276,9 @@ class CohortRounds:
         return tuple(found)
 
     async def _offer(
-        self, shelf: ResultShelf, step: GroupResult, outcome: Committed, request: RoundRequest
+        self, shelf: ResultShelf, found: GroupResult, outcome: Committed, request: RoundRequest
     ) -> None:
-        group, cut, ballot = step.group, step.cut, step.ballot
+        group, cut, ballot = found.group, found.cut, found.ballot
         if group is None or cut is None or ballot is None:
             raise ProtocolMisuse("A committed round knows how its result was made.")
         layout = request.vector.layout
@@ -294,7 +296,7 @@ class CohortRounds:
         places = tuple(sorted(group.roster.index_of(one) for one in outcome.members))
         parts = (
             DecidedPart(part.start, part.stop, said)
-            for part, said in zip(cut.parts, step.statements, strict=True)
+            for part, said in zip(cut.parts, found.statements, strict=True)
         )
         decision = HeadsDecision(group.roster, places, ballot, tuple(parts), cut.chunk_bytes)
         shelf.prepare(HandedResult(decision, layout, memory))

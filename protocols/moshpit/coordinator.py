@@ -61,10 +61,10 @@ from protocols.moshpit.verdicts import (
     Discard,
     Effect,
     MemberLeftOut,
+    OwnVerdict,
     Send,
     StartExchange,
     StopExchange,
-    Verdict,
 )
 
 BALLOTS_BEYOND_SIZE = 2  # each failed attempt costs a member or names a pair; two are for duels
@@ -815,7 +815,7 @@ class KnownDecision:
     """
 
     def __init__(self, desk: Desk, acceptor: Acceptor, exchange: OwnExchange) -> None:
-        self.verdict: Verdict | None = None
+        self.verdict: OwnVerdict | None = None
         self.decision: Decided | None = None
         self.why_discard = ""
         """Why no more attempts should be made; "" if they should."""
@@ -857,7 +857,7 @@ class KnownDecision:
         acceptor.close()
         self.end(Discard(reason, in_doubt=True))
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, verdict: OwnVerdict) -> None:
         self.verdict = verdict
         self._desk.timers.clear()
         self._exchange.stop()

@@ -1,6 +1,6 @@
 """One round for this peer: find the group, average with it, and say what came of it.
 
-    step = await rounds.run(this)                          # one coordinate of the grid
+    result = await rounds.run(this)                          # one coordinate of the grid
 
 Whatever others or the network do is in the `GroupResult`: no group in time, a round that was
 discarded, one that was committed without us. Only our own mistakes raise.
@@ -230,14 +230,14 @@ class GroupRounds:
         found = trio.current_time()
         if not any(entry.weight > 0.0 for entry in group.roster.entries):
             nothing = Finished(Discard("nobody brings any data", in_doubt=False), {}, Course())
-            return _step(group, nothing, began, found, request)
+            return _result_of(group, nothing, began, found, request)
         chunk_bytes, timing = self._settings.chunk_bytes, self._timing()
         task = Task(group, request.vector.layout, chunk_bytes, timing, request.most_weight)
         finished = await run_round(self._shell, task, Buffers(request.vector.values, this.result))
-        step = _step(group, finished, began, found, request)
-        self._matchmaker.forget({one.peer for one in step.statistics.excluded})
-        self._judge(step, finished)
-        return step
+        result = _result_of(group, finished, began, found, request)
+        self._matchmaker.forget({one.peer for one in result.statistics.excluded})
+        self._judge(result, finished)
+        return result
 
     def is_void(self) -> None:
         """Nothing has come of the last round."""
@@ -247,10 +247,10 @@ class GroupRounds:
         """It took part out of turn: do not list it for some rounds."""
         self._doubts.held_up(peer)
 
-    def _judge(self, step: GroupResult, finished: Finished) -> None:
+    def _judge(self, result: GroupResult, finished: Finished) -> None:
         """Doubt who was left out of a round that this peer itself has seen it hold up, and a leader
         that did not do what it was its turn to do."""
-        for one in step.statistics.excluded:
+        for one in result.statistics.excluded:
             if one.peer in finished.course.late:
                 rounds = self._doubts.held_up(one.peer)
                 log.warning(
@@ -259,7 +259,7 @@ class GroupRounds:
                     *(one.peer, one.reason.removesuffix(".")),
                     *(rounds, rounds * ROUND_OF_DOUBT_SECONDS),
                 )
-        group, leader = step.group, step.statistics.leader
+        group, leader = result.group, result.statistics.leader
         assert group is not None
         assert leader is not None
         told = {member for member, one in finished.excluded.items() if one.code in HELD_UP_CODES}
@@ -268,9 +268,9 @@ class GroupRounds:
         led_nowhere = leader in finished.course.idle
         if led_nowhere or group.leader in told:
             self._does_not_follow(leader, "held up the round that it led")
-        if step.verdict is Verdict.COMMITTED:
-            self._doubts.was_in(step.statistics.members)
-            if leader in step.statistics.members and not led_nowhere:
+        if result.verdict is Verdict.COMMITTED:
+            self._doubts.was_in(result.statistics.members)
+            if leader in result.statistics.members and not led_nowhere:
                 self._doubts.has_led(leader)
 
     def _does_not_follow(self, leader: PeerId, what: str) -> None:
@@ -335,7 +335,7 @@ def _without_group(
     )
 
 
-def _step(
+def _result_of(
     group: Group, finished: Finished, began: float, found: float, request: RoundRequest
 ) -> GroupResult:
     entries, course = group.roster.entries, finished.course

@@ -70,10 +70,10 @@ from protocols.moshpit.verdicts import (
     Commit,
     Conclude,
     Effect,
+    OwnVerdict,
     Send,
     StartExchange,
     StopExchange,
-    Verdict,
 )
 from protocols.network import LinkEvent, Network, Reach
 from protocols.rpc import Rpc
@@ -140,7 +140,7 @@ class Finished:
     """A round that is over for this peer. `excluded`: why members are not in the last attempt.
     `cut`: how the committed result was cut; `statements`: what its reducers have signed."""
 
-    verdict: Verdict
+    verdict: OwnVerdict
     excluded: dict[int, Suspicion]
     course: Course
     cut: ResultCut | None = None
@@ -186,7 +186,7 @@ class Round:
         self._one_exchange = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._buffers: Buffers | None = None
-        self._verdict: Verdict | None = None
+        self._verdict: OwnVerdict | None = None
         self._decided = trio.Event()
         self._something_new = trio.Event()
         self._present: set[int] = set()

@@ -42,7 +42,7 @@ class Discard:
     in_doubt: bool
 
 
-Verdict = Commit | MemberLeftOut | Discard
+OwnVerdict = Commit | MemberLeftOut | Discard
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class StopExchange:
 class Conclude:
     """The round is over for this member. Comes once; messages are still answered after it."""
 
-    verdict: Verdict
+    verdict: OwnVerdict
 
 
 Effect = Send | StartExchange | StopExchange | Conclude

@@ -2,8 +2,8 @@
 
 Read in this order: `messages` and `method` (requests and answers), `frames` (the framing on a
 stream), `calls` (both sides of unary calls), `transfers` and `transfer_streams` (both sides of bulk
-transfers), `rpc` (the interface for the rest of a node), `peers` (avoiding peers). `ping` is a
-protocol on top.
+transfers), `state` (what all streams of a node share), `remote_errors` (errors by name), `rpc` (the
+interface for the rest of a node), `peers` (avoiding peers). `ping` is a protocol on top.
 """
 
 from protocols.rpc.frames import chunk_header

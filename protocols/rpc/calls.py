@@ -1,4 +1,4 @@
-"""The calling side of unary calls: one long-lived stream to one peer for one protocol.
+"""Both sides of unary calls: one long-lived stream to one peer for one protocol.
 
 Opening a libp2p stream costs several milliseconds; a call on an open one costs a fraction of that.
 So calls share a stream. Each gets an id, all are in flight at once, and answers come in any order.
@@ -13,6 +13,8 @@ behind.
 An answer may be on its way while its call is being cancelled. Ids are never reused on a stream. So
 an answer with an old id that no call waits for is late, and is dropped; one with an id that was
 never given out is a protocol violation.
+
+First the calling side (`CallStream`), and below it the answering side (`AnsweringStream`).
 """
 
 from __future__ import annotations

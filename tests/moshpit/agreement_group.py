@@ -21,7 +21,7 @@ from blake3 import blake3
 from protocols.moshpit.agreement import Agreement, Timing
 from protocols.moshpit.agreement_messages import AgreementMessage
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion, digest_of_result
-from protocols.moshpit.verdicts import Conclude, Send, StartExchange, StopExchange, Verdict
+from protocols.moshpit.verdicts import Conclude, OwnVerdict, Send, StartExchange, StopExchange
 
 TIMING = Timing(round_seconds=60.0)
 
@@ -88,7 +88,7 @@ class Group:
     killed: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
     cut: set[frozenset[int]] = field(default_factory=set)
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    verdicts: dict[int, OwnVerdict] = field(default_factory=dict)
     decided_at: dict[int, float] = field(default_factory=dict)
     started: list[tuple[float, int, StartExchange]] = field(default_factory=list)
     said: list[tuple[int, int, AgreementMessage]] = field(default_factory=list)

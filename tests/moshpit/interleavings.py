@@ -46,10 +46,10 @@ from protocols.moshpit.verdicts import (
     Conclude,
     Discard,
     MemberLeftOut,
+    OwnVerdict,
     Send,
     StartExchange,
     StopExchange,
-    Verdict,
 )
 from tests.moshpit.agreement_group import plan, statements, verify
 
@@ -90,7 +90,7 @@ class Local:
     joined: frozenset[Ballot] = frozenset()
     buffer: tuple[Ballot, bytes] | None = None
     ever_held: frozenset[tuple[Ballot, bytes]] = frozenset()
-    verdict: Verdict | None = None
+    verdict: OwnVerdict | None = None
     ever_accepted: frozenset[tuple[Ballot, Result | None]] = frozenset()
     wrong: str = ""
 

@@ -27,10 +27,10 @@ from protocols.moshpit.verdicts import (
     Commit,
     Discard,
     MemberLeftOut,
+    OwnVerdict,
     Send,
     StartExchange,
     StopExchange,
-    Verdict,
 )
 from tests.moshpit.agreement_group import (
     TIMING,
@@ -52,7 +52,7 @@ def _round(size: int, latency: float = 0.03, exchange_seconds: float = 0.5) -> G
     return group
 
 
-def _kind(verdict: Verdict) -> object:
+def _kind(verdict: OwnVerdict) -> object:
     """The result that all survivors must have."""
     if isinstance(verdict, Discard):
         return "discard"
@@ -275,7 +275,7 @@ def test_a_reducer_that_tells_one_member_something_else_is_proven_a_liar_and_lef
     assert isinstance(group.verdicts[2], MemberLeftOut)
 
 
-def _told_two_stories(me: int, contradicted: tuple[int, ...]) -> Verdict | None:
+def _told_two_stories(me: int, contradicted: tuple[int, ...]) -> OwnVerdict | None:
     """Member 0 leads, tells 1 and 2 different results, and wants each to commit its own."""
     member, ballot, members = _round(3).members[me], Ballot(0, 0), (0, 1, 2)
     member.receive(0, Start(ballot, members, plan(members)), 0.0)

@@ -18,6 +18,7 @@ from protocols.moshpit.closing_time import FOLLOWER_GRACE_SECONDS
 from protocols.moshpit.coordinator import MORE_WAITS, Timing
 from protocols.moshpit.handing_on import LONGEST_FETCH_SECONDS
 from protocols.moshpit.part_messages import STALL_SECONDS
+from protocols.moshpit.round import CALL_SECONDS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 TABLE = DOCUMENT.split("## The timeouts of a round\n")[1].split("\n## ")[0]
@@ -34,6 +35,11 @@ TIMES = {1: "once", 2: "twice"}
         f"| {SLACK:g} × what the plan predicts for its link, and {LATE_GRACE_SECONDS:g} to "
         f"{LATE_GRACE_SECONDS + STEP_SECONDS:g} s |",
         f"| {Timing(0.0).answer_seconds:g} s, {TIMES[MORE_WAITS]} more while",
+        f"| a member or a coordinator is silent | {Timing(0.0).silence_seconds:g} s, asked once in "
+        f"between; the next in order takes a silent coordinator's place after "
+        f"{Timing(0.0).stagger_seconds:g} s more, and that of one that does nothing after "
+        f"{Timing(0.0).idle_seconds:g} s |",
+        f"| one message of the agreement | {CALL_SECONDS:g} s |",
         f"| {Timing(0.0).closing_seconds:g} s, then the round ends in doubt |",
         f"| {FIRST_RETRY_SECONDS:g} to {LONGEST_RETRY_SECONDS:g} s |",
     ],

@@ -1,9 +1,9 @@
 """py-libp2p 0.8.1, made robust enough for a node: one small module for each idea.
 
-Only this package, `node/net/transport/` and `node/net/network.py` import libp2p; protocols never
-see it. Faults of the stock library are worked around here. Each workaround is separate and names
-the library's file and line. A test in `tests/libp2p/` shows the stock behaviour, and so shows when
-a newer version no longer needs the workaround.
+Only this package and `node/net/transport/` import libp2p; protocols never see it. Faults of the
+stock library are worked around here. Each workaround is separate and names the library's file and
+line. A test in `tests/libp2p/` shows the stock behaviour, and so shows when a newer version no
+longer needs the workaround.
 
 | module | idea |
 |---|---|

@@ -2,8 +2,9 @@
 
 Read in this order: settings (every number), packets and frames (the two formats), wires and noise
 (the socket, and the encryption over it), traffic (counts and limits), window (flow control),
-outgoing (the send queue), channel and stream (one stream), stream_table, writer, keep_alive
-(silence), connection (all of it together), plugin (for a py-libp2p host).
+outgoing (the send queue), incoming (what arrives, for its channel), channel and stream (one
+stream), stream_table, writer, keep_alive (silence), measurement (how fast the link is), connection
+(all of it together), plugin (for a py-libp2p host).
 """
 
 from node.net.transport.connection import YamuxConnection
