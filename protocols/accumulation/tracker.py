@@ -352,8 +352,9 @@ class Tracker:
         heads = {name_of_sum(one): weight for one, weight in brought.heads.items()}
         if brought.is_weighed:
             self._credit.round_ended(epoch, claimed, others, self._now())
-        if heads:
-            self._credit.round_ended(epoch, claimed_by_heads, heads, self._now())
+        if heads:  # what a doubted one brings does not show that it would have kept its word
+            kept = {one: weight for one, weight in heads.items() if one in claimed_by_heads}
+            self._credit.round_ended(epoch, claimed_by_heads, kept, self._now())
         if not applied and self._waits_since is None:
             self._waits_since = trio.current_time()
         if applied:
@@ -465,11 +466,15 @@ class Tracker:
         """Remember which peers are expected, and with how many samples."""
         self._newcomers.round_begins(self.estimate.followers, trio.current_time())
         cohort, slots = self.estimate.cohort, self._seen.slots
-        heads = () if cohort is None else map(name_of_sum, cohort.heads)
+        sums = () if cohort is None else map(name_of_sum, cohort.heads)
         self._claimed = (
             mine.epoch,
             expected_of(slots, mine, self._settings, self._now(), self.estimate.without_place),
-            {head: slots[head].slot.samples for head in heads if head in slots},
+            {
+                one: slots[one].slot.samples
+                for one in sums
+                if one in slots and slots[one].slot.epoch == mine.epoch
+            },
         )
 
     def _measured(self) -> ProgressSlot:

@@ -27,7 +27,7 @@ from protocols.accumulation.progress import OtherCohorts
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.tracker import Tracker
 from protocols.identity import PeerId
-from protocols.moshpit.cohort_round import CohortRounds
+from protocols.moshpit.cohort_round import CohortAverage, CohortRounds
 from protocols.moshpit.cohorts import cohort_of, in_order
 from protocols.moshpit.outcome import Outcome
 from protocols.testing.world import SimulatedWorld
@@ -206,6 +206,36 @@ async def test_a_head_that_tells_of_too_many_samples_of_the_others_is_not_believ
     assert count_of(run[0]) == count
     brought = [step.samples for step in run[0].steps[-2:]]
     assert all(one > 0.9 * MANNER.target for one in brought), brought
+    check_one_line(run)
+
+
+@pytest.mark.slow
+@simulated
+async def test_a_head_that_keeps_samples_of_its_cohort_back_is_doubted(
+    world: SimulatedWorld,
+) -> None:
+    """What it says that its cohort has counts less and less often: the others compute the step
+    without it."""
+    run = await begun(world)
+    await stepped(run, 1)
+    liar = max(heads(run), key=lambda one: len(cohort_with(run, one)))
+    usual = CohortRounds._in_cohort
+
+    async def keeping(rounds: CohortRounds, *arguments: Any) -> Any:
+        found = await usual(rounds, *arguments)
+        if rounds._me != liar.network.peer_id or not isinstance(found, CohortAverage):
+            return found
+        return replace(found, request=replace(found.request, weight=0.2 * found.request.weight))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CohortRounds, "_in_cohort", keeping)
+        since = furthest(run)
+        await stepped(run, 9)
+    brought = {step.epoch: step.samples for one in run for step in one.steps}
+    shares = [share / MANNER.target for epoch, share in brought.items() if epoch > since + 1]
+    missing = 0.8 * len(cohort_with(run, liar)) / len(run)
+    assert min(shares) < 1.0 - missing / 2, "it is believed again now and then"
+    assert sum(share > 1.0 - missing / 2 for share in shares) >= len(shares) / 2, shares
     check_one_line(run)
 
 
