@@ -68,7 +68,7 @@ IDLE_SECONDS = 300.0  # a head that has done nothing is the last in order for so
 MOST_IDLE = 64
 
 OVERTAKEN_SECONDS = 3.0
-"""How long a head may need for its decision after the others have announced the found. Slots may
+"""How long a head may need for its decision after the others have announced the step. Slots may
 tell of a step before this peer's head does."""
 
 

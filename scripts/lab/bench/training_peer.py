@@ -15,6 +15,7 @@ import gc
 import logging
 import os
 import resource
+import sys
 import threading
 import time
 from contextlib import AbstractAsyncContextManager
@@ -173,7 +174,7 @@ class TrainingPeer:
         gc.collect()
         return {
             "memory_bytes": memory_in_use() or 0,
-            "most_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "most_memory_bytes": _most_memory_bytes(),
             "most_device_bytes": torch.cuda.max_memory_allocated(),
             "tasks": trio.lowlevel.current_statistics().tasks_living,
             "threads": threading.active_count(),
@@ -341,6 +342,11 @@ def plain_steps(
         optimizer.step()
         float(loss.detach())  # waits for the device
     return (time.monotonic() - began) / max(1, steps - 1)
+
+
+def _most_memory_bytes() -> int:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def _descriptors() -> int:
