@@ -50,3 +50,9 @@ def test_a_gpu_that_is_not_there_is_told(tmp_path: Path) -> None:
     done = laboratory("bench", "size", "--device", "cuda", "--json", home=tmp_path)
     assert done.returncode == 2
     assert "no GPU" in done.stdout + done.stderr
+
+
+def test_a_model_that_does_not_fit_into_the_memory_is_refused(tmp_path: Path) -> None:
+    done = laboratory("bench", "size", "--params", "1e13", home=tmp_path)
+    assert done.returncode == 2
+    assert "of memory, and this machine has" in done.stderr

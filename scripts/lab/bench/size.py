@@ -41,6 +41,7 @@ BARS: Final[Mapping[str, float]] = {"delayed": 0.98, "waiting": 0.95}
 """Of a peer that is alone. Of several `delayed` is held to another one, and `waiting` to none."""
 BAR_DELAYED_TOGETHER: Final = 0.93
 HOST_COPIES: Final = 2.2  # of the parameters in float32, beyond what torch alone takes
+PLAIN_COPIES: Final = 5.0  # parameters, gradients, two of AdamW, and the gradients of a pass
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,13 @@ def run(arguments: argparse.Namespace) -> int:
         device=arguments.device,
         tokens=arguments.tokens,
     )
+    copies = HOST_COPIES + (PLAIN_COPIES if effort.device == "cpu" else 0.0)
+    needed = effort.peers * copies * 4 * effort.parameters / 2**30
+    if needed > (memory := machine_facts()["memory_GiB"]):
+        raise WrongUse(
+            f"That takes about {needed:,.0f} GiB of memory, and this machine has {memory:,.0f}.",
+            advice="Take fewer peers or a smaller --params.",
+        )
     return report(arguments, partial(measure_size, effort), _lines)
 
 
