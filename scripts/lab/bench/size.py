@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lab import Talk
 from lab.bench.command import report
 from lab.bench.machine import machine_facts
-from lab.bench.training import figures_of, look_when_all_have_computed
+from lab.bench.training import measure_steps
 from lab.bench.training_swarm import Training, TrainingSwarm, open_training_swarm
 from node.core.wrong_use import WrongUse
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 BATCH: Final = 16
 MAX_NORM: Final = 1.0
 MANNERS: Final = ("delayed", "waiting")
+WARM_UP_STEPS: Final = 2
 LONGEST_STEP_SECONDS: Final = 120.0
 SAMPLE_TOKENS: Final = 1024
 BARS: Final[Mapping[str, float]] = {"delayed": 0.98, "waiting": 0.95}
@@ -54,7 +55,6 @@ class SizeEffort:
     passes: int = 16
     peers: int = 1
     steps: int = 4
-    warm_up_steps: int = 2
     codec: str = "float16"
     device: str = "cpu"
     tokens: int = BATCH * SAMPLE_TOKENS
@@ -136,21 +136,8 @@ async def _together(effort: SizeEffort, manner: str, say: Talk) -> dict[str, Any
     say(f"{effort.peers} peers of potluck, {manner}")
     async with open_training_swarm(effort.training(manner)) as swarm:
         await swarm.start_together({} for _ in range(effort.peers))
-        first = effort.warm_up_steps
-        await swarm.until_epoch(first, LONGEST_STEP_SECONDS * (first + 1))
-        before = await swarm.ask_all("cpu")
-        first = max(look["epoch"] for look in before.values())
-        await swarm.until_epoch(first + effort.steps, LONGEST_STEP_SECONDS * effort.steps)
-        after = await look_when_all_have_computed(swarm, before)
+        figures = await measure_steps(swarm, WARM_UP_STEPS, effort.steps, LONGEST_STEP_SECONDS, say)
         memory = await _memory(swarm)
-        audit = swarm.audit()
-        steps = [
-            line
-            for life in swarm.living
-            for line in swarm.lines(life, "StepTaken")
-            if first <= line["epoch"] < first + effort.steps
-        ]
-    figures = figures_of(before, after, audit, steps, effort.peers)
     wanted = ("where", "samples_per_s", "cores_used", "averaging_s_p50", "stepping_s_p50")
     return {name: figures[name] for name in (*wanted, "steps", "complete")} | memory
 

@@ -23,18 +23,17 @@ WIDTH = 1024  # of the square matrices; the rest of the parameters is one vector
 SEED = 0
 LEARNING_RATE = 1e-4
 SPREAD = 0.02  # of the initial values
-SAMPLE_TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class SizeTask:
-    """`tokens`: the rows of a real pass, which say how long it takes. The length of one that stands
-    for it is in the peer's manner."""
+    """`batch`: the samples of a pass. `tokens`: the rows of a real pass, which say how long it
+    takes; the length of one that stands for it is in the peer's manner."""
 
     parameters: int
+    batch: int
+    tokens: int
     device: str = "cpu"
-    batch: int = 16
-    tokens: int = 16 * SAMPLE_TOKENS
 
     def model(self) -> SizedModel:
         """The same initial parameters in every process."""

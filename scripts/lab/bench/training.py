@@ -117,29 +117,37 @@ async def _measure(effort: TrainingEffort, manner: str, say: Talk) -> dict[str, 
     async with open_training_swarm(training) as swarm:
         say(f"starting {effort.peers} peers")
         await swarm.start_together({"held_out": number == 0} for number in range(effort.peers))
-        first = effort.warm_up_steps
-        await swarm.until_epoch(first, LONGEST_STEP_SECONDS * (first + 1))
-        before = await swarm.ask_all("cpu")
-        first = max(look["epoch"] for look in before.values())
-        say(f"measuring {effort.steps} steps")
-        await swarm.until_epoch(first + effort.steps, LONGEST_STEP_SECONDS * effort.steps)
-        after = await look_when_all_have_computed(swarm, before)
-        audit = swarm.audit()
-        steps = [
-            line
-            for life in swarm.living
-            for line in swarm.lines(life, "StepTaken")
-            if first <= line["epoch"] < first + effort.steps
-        ]
-    return figures_of(before, after, audit, steps, effort.peers)
+        return await measure_steps(
+            swarm, effort.warm_up_steps, effort.steps, LONGEST_STEP_SECONDS, say
+        )
 
 
-async def look_when_all_have_computed(
-    swarm: TrainingSwarm, before: Mapping[int, Mapping[str, Any]]
+async def measure_steps(
+    swarm: TrainingSwarm, warm_up_steps: int, steps: int, longest_step_seconds: float, say: Talk
+) -> dict[str, Any]:
+    """The figures of so many steps of all peers that there are, after some to warm up."""
+    first = warm_up_steps
+    await swarm.until_epoch(first, longest_step_seconds * (first + 1))
+    before = await swarm.ask_all("cpu")
+    first = max(look["epoch"] for look in before.values())
+    say(f"measuring {steps} steps")
+    await swarm.until_epoch(first + steps, longest_step_seconds * steps)
+    after = await _look_when_all_have_computed(swarm, before, longest_step_seconds)
+    taken = [
+        line
+        for life in swarm.living
+        for line in swarm.lines(life, "StepTaken")
+        if first <= line["epoch"] < first + steps
+    ]
+    return figures_of(before, after, swarm.audit(), taken, len(swarm.living))
+
+
+async def _look_when_all_have_computed(
+    swarm: TrainingSwarm, before: Mapping[int, Mapping[str, Any]], seconds: float
 ) -> dict[int, dict[str, Any]]:
     """The second look, once each peer has ended a batch since the first. A peer whose whole step
     was one wait for the others has nothing to divide by before that."""
-    with trio.fail_after(LONGEST_STEP_SECONDS):
+    with trio.fail_after(seconds):
         while True:
             after = await swarm.ask_all("cpu")
             if have_all_computed(before, after):
