@@ -156,8 +156,9 @@ class SlotReader:
         view.expire(state.now_ms())
         replicas = self._replicas(key, view, target)
         unsurveyed = view.unsurveyed_among(replicas)
-        if not replicas or not view.slots or 2 * unsurveyed > len(replicas):
-            # either the first look, or the swarm is still forming and no two replicas hold the same
+        if not replicas or view.is_blank or 2 * unsurveyed > len(replicas):
+            # either nothing was ever found, or the swarm is still forming and no two replicas hold
+            # the same
             return (await self.read([key], latest_enough=False))[key]
         state.counts.gets += 1
         is_replica = self._take_own(key, target, view)
@@ -415,6 +416,13 @@ class View:
         self._witness: int | None = None
         self._source_is_new = True
         self._turn_ends = float("-inf")
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether no slot was ever found. One whose slots have all expired is not blank: a key that
+        is read more rarely than its slots live would be searched for at each look.
+        """
+        return not self._names
 
     @property
     def bringing_source(self) -> int | None:

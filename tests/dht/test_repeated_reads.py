@@ -97,6 +97,30 @@ async def test_a_thousand_slots_under_one_key_are_found_and_looked_at(
     assert bytes_of(reader) - before < 1000
 
 
+@simulated
+async def test_a_key_read_more_rarely_than_its_slots_live_is_not_searched_for(
+    world: SimulatedWorld,
+) -> None:
+    """At each look all slots are new. One replica sends them; before, each did."""
+    number_of_slots, ttl_ms = 50, 20_000
+    members = await swarm(world, 8)
+    reader = await reader_of(world, members, "reader")
+    await held_by(members, fresh(number_of_slots, now_of(members[0]) + ttl_ms))
+    entries, _ = await reader.dht.look(KEY, Breadth.ALL)
+    found, used = [len(entries)], []
+    for sequence in range(2, 6):
+        await trio.sleep(1.5 * ttl_ms / 1000)
+        expires = now_of(members[0]) + ttl_ms
+        await held_by(members, fresh(number_of_slots, expires, sequence=sequence))
+        before = bytes_of(reader)
+        entries, _ = await reader.dht.look(KEY)
+        used.append(bytes_of(reader) - before)
+        found.append(sum(one.sequence == sequence for one in entries.values()))
+    assert found == [number_of_slots] * 5
+    # 130 bytes for each slot, and its name from both that are asked
+    assert max(used) < number_of_slots * 200, used
+
+
 @pytest.mark.slow
 @simulated
 async def test_all_replicas_of_a_key_share_the_looks(world: SimulatedWorld) -> None:
