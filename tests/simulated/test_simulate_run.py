@@ -11,9 +11,10 @@ import pytest
 
 from lab.__main__ import parse
 from lab.simulate import virtual_run
+from lab.simulate.liars import Lie
 from lab.simulate.run_view import COSTS, growth
 from lab.simulate.virtual_run import RunPlan, broken_promises
-from lab.simulate.virtual_trainer import Trainer
+from lab.simulate.virtual_trainer import MATCHMAKING_SECONDS, Trainer
 from node.app.commands.exit_codes import DONE, FAILED
 from node.core.wrong_use import WrongUse
 
@@ -106,6 +107,35 @@ def test_peers_that_only_dial_out_and_are_unlike_take_part_and_deaths_are_made_u
 
 
 @pytest.mark.slow
+def test_of_peers_that_lie_no_sample_counts_and_the_others_hold_the_same_bits(
+    simulate: Run,
+) -> None:
+    """One claims samples, one keeps most of what it has back."""
+    code, figures = simulate(
+        *("--peers", "8", "--steps", "3", "--step-seconds", "5", "--liars", "0.25")
+    )
+    assert code == DONE
+    assert (figures["liars"], figures["liars_named"]) == (2, 2)
+    assert figures["lies_named"] == ["claims", "keeps"]
+
+
+A_TRY_SECONDS = MATCHMAKING_SECONDS + 5.0  # of a round that fails, and what is computed for it
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lie", Lie)
+def test_a_liar_costs_a_step_at_most_one_try_more(lie: Lie) -> None:
+    """In cohorts of six. One that says the same for ever says nothing that counts."""
+    figures = virtual_run.simulate(
+        RunPlan(24, steps=8, seed=7, group_size=16, liars=1 / 24, lies=(lie,))
+    )
+    assert not broken_promises(figures)
+    calm_seconds = 60.0 / figures["calm_steps_per_minute"]
+    assert figures["longest_gap_s"] < calm_seconds + A_TRY_SECONDS
+    assert figures["liars_named"] == 1 or lie is Lie.REPEATS
+
+
+@pytest.mark.slow
 def test_a_run_that_makes_no_steps_is_told_so(
     simulate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +161,7 @@ def test_without_a_target_a_step_takes_what_all_compute_in_its_time() -> None:
         ["--rates", "0.5"],
         ["--partition", "1"],
         ["--dial-out", "-0.1"],
+        ["--liars", "1"],
         ["--deaths", "-1"],
         ["--plot", "sizes.svg"],
         ["--peers", "4,8", "--plot", "sizes.pdf"],

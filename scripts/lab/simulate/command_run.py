@@ -44,6 +44,8 @@ FIGURES = {
     "stopped": "whether a signal ended it; then the figures cover the time until then",
     "counted_share": "of all samples that were computed for these steps, the share that is in them",
     "share_in_step_min, …_p50": "share of the living peers that were in a step",
+    "liars_named": "of the liars, those whose samples did not count at some honest peer; all other "
+    "figures of steps are of the honest peers",
     "back_s": "from the end of --deaths or --partition until all who live were in a new step",
     "newcomers_in_within_two_steps": "newcomers that were in the first or the second step that "
     "ended after they came; newcomer_steps says for each in "
@@ -102,6 +104,10 @@ def add_parser(kinds: Subparsers) -> None:
     )
     for flag, what in (
         ("--partition", "cut this share of the peers off for a minute, after the first step"),
+        (
+            "--liars",
+            "let this share of the peers lie, each in one of six ways, after the calm steps",
+        ),
         ("--dial-out", "let this share of the peers only dial out"),
     ):
         add_flag(parser, flag, share, 0.0, what, metavar="SHARE")
@@ -284,6 +290,7 @@ def _plan(arguments: argparse.Namespace, peers: int) -> RunPlan:
         newcomers=arguments.newcomers,
         deaths=arguments.deaths,
         partition=arguments.partition,
+        liars=arguments.liars,
         dial_out=arguments.dial_out,
         rates=arguments.rates,
         latency_seconds=arguments.latency,

@@ -11,6 +11,7 @@ every peer, also at those that have died since.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -22,9 +23,12 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
+from lab.simulate.liars import Lie
 from lab.simulate.rare_collections import rare_collections
 from lab.simulate.virtual_trainer import Manner, Trainer, longest_gap, trainer
 from node.core.status import memory_in_use
+from protocols.accumulation.progress_slot import publisher_of
+from protocols.identity import PeerId
 from protocols.moshpit.settings import GROUP_SIZE
 from protocols.testing.link_model import LinkSettings
 from protocols.testing.settings import NodeSettings, WorldSettings
@@ -38,6 +42,7 @@ LAST_WORDS_SECONDS = 3.0  # after the last step, so that all who are in it have 
 STEPS_TO_GET_IN = 2  # of the run: a newcomer is in one of the first two that end while it is there
 UNEQUAL = 0.25  # by this share, batches may take longer or shorter than the plan says
 PARTITION_SECONDS = 60.0
+LOOK_SECONDS = 1.0  # a doubt lasts for longer
 TICK_SECONDS = 0.001  # a fiftieth of a round trip; many peers are several times faster by it
 
 
@@ -49,6 +54,8 @@ class RunPlan:
       new one that is as fast comes at once. None: no peer dies.
     - `newcomers`: so many come beside these, evenly spread over the steps that are judged.
     - `deaths`: so many die at the same moment, after the first of these steps.
+    - `liars`: this share of the peers lies, from the first of these steps on, each in the next of
+      these `lies`.
     - `partition`: this share of the peers is cut off from the others then, for a minute.
     - `dial_out`: this share of the peers can only dial out.
     - `rates`: by how much faster the fastest peer is than the slowest.
@@ -65,6 +72,8 @@ class RunPlan:
     newcomers: int = 0
     deaths: int = 0
     partition: float = 0.0
+    liars: float = 0.0
+    lies: tuple[Lie, ...] = tuple(Lie)
     dial_out: float = 0.0
     rates: float | None = None
     latency_seconds: float = 0.02
@@ -93,7 +102,7 @@ class RunPlan:
 
     @property
     def is_calm(self) -> bool:
-        happens = self.newcomers or self.deaths or self.partition
+        happens = self.newcomers or self.deaths or self.partition or self.liars
         return self.mean_life_seconds is None and not happens
 
 
@@ -192,6 +201,8 @@ class _Run:
         used by then."""
         self._judged_until: _Meter | None = None
         self._back_seconds: float | None = None
+        self._named: set[PeerId] = set()
+        """The liars whose samples did not count at some honest peer."""
         self._memory = memory_in_use()
         self._step_made = trio.Event()
         """Set and replaced whenever a peer has made a step."""
@@ -226,6 +237,9 @@ class _Run:
                 nursery.start_soon(self._let_peers_die, plan.mean_life_seconds)
             if plan.newcomers:
                 nursery.start_soon(self._let_others_come, plan.newcomers)
+            if plan.liars:
+                self._let_some_lie(plan.liars)
+                nursery.start_soon(self._watch_the_liars)
             if plan.deaths or plan.partition:
                 nursery.start_soon(self._strike, start + 1)
             await self._made(start + plan.steps)
@@ -290,6 +304,25 @@ class _Run:
             await trio.sleep(self.plan.steps * self.plan.step_seconds / (count + 1))
             self.newcomers.append(self._come(begins=False))
 
+    def _let_some_lie(self, share: float) -> None:
+        """Those that lie as heads are heads."""
+        living, count = self._living(), round(share * self.plan.peers)
+        ways = itertools.islice(itertools.cycle(self.plan.lies), count)
+        for way in sorted(ways, key=lambda one: not one.is_of_heads):
+            fitting = [one for one in living if one.lie is None]
+            heads = [one for one in fitting if one.tracker.estimate.sum is not None]
+            self.chance.choice(heads if way.is_of_heads and heads else fitting).lie = way
+
+    async def _watch_the_liars(self) -> None:
+        while True:
+            liars = {one.network.peer_id for one in self.peers if one.lie is not None}
+            for one in self._living():
+                found = one.tracker.estimate
+                if one.lie is None:
+                    self._named |= liars & {publisher_of(each.peer) for each in found.ignored}
+                    self._named |= liars & {found.boaster}
+            await trio.sleep(LOOK_SECONDS)
+
     async def _strike(self, after: int) -> None:
         """When the run has reached this epoch: many die, or a part of them is cut off."""
         await self._made(after)
@@ -340,7 +373,8 @@ class _Run:
 
     def _epochs(self) -> dict[int, _Epoch]:
         found: dict[int, _Epoch] = {}
-        for step in sorted(step for one in self.peers for step in one.steps):
+        honest = [one for one in self.peers if one.lie is None]
+        for step in sorted(step for one in honest for step in one.steps):
             epoch = found.setdefault(step.epoch, _Epoch(step.epoch, step.at))
             epoch.digests.add(step.digest)
             epoch.histories.add(step.history)
@@ -389,6 +423,15 @@ class _Run:
             "share_in_step_p50": _rounded(median(shares) if shares else None, 3),
             "shares": [round(share, 3) for share in shares],
             **self._newcomers(judged),
+            "liars": sum(one.lie is not None for one in self.peers),
+            "liars_named": len(self._named),
+            "lies_named": sorted(
+                {
+                    one.lie.name.lower()
+                    for one in self.peers
+                    if one.lie is not None and one.network.peer_id in self._named
+                }
+            ),
             "deaths": sum(one.died is not None for one in self.peers),
             "back_s": _rounded(self._back_seconds, 1),
             "commit_s_p50": _rounded(median(commits) if commits else None, 2),
@@ -399,7 +442,8 @@ class _Run:
 
     def _living_at(self, moment: float) -> int:
         return sum(
-            one.began <= moment and (one.died is None or one.died > moment) for one in self.peers
+            one.lie is None and one.began <= moment and (one.died is None or one.died > moment)
+            for one in self.peers
         )
 
     def _commit_seconds(self, epoch: _Epoch) -> list[float]:

@@ -28,6 +28,7 @@ import torch
 import trio
 from blake3 import blake3
 
+from lab.simulate.liars import BROUGHT_SHARE, Lie, lying
 from protocols.accumulation.driver import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,
@@ -142,6 +143,8 @@ class Trainer:
         self.registry, self._bootstrap = registry, tuple(bootstrap)
         self.steps: list[StepMade] = []
         self.batches: list[VirtualBatch] = []
+        self.lie: Lie | None = None
+        self._said: ProgressSlot | None = None
         self.alive = True
         self.began = trio.current_time()
         self.died: float | None = None
@@ -225,7 +228,9 @@ class Trainer:
             open_rpc(network) as rpc,
             open_dht(network, rpc, families=[GROUP, PROGRESS], settings=dht) as self.directory,
             open_averager(network, rpc, self.directory, settings) as self._averager,
-            open_tracker(network, self.directory, progress, self._slot()) as self._tracker,
+            open_tracker(
+                network, lying(self.directory, self._told), progress, self._slot()
+            ) as self._tracker,
             trio.open_nursery() as nursery,
         ):
             averager = self._averager
@@ -238,6 +243,14 @@ class Trainer:
             await self.leaving.wait()
             nursery.cancel_scope.cancel()
         self.ended.set()
+
+    def _told(self, slot: ProgressSlot) -> ProgressSlot:
+        """What the others read in place of this slot."""
+        if self.lie is not None and self._said is not None:
+            return self.lie.told(slot, self._said, self.manner.target)
+        if not slot.peers:
+            self._said = slot
+        return slot
 
     async def _watch_where_the_run_is(self) -> None:
         assert self._averager is not None
@@ -363,10 +376,13 @@ class Trainer:
 
     async def _round(self, wanted: Average) -> list[Effect]:
         assert self._averager is not None
+        if self.lie is Lie.SLEEPS:
+            await trio.sleep_forever()
+        share = BROUGHT_SHARE if self.lie is Lie.KEEPS else 1.0
         over_a_grid = self.manner.approximate and wanted.expected > self.manner.group_size
         request = RoundRequest(
             Vector(Layout((Segment("all", self.manner.parameters),)), self._gradient),
-            weight=float(wanted.weight),
+            weight=share * wanted.weight,
             epoch=wanted.epoch,
             topic=wanted.history.hex(),
             expected=wanted.expected,
