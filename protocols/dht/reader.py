@@ -180,6 +180,8 @@ class SlotReader:
         self._take_own(key, target, view)  # slots that have arrived meanwhile need no fetch
         await self._fetch_missing([operation])
         operation.end()
+        if not view.slots:  # or those that were its replicas are none now
+            return (await self.read([key], latest_enough=False))[key]
         if view.wants_survey(unsurveyed > 0, now, state.network.random):
             state.chore(self._survey, key)
         return self._in(view)

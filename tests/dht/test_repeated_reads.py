@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from protocols.dht import Breadth, DhtSettings, Family, Slot, contact_of
+from protocols.dht.ids import node_id_of, position_of
 from protocols.dht.messages import FIND, FindRequest, Found, Query, prefix_of_slot
 from protocols.dht.reader import OLD_NAMES_KEPT, TURN_SECONDS, VIEWS_KEPT, ReplicaQueue, View, Views
 from protocols.testing.world import SimulatedWorld
@@ -119,6 +120,20 @@ async def test_a_key_read_more_rarely_than_its_slots_live_is_not_searched_for(
     assert found == [number_of_slots] * 5
     # 130 bytes for each slot, and its name from both that are asked
     assert max(used) < number_of_slots * 200, used
+
+
+@simulated
+async def test_a_key_whose_slots_have_all_moved_is_searched_for(world: SimulatedWorld) -> None:
+    members = await swarm(world, 8)
+    reader = await reader_of(world, members, "reader")
+    *nearer, last = sorted(members, key=lambda one: node_id_of(one.peer) ^ position_of(KEY))
+    await held_by(nearer, fresh(4, now_of(members[0]) + 20_000))
+    entries, _ = await reader.dht.look(KEY, Breadth.ALL)
+    assert len(entries) == 4
+    await trio.sleep(30)
+    await bring(nearer[0], last, *fresh(4, now_of(last) + 20_000, sequence=2))
+    entries, _ = await reader.dht.look(KEY)
+    assert [one.sequence for one in entries.values()] == [2] * 4
 
 
 @pytest.mark.slow
