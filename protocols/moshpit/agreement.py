@@ -7,8 +7,9 @@
 A round is one decision: commit the result of one attempt at the exchange, or discard. All members
 of the signed roster take it by single-decree Paxos, in ballots that coordinators drive
 (coordinator.py). This file is the member: it hands every message to the right part, does what a
-coordinator asks for, follows the highest ballot, and takes over when the coordinator is gone.
-docs/protocols.md has the whole protocol, its assumptions, and what each failure costs.
+coordinator asks for, follows the highest ballot, and takes over when the coordinator is gone. What
+it remembers is in member_state.py. docs/protocols.md has the whole protocol, its assumptions, and
+what each failure costs.
 
 In this file: `Agreement`; `check_against_memory`, which refuses dishonest messages; `Succession`,
 for who coordinates; `Follower`, for what a coordinator asks of this member.
@@ -61,15 +62,14 @@ from protocols.moshpit.ballots import (
     Suspicion,
 )
 from protocols.moshpit.blame import IDLE, Blame, Verify
-from protocols.moshpit.coordinator import (
+from protocols.moshpit.coordinator import Coordinator, Plan
+from protocols.moshpit.member_state import (
     TIME_IS_OVER,
     Acceptor,
     Awaited,
-    Coordinator,
     Desk,
     KnownDecision,
     OwnExchange,
-    Plan,
     Timing,
 )
 from protocols.moshpit.verdicts import Effect, OwnVerdict
@@ -588,7 +588,7 @@ class Follower:
     """Does what the coordinator of the highest known ballot asks of this member: promise, note an
     attempt, exchange, accept, vow.
 
-    The acceptor (coordinator.py) is the memory that makes this safe. This class adds the member's
+    The acceptor (member_state.py) is the memory that makes this safe. This class adds the member's
     own exchange and the answers. `Agreement` has already checked that the ballot counts here.
 
     Easy to get wrong: a request that is not carried out is still answered, with what was promised,

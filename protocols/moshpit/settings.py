@@ -22,7 +22,7 @@ MATCHMAKING_SECONDS = 10.0
 
 ROUND_SECONDS = 300.0
 """How long at most one round may exchange values, with all its attempts; agreeing that there is no
-result may take 8 s more (coordinator.py, `Timing`). The first attempt gets half of it: enough for
+result may take 8 s more (member_state.py, `Timing`). The first attempt gets half of it: enough for
 ninety megabytes over a home connection of 5 Mb/s."""
 
 GROUP_SIZE = 64

@@ -15,8 +15,9 @@ from protocols.moshpit.attempt import (
     STEP_SECONDS,
 )
 from protocols.moshpit.closing_time import FOLLOWER_GRACE_SECONDS
-from protocols.moshpit.coordinator import MORE_WAITS, Timing
+from protocols.moshpit.coordinator import MORE_WAITS
 from protocols.moshpit.handing_on import LONGEST_FETCH_SECONDS
+from protocols.moshpit.member_state import Timing
 from protocols.moshpit.part_messages import STALL_SECONDS
 from protocols.moshpit.round import CALL_SECONDS
 
