@@ -206,10 +206,10 @@ def _forge_for(environment: Mapping[str, str]) -> _Forge | None:
 
 
 def _import_libraries() -> None:
-    import node.app.commands
+    import node.app
 
-    for module in pkgutil.iter_modules(node.app.commands.__path__):
-        importlib.import_module(f"node.app.commands.{module.name}")
+    for module in pkgutil.walk_packages(node.app.__path__, "node.app."):
+        importlib.import_module(module.name)
 
 
 def _next_program(talk: socket.socket) -> tuple[dict[str, Any], list[int], int]:

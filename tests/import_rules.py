@@ -2,7 +2,7 @@
 
 Reads the syntax tree, so it sees imports inside functions, under TYPE_CHECKING, relative ones, and
 `importlib.import_module` or `__import__` with a constant name; nothing is executed. The one thing
-it cannot see is a name put together at run time (node/app/commands/catalogue.py does that, for
+it cannot see is a name put together at run time (node/app/cli/catalogue.py does that, for
 modules of its own package).
 """
 

@@ -220,11 +220,11 @@ def test_a_name_that_a_face_shows_is_there(package: str) -> None:
 
 def test_the_command_line_loads_nothing_heavy_before_it_knows_the_command() -> None:
     heavy = {"torch", "numpy", "scipy", "libp2p", "trio", "rich", "msgspec", "cryptography"}
-    assert not heavy & loaded_by("import node.app.main, node.app.commands.catalogue")
+    assert not heavy & loaded_by("import node.app.main, node.app.cli.catalogue")
 
 
 def test_showing_what_a_running_process_answered_loads_no_network() -> None:
-    views = "import node.app.commands.auth_view, node.app.commands.status_view"
+    views = "import node.app.views.auth_view, node.app.views.status_view"
     assert not {"torch", "libp2p", "trio"} & loaded_by(views)
 
 

@@ -28,7 +28,7 @@ from auth.server.moderation import Moderation
 from auth.server.settings import read_settings
 from auth.server.store import open_store
 from node.app.auth_places import AuthPlaces, hold_auth_lock
-from node.app.listen_flag import listen_flag
+from node.app.cli.listen_flag import listen_flag
 from node.app.moderation import perform
 from node.core.control import Answering, ControlServer
 from node.net import VERSION

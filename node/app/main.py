@@ -1,13 +1,14 @@
 """The command `potluck`: find the command, run it, and end in one of a few documented ways.
 
 Promises to the shell: results on stdout, other text on stderr; an exit code from the table in
-`node/app/commands/exit_codes.py`; no traceback unless `--debug` or POTLUCK_DEBUG asks for one; and
+`node/app/cli/exit_codes.py`; no traceback unless `--debug` or POTLUCK_DEBUG asks for one; and
 Ctrl-C or SIGTERM at any moment ends the process quietly, with its files cleaned up.
 
-Every command imports this module and `node/app/commands/*`, so nothing here may import trio, rich,
-msgspec or libp2p at the top: `potluck version` has 0.3 s in all. Each command imports what it needs
-inside its `run`. Even argparse is imported only after the signal handlers are set, so that an early
-Ctrl-C finds them.
+Every command imports this module, node/app/cli/catalogue.py and what they import, and the help
+imports all of `node/app/commands/*`, so none of these may import trio, rich, msgspec or libp2p at
+the top: `potluck version` has 0.3 s in all. Each command imports what it needs inside its `run`.
+Even argparse is imported only after the signal handlers are set, so that an early Ctrl-C finds
+them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from node.app.commands.output import Output
+    from node.app.cli.output import Output
 
     Run = Callable[[argparse.Namespace], int]
     Parse = Callable[[Sequence[str]], tuple[Run, argparse.Namespace]]
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None, parse: Parse | None = None) -> int:
     """
     code = _run_with_signals(argv, parse)
     if sys.platform != "win32" and signal.getitimer(signal.ITIMER_REAL)[0] > 0:
-        # A signal ended the command and its alarm is still set (node/app/commands/interruption.py).
+        # A signal ended the command and its alarm is still set (node/app/cli/interruption.py).
         # The interpreter's own end takes the alarm's handler away first, so that on a busy machine
         # the alarm would kill us there, with its own exit code. Skip that end.
         try:
@@ -102,8 +103,8 @@ def _run_with_signals(argv: Sequence[str] | None, parse: Parse | None) -> int:
 
 
 def _run(argv: list[str], parse: Parse | None) -> int:
-    from node.app.commands import exit_codes
-    from node.app.commands.output import Output, discard_output, prepare_streams
+    from node.app.cli import exit_codes
+    from node.app.cli.output import Output, discard_output, prepare_streams
 
     prepare_streams()
     output = Output.for_command_line(argv)
@@ -126,7 +127,7 @@ def _run(argv: list[str], parse: Parse | None) -> int:
 def _run_command(argv: list[str], output: Output, parse: Parse | None) -> int:
     try:
         if parse is None:
-            from node.app.commands import catalogue
+            from node.app.cli import catalogue
 
             parse = catalogue.parse
         run, arguments = parse(argv)

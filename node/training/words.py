@@ -2,7 +2,7 @@
 made from typed events, never the other way round.
 
 Parts of the text come from peers. Code that prints it passes it through
-`node.app.commands.output.printable`.
+`node.app.cli.output.printable`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from lab.bench import command as bench
 from lab.simulate import command as simulate
-from node.app.commands.catalogue import Run, add_flags_of_all
-from node.app.commands.parser import CommandParser
+from node.app.cli.catalogue import Run, add_flags_of_all
+from node.app.cli.parser import CommandParser
 from node.app.main import main
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from lab.__main__ import PROGRAMS, parser_of
-from node.app.commands.reference import sections
+from node.app.cli.reference import sections
 
 PAGE = Path("docs/laboratory.md")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.app.commands.status_view import clock_words, in_one_line
+from node.app.views.status_view import clock_words, in_one_line
 from node.core.status import MembershipStatus
 
 

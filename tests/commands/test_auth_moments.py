@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from node.app.commands.auth_moments import LONGEST_MS, ago, ahead, life, since, utc
+from node.app.views.auth_moments import LONGEST_MS, ago, ahead, life, since, utc
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from node.app.commands.auth_view import show
-from node.app.commands.output import Output
+from node.app.cli.output import Output
+from node.app.views.auth_view import show
 
 HOSTILE = "\x1b[2J\r\nAll is well.[red]\u202e" + "x" * 500
 

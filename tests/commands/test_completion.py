@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.app.commands.catalogue import build_parser
+from node.app.cli.catalogue import build_parser
 from node.app.commands.completion import script_for
 from tests.commands.console import objects, potluck
 

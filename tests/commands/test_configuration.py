@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.app.commands.configured import add_setting_flag, configuration_for
-from node.app.commands.parser import CommandParser
+from node.app.cli.configured import add_setting_flag, configuration_for
+from node.app.cli.parser import CommandParser
 from node.core.configuration import Configuration, Origin, line_of, read_configuration
 from node.core.settings import SETTINGS, SettingKind, Value, plain, value_from_text, value_from_toml
 from node.core.wrong_use import WrongUse

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from node.app.commands.descriptor_limit import WANTED_DESCRIPTORS
 from node.core.caps.cores import kept_to_cores
+from node.core.descriptor_limit import WANTED_DESCRIPTORS
 from node.core.status import memory_in_use
 from node.net.libp2p.own_addresses import InterfaceAddresses
 
@@ -20,7 +20,7 @@ resource = pytest.importorskip("resource")
 RAISE_AND_TELL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-from node.app.commands.descriptor_limit import raise_descriptor_limit
+from node.core.descriptor_limit import raise_descriptor_limit
 raise_descriptor_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """

@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 
 from auth.invites import Invite
-from node.app.commands.doctor_view import drawing
 from node.app.doctor import Finding, FindingLevel
+from node.app.doctor.view import drawing
 from node.core.places import find_places
 from node.net import VERSION
 from node.run.invite import RunInvite

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from node.app.commands.catalogue import parse
+from node.app.cli.catalogue import parse
 from node.app.commands.experts import serving_wish
 from node.app.commands.experts_list import census_lines, picture_of
-from node.app.commands.status_view import experts_words
+from node.app.views.status_view import experts_words
 from node.core.caps.memory import PROCESS_BYTES, TooLarge
 from node.core.caps.settings import Caps
 from node.core.training_view import ExpertsView, GridView

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lab import reference as laboratory
-from node.app.commands.catalogue import COMMANDS, build_parser, flags_of_all
-from node.app.commands.parser import CommandParser, add_flag, positive_count, positive_number
-from node.app.commands.reference import PAGE, reference
+from node.app import commands
+from node.app.cli.catalogue import COMMANDS, build_parser, flags_of_all
+from node.app.cli.parser import CommandParser, add_flag, positive_count, positive_number
+from node.app.cli.reference import PAGE, reference
 from node.core.wrong_use import WrongUse
 from tests.commands.console import CHECKOUT, potluck
 
@@ -45,6 +47,11 @@ def test_help_is_also_a_command(tmp_path: Path) -> None:
 
 def test_every_command_of_the_catalogue_that_exists_has_a_parser() -> None:
     assert {f"potluck {name}" for name in COMMANDS} <= set(PARSERS)
+
+
+def test_every_module_among_the_commands_is_a_command_or_a_subcommand() -> None:
+    modules = [module.name.replace("_", " ") for module in pkgutil.iter_modules(commands.__path__)]
+    assert [name for name in modules if f"potluck {name}" not in PARSERS] == []
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -82,7 +89,7 @@ def test_an_unknown_choice_is_answered_with_the_valid_ones(parser: CommandParser
 
 def test_the_page_is_made_from_the_parsers() -> None:
     page = (CHECKOUT / PAGE).read_text(encoding="utf-8")
-    assert page == reference(), "write it anew: python -m node.app.commands.reference"
+    assert page == reference(), "write it anew: python -m node.app.cli.reference"
 
 
 def test_the_laboratorys_page_is_made_from_its_parsers() -> None:

@@ -16,7 +16,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import trio
-from node.app.commands.interruption import at_hard_exit, run_until_signal
+from node.app.cli.interruption import at_hard_exit, run_until_signal
 
 left_behind = Path(sys.argv[1])
 
@@ -62,7 +62,7 @@ print([int(one) for one in stopping_signals()])
 AT_THE_EDGES = """
 import signal, sys
 import trio
-from node.app.commands.interruption import run_until_signal
+from node.app.cli.interruption import run_until_signal
 
 def stopped(number, frame):
     print("handed on", number)

@@ -9,8 +9,8 @@ import threading
 import pytest
 import trio
 
-from node.app.commands.line_queue import STDERR, STDOUT, LineQueue, write_whole
-from node.app.commands.output import Output
+from node.app.cli.line_queue import STDERR, STDOUT, LineQueue, write_whole
+from node.app.cli.output import Output
 from tests.waiting import PATIENCE_SECONDS
 
 LINES = 20

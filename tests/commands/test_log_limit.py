@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from node.app.commands.log_output import (
+from node.app.cli.log_output import (
     LINES_AT_ONCE,
     SECONDS_PER_LINE,
     HumanFormatter,

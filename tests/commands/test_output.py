@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.app.commands.output import LONGEST_LINE, Output, folded, printable
+from node.app.cli.output import LONGEST_LINE, Output, folded, printable
 from node.core.failure import failure_of
 from protocols.errors import PotluckError, Refused, Unreachable
 from tests.commands.console import COMMAND, environment
@@ -132,7 +132,7 @@ def test_a_bug_is_called_one() -> None:
 
 
 def test_every_error_of_ours_has_a_documented_exit_code() -> None:
-    from node.app.commands.exit_codes import MEANINGS
+    from node.app.cli.exit_codes import MEANINGS
 
     def all_kinds(kind: type[PotluckError]) -> list[type[PotluckError]]:
         return [kind, *(deep for sub in kind.__subclasses__() for deep in all_kinds(sub))]

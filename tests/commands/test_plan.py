@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nat.relay_limits import RelayLimits
-from node.app.commands.plan_view import plan_lines
 from node.app.plan_file import LARGEST_FILE_BYTES, MOST_PEERS, read_plan_file
+from node.app.views.plan_view import plan_lines
 from node.core.wrong_use import WrongUse
 from protocols.moshpit.plan_strategy import best_strategy
 from tests.commands.console import CHECKOUT, COMMAND, environment, objects, potluck

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from auth.keys import fingerprint
-from node.app.commands.invite_file import check_new, write_new
-from node.app.commands.qr import qr_lines
 from node.app.commands.run_invite import MOST_ADDRESSES, peers_named, worth_naming
 from node.app.commands.run_start import for_people
+from node.app.invite_file import check_new, write_new
+from node.app.views.qr import qr_lines
 from node.core.key_file import load_identity
 from node.core.private_file import UnusableFile
 from node.core.wrong_use import WrongUse

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from node.app.commands import status_view
-from node.app.commands.status_view import amount, drawing, duration, milliseconds
+from node.app.views import status_view
+from node.app.views.status_view import amount, drawing, duration, milliseconds
 from node.core.status import (
     AddressStatus,
     ConnectivityStatus,

@@ -9,10 +9,11 @@ from typing import Any, TextIO
 import pytest
 import trio
 
-from node.app.commands import logs, output, peers
-from node.app.commands.catalogue import parse
-from node.app.commands.output import hung
-from node.app.commands.trainer_client import NothingTrains
+from node.app.cli import output
+from node.app.cli.catalogue import parse
+from node.app.cli.output import hung
+from node.app.commands import logs, peers
+from node.app.trainer_client import NothingTrains
 from node.core.configuration import read_configuration
 from node.core.control import Answering, ControlServer
 from node.core.training_view import RunPeerView, TrainerPhase, TrainerView

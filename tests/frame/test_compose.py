@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node.app.commands.catalogue import build_parser
+from node.app.cli.catalogue import build_parser
 from tests.commands.console import LOOPBACK, potluck, running
 from tests.ports import held_port
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import PROGRAMS, parser_of
-from node.app.commands.catalogue import build_parser
-from node.app.commands.parser import CommandParser
+from node.app.cli.catalogue import build_parser
+from node.app.cli.parser import CommandParser
 from node.core.wrong_use import WrongUse
 from tests.demonstrated import Played
 from tests.frame.documented import (

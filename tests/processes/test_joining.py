@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 import trio
 
-from node.app.commands.exit_codes import BROKEN_PIPE
+from node.app.cli.exit_codes import BROKEN_PIPE
 from tests.processes.commands import leaves_in_time
 from tests.processes.training_runs import TestRun, Trainer, potluck, started_run
 from tests.waiting import PATIENCE_SECONDS, until

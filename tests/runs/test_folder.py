@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 from node.app.commands.run_start import listening_as_before
 from node.core.configuration import Configuration, read_configuration
 from node.core.places import find_places

@@ -12,8 +12,8 @@ from hypothesis import strategies as some
 from auth.invites import Invite
 from auth.invites import write_invite as write_login_invite
 from auth.keys import peer_id_of
-from node.app.commands.login_inputs import read_invite as read_login_invite
 from node.app.commands.run_invite import wants_qr
+from node.app.login_inputs import read_invite as read_login_invite
 from node.core.wrong_use import WrongUse
 from node.run.invite import (
     SCHEME,

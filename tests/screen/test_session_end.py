@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from node.app.commands.display import Display, LineDisplay, ScreenDisplay, write_folded
-from node.app.commands.output import Output
-from node.app.commands.training import happening_of, show_to_the_end
+from node.app.cli.output import Output
+from node.app.foreground import happening_of, show_to_the_end
 from node.app.screen.canvas import Look
+from node.app.screen.display import Display, LineDisplay, ScreenDisplay, write_folded
 from node.app.screen.terminal import Terminal
 from node.core.access.renewal import MembershipEnded
 from node.core.failure import CommandFailure

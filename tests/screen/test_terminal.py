@@ -13,7 +13,7 @@ import trio.testing
 from msgspec.structs import replace as changed
 from rich.text import Text
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 from node.app.screen.canvas import BEGIN, Look
 from node.app.screen.live import Screen
 from node.app.screen.terminal import Terminal, can_show, look_of

@@ -15,7 +15,7 @@ from lab.simulate.liars import Lie
 from lab.simulate.run_view import COSTS, growth
 from lab.simulate.virtual_run import RunPlan, broken_promises
 from lab.simulate.virtual_trainer import MATCHMAKING_SECONDS, Trainer
-from node.app.commands.exit_codes import DONE, FAILED
+from node.app.cli.exit_codes import DONE, FAILED
 from node.core.wrong_use import WrongUse
 
 Run = Callable[..., tuple[int, dict[str, Any]]]

@@ -1,6 +1,7 @@
-"""One module per command, each with `add_parser(subparsers)` and `run(arguments) -> int`.
+"""The commands: every module here is a command of `potluck` or one of its subcommands.
 
-`catalogue` lists the commands; the other modules here help them. `output` prints for people and
-programs, `interruption` runs trio under signals, `reference` writes docs/cli.md. Errors become exit
-codes in node/core/failure.py.
+`run_start` is `potluck run start`. A command has `add_parser(subparsers)` and
+`run(arguments) -> int`, and its name in node/app/cli/catalogue.py. What commands share is in
+`node.app.cli`, and the work that needs a module of its own lies in `node.app`, beside this package.
+Errors become exit codes in node/core/failure.py.
 """

@@ -1,8 +1,8 @@
 """`potluck auth`: the moderators' commands, from `auth init` to excluding a person.
 
 This module defines the commands, flags and help texts. The acts are in node/app/moderation.py;
-auth_acts.py brings an act to the running server, or into a stopped one's database; auth_view.py
-has the answers for a person.
+node/app/auth_acts.py brings an act to the running server, or into a stopped one's database;
+node/app/views/auth_view.py has the answers for a person.
 
 A moderator who wants to exclude somebody is in a hurry. So every act says what it did, what it did
 not do, and the command that comes next.
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
-from node.app.commands.auth_moments import life
+from node.app.views.auth_moments import life
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.auth_places import AuthPlaces
+    from node.app.cli.parser import CommandParser, Subparsers
 
 
 ROLES = ("volunteer", "backbone", "moderator", "monitor")
@@ -49,7 +51,7 @@ def add_reason(
 
 
 def add_limit(parser: CommandParser) -> None:
-    from node.app.commands.parser import positive_count
+    from node.app.cli.parser import positive_count
 
     parser.add_argument(
         "--limit",
@@ -61,7 +63,7 @@ def add_limit(parser: CommandParser) -> None:
 
 
 def add_bootstrap(parser: CommandParser) -> None:
-    from node.app.commands.configured import add_setting_flag
+    from node.app.cli.configured import add_setting_flag
 
     add_setting_flag(parser, "dht.bootstrap")
     add_settings(parser)
@@ -111,9 +113,72 @@ def run(arguments: argparse.Namespace) -> int:
         "revoke": "auth_spread",
         "spread": "auth_spread",
         "keys withdraw": "auth_spread",
-    }.get(act, "auth_acts")
+    }.get(act)
+    if module is None:
+        return _perform(arguments, act.replace(" ", "-"))
     code: int = importlib.import_module(f"node.app.commands.{module}").run(arguments)
     return code
+
+
+def _perform(arguments: argparse.Namespace, act: str) -> int:
+    """Perform an act that is nothing but one, and print the answer. Returns the exit code."""
+    from pathlib import Path
+
+    from node.app.auth_acts import asked, auth_places_for, perform_act, provider_ids
+    from node.app.cli import exit_codes
+    from node.app.cli.output import Output
+    from node.app.invite_file import check_new, write_new
+    from node.app.views.auth_view import show
+
+    if act == "audit" and arguments.verify:
+        act = "audit-verify"
+    places = auth_places_for(arguments)
+    file = None
+    if act == "codes-new" and arguments.file:
+        file = Path(arguments.file).expanduser()
+        check_new(file)  # before the code is made, since it is shown only once
+    typed = {**_typed_for(arguments, act, places), "providers": provider_ids(places)}
+    answer, _ = perform_act(places, act, asked(act, typed))
+    if file is not None:
+        write_new(file, f"{answer['code']}\n")
+        answer["file"] = str(file.absolute())
+    show(act, answer, Output.of(arguments))
+    return exit_codes.FAILED if answer.get("sound") is False else exit_codes.DONE
+
+
+def _typed_for(arguments: argparse.Namespace, act: str, places: AuthPlaces) -> dict[str, Any]:
+    from node.app.views.auth_moments import now_ms
+
+    typed = dict(vars(arguments))
+    if act == "list":
+        _check_filters(arguments)
+    if act == "backup":
+        typed["folder"] = _backup_folder(arguments.folder, places)
+    if act == "audit" and arguments.since is not None:
+        kind, ms = arguments.since
+        typed["since_ms"] = ms if kind == "at" else now_ms() - ms
+    return typed
+
+
+def _check_filters(arguments: argparse.Namespace) -> None:
+    from node.core.wrong_use import WrongUse
+
+    other = arguments.name or arguments.tokens or arguments.revocations
+    if other and (arguments.role or arguments.state):
+        raise WrongUse(
+            "--role and --state choose accounts, but the command asks for something else.",
+            advice="Leave them out; or leave out NAME, --tokens or --revocations.",
+        )
+
+
+def _backup_folder(typed: str | None, places: AuthPlaces) -> str:
+    """An absolute path: a running server has another working directory than this command."""
+    from pathlib import Path
+
+    if typed is not None:
+        return str(Path(typed).expanduser().absolute())
+    now = time.strftime("%Y-%m-%d-%H%M%S", time.gmtime())
+    return str(places.folder.with_name(f"{places.folder.name}-backup-{now}"))
 
 
 def _add_init(actions: Subparsers) -> None:
@@ -160,7 +225,7 @@ def _add_status(actions: Subparsers) -> None:
 
 
 def _add_audit(actions: Subparsers) -> None:
-    from node.app.commands.auth_moments import since
+    from node.app.views.auth_moments import since
 
     audit = actions.add_parser(
         "audit",
@@ -338,7 +403,7 @@ def _add_codes(actions: Subparsers) -> None:
         "potluck auth codes new --uses 30 --note 'workshop in Dhaka'\n"
         "potluck auth codes new --name bob --file bob.code",
     )
-    from node.app.commands.parser import positive_count
+    from node.app.cli.parser import positive_count
 
     new.add_argument("--name", metavar="NAME", help="who it is for, such as bob or code:bob")
     new.add_argument(

@@ -27,9 +27,9 @@ from urllib.parse import urlsplit
 
 from auth.server.providers.settings import PROVIDER_KEYS
 from auth.server.settings import KEYS, PROVIDER_TABLE, Key, Value
+from node.app.auth_acts import auth_places_for, check_owner, moderator
 from node.app.auth_places import AuthPlaces, hold_auth_lock
-from node.app.commands.auth_acts import auth_places_for, check_owner, moderator
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 from node.core.private_file import replace_private_file
 from node.core.wrong_use import WrongUse
 

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from node.app.auth_acts import asked, auth_places_for, perform_act
 from node.app.auth_places import AuthPlaces
-from node.app.commands.auth_acts import asked, auth_places_for, perform_act
-from node.app.commands.auth_moments import life, now_ms, utc
-from node.app.commands.invite_file import check_flags, with_words, write_new
-from node.app.commands.output import Output
+from node.app.cli.output import Output
+from node.app.invite_file import check_flags, with_words, write_new
+from node.app.views.auth_moments import life, now_ms, utc
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:

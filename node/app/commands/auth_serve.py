@@ -6,11 +6,11 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
     from node.app.auth_service import AuthService
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -48,10 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     from node.app.auth_places import find_auth_places
     from node.app.auth_service import AuthService
-    from node.app.commands.descriptor_limit import raise_descriptor_limit
-    from node.app.commands.exit_codes import DONE
-    from node.app.commands.interruption import run_until_signal
-    from node.app.commands.log_output import log_to_stderr
+    from node.app.cli.exit_codes import DONE
+    from node.app.cli.interruption import run_until_signal
+    from node.app.cli.log_output import log_to_stderr
+    from node.core.descriptor_limit import raise_descriptor_limit
 
     output = Output.of(arguments)
     log_to_stderr(debug=output.debug)
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(service: AuthService, output: Output) -> int:
     import trio
 
-    from node.app.commands.interruption import at_hard_exit
+    from node.app.cli.interruption import at_hard_exit
     from node.core.control import remove_socket
 
     with at_hard_exit(partial(remove_socket, service.places.socket)):

@@ -15,11 +15,11 @@ import argparse
 import base64
 from typing import Any
 
+from node.app.auth_acts import asked, auth_places_for, perform_act, provider_ids
 from node.app.auth_places import AuthPlaces
-from node.app.commands import exit_codes
-from node.app.commands.auth_acts import asked, auth_places_for, perform_act, provider_ids
-from node.app.commands.configured import configuration_for
-from node.app.commands.output import Output
+from node.app.cli import exit_codes
+from node.app.cli.configured import configuration_for
+from node.app.cli.output import Output
 from node.core.configuration import Configuration
 from node.core.failure import failure_of
 from protocols.errors import Unreachable
@@ -28,7 +28,7 @@ from protocols.identity import Identity
 
 def run(arguments: argparse.Namespace) -> int:
     """Perform the act, publish it, and print both. Returns the exit code."""
-    from node.app.commands.auth_view import show
+    from node.app.views.auth_view import show
 
     act = "-".join(filter(None, (arguments.action, getattr(arguments, "act", None))))
     places = auth_places_for(arguments)
@@ -112,7 +112,7 @@ class RevocationCourier:
         ]
         if not endpoints:
             raise Unreachable("No node of the run is known: `endpoints` in auth.toml is empty.")
-        from node.app.commands.auth_publication import publish
+        from node.app.auth_publication import publish
 
         self.prepare()
         published = self._published()

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from node.app.commands.auth_acts import auth_places_for, check_there_is_one
-from node.app.commands.auth_moments import ago, ahead, now_ms, utc
-from node.app.commands.output import Output
+from node.app.auth_acts import auth_places_for, check_there_is_one
+from node.app.cli.output import Output
+from node.app.views.auth_moments import ago, ahead, now_ms, utc
 from node.core.control_client import NoRunningNode, ask_once
 
 QUESTION = "auth-status"

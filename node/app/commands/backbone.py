@@ -20,9 +20,9 @@ from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from auth.server.settings import ListenAddress
-    from node.app.commands.line_queue import LineQueue
-    from node.app.commands.output import Output
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.line_queue import LineQueue
+    from node.app.cli.output import Output
+    from node.app.cli.parser import Subparsers
     from node.core.configuration import Configuration
     from node.core.node import Node
     from node.core.settings import Value
@@ -39,7 +39,7 @@ RELAY_ONLY_DEFAULTS: Final[dict[str, Value]] = OTHER_DEFAULTS | {
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.configured import add_off_flag, add_setting_flag
+    from node.app.cli.configured import add_off_flag, add_setting_flag
     from node.app.commands.run import add_folder
     from node.app.commands.run_start import add_flags
 
@@ -90,9 +90,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
-    from node.app.commands.output import Output
-    from node.app.listen_flag import listen_flag
+    from node.app.cli.configured import configuration_for
+    from node.app.cli.listen_flag import listen_flag
+    from node.app.cli.output import Output
 
     address = listen_flag("--http", arguments.http)
     defaults = RELAY_ONLY_DEFAULTS if arguments.relay_only else OTHER_DEFAULTS
@@ -191,11 +191,11 @@ def _keep_run(arguments: argparse.Namespace, address: ListenAddress) -> int:
 
 
 def _relay_only(configuration: Configuration, address: ListenAddress, output: Output) -> int:
-    from node.app.commands.descriptor_limit import raise_descriptor_limit
-    from node.app.commands.exit_codes import DONE
-    from node.app.commands.interruption import run_until_signal
-    from node.app.commands.link_report import run_bare_node
-    from node.app.commands.log_output import log_to_stderr
+    from node.app.cli.exit_codes import DONE
+    from node.app.cli.interruption import run_until_signal
+    from node.app.cli.log_output import log_to_stderr
+    from node.app.link_report import run_bare_node
+    from node.core.descriptor_limit import raise_descriptor_limit
     from node.net import check_listening
 
     log_to_stderr(debug=output.debug)
@@ -204,8 +204,8 @@ def _relay_only(configuration: Configuration, address: ListenAddress, output: Ou
 
     async def serve(node: Node, lines: LineQueue) -> None:
         from node.app.backbone import BackboneHealth, serve_backbone
-        from node.app.commands.link_report import counted, introduce
-        from node.app.commands.status_view import in_one_line
+        from node.app.link_report import counted, introduce
+        from node.app.views.status_view import in_one_line
 
         introduce(node, lines)
         member = node.status().membership
@@ -233,7 +233,7 @@ def _telling_url(lines: LineQueue) -> Callable[[str], None]:
 def _print_unit(arguments: argparse.Namespace, configuration: Configuration, output: Output) -> int:
     import os
 
-    from node.app.commands.configured import typed_settings
+    from node.app.cli.configured import typed_settings
     from node.app.systemd import BackboneUnit, this_program
 
     words = [*this_program(), "backbone"]

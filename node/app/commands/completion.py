@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
-from node.app.commands.parser import CommandParser
+from node.app.cli.output import Output
+from node.app.cli.parser import CommandParser
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 SHELLS = ("bash", "zsh", "fish")
@@ -39,7 +39,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.catalogue import build_parser
+    from node.app.cli.catalogue import build_parser
 
     script = script_for(arguments.shell, build_parser())
     Output.of(arguments).data({"shell": arguments.shell, "script": script}, script.rstrip("\n"))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -45,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.interruption import run_until_signal
+    from node.app.cli.interruption import run_until_signal
 
     output = Output.of(arguments)
     keep, with_experts = arguments.keep, arguments.experts
@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _play(output: Output, *, keep: bool, with_experts: bool) -> int:
-    from node.app.commands.exit_codes import DONE, FAILED
-    from node.app.commands.interruption import at_hard_exit
+    from node.app.cli.exit_codes import DONE, FAILED
+    from node.app.cli.interruption import at_hard_exit
     from node.app.demo import (
         Demo,
         ExpertsDemo,

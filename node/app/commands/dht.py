@@ -1,8 +1,8 @@
 """`potluck dht`: read and write the directory, through the running node or as a client of its own.
 
 With `--bootstrap` the command joins the swarm by itself, as a client that no other node remembers
-(dht_once.py); without, it asks the node that runs in this home (node/core/dht_questions.py). The
-answer is a few lines for a person, or JSON.
+(node/app/swarm_client.py); without, it asks the node that runs in this home
+(node/core/dht_questions.py). The answer is a few lines for a person, or JSON.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.cli.parser import CommandParser, Subparsers
     from node.core.configuration import Configuration
 
 
@@ -27,7 +27,7 @@ TTL_SECONDS = 3600.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import positive_seconds
+    from node.app.cli.parser import positive_seconds
 
     parser = subparsers.add_parser(
         "dht",
@@ -83,15 +83,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _add_flags(parser: CommandParser) -> None:
-    from node.app.commands.configured import add_setting_flag
-    from node.app.commands.parser import add_timeout
+    from node.app.cli.configured import add_setting_flag
+    from node.app.cli.parser import add_timeout
 
     add_setting_flag(parser, "dht.bootstrap")
     add_timeout(parser, TIMEOUT_SECONDS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
@@ -99,12 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
     if configuration.origins["dht.bootstrap"].source == "flag" and not _is_guarded_node_there(
         configuration, output
     ):
-        from node.app.commands.dht_once import ask_swarm
-
-        return ask_swarm(configuration, arguments.action, question, arguments.timeout, output)
+        return _ask_swarm(configuration, arguments.action, question, arguments.timeout, output)
 
     socket = configuration.places.control_socket
-    show(arguments.action, _ask_node(socket, arguments.action, question, arguments.timeout), output)
+    answer = _ask_node(socket, arguments.action, question, arguments.timeout)
+    _show(arguments.action, answer, output)
     return 0
 
 
@@ -117,6 +116,36 @@ def _is_guarded_node_there(configuration: Configuration, output: Output) -> bool
         return False
     output.say("The node that runs here is asked, because it holds the access pass.")
     return True
+
+
+def _ask_swarm(
+    configuration: Configuration,
+    action: str,
+    question: dict[str, Any],
+    seconds: float,
+    output: Output,
+) -> int:
+    """Join, ask, print the answer, leave. Returns the exit code."""
+    import msgspec
+    import trio
+
+    from node.app.cli.interruption import run_until_signal
+    from node.app.cli.log_output import log_to_stderr
+    from node.app.swarm_client import open_client
+    from node.core.dht_questions import Asked, answer
+
+    log_to_stderr(debug=output.debug)
+
+    async def main() -> int:
+        deadline = trio.current_time() + seconds
+        async with open_client(configuration, seconds) as client:
+            left = deadline - trio.current_time()
+            asked = Asked(client.dht, client.network)
+            found = await answer(asked, action, {**question, "timeout_seconds": left})
+        _show(action, msgspec.to_builtins(found), output)
+        return 0
+
+    return run_until_signal(main)
 
 
 def _ask_node(
@@ -160,7 +189,7 @@ def _check_key(key: str) -> None:
         raise WrongUse(refused.what, why=refused.why, advice=refused.advice) from None
 
 
-def show(action: str, answer: Mapping[str, Any], output: Output) -> None:
+def _show(action: str, answer: Mapping[str, Any], output: Output) -> None:
     """Print the answer to `potluck dht ACTION`."""
     text = {"get": _found, "put": _stored, "stats": _statistics}[action](answer)
     output.data(answer, text)
@@ -192,7 +221,7 @@ def _stored(answer: Mapping[str, Any]) -> str:
 
 
 def _life(seconds: float) -> str:
-    from node.app.commands.status_view import duration
+    from node.app.views.status_view import duration
 
     return f"for another {duration(seconds)}"
 

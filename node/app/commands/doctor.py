@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from node.app.commands.exit_codes import DONE, FAILED
-from node.app.commands.output import Output
+from node.app.cli.exit_codes import DONE, FAILED
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
     from node.core.configuration import Configuration
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.configured import add_setting_flag
+    from node.app.cli.configured import add_setting_flag
 
     parser = subparsers.add_parser(
         "doctor",
@@ -48,9 +48,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
-    from node.app.commands.interruption import run_until_signal
-    from node.app.commands.log_output import log_to_stderr
+    from node.app.cli.configured import configuration_for
+    from node.app.cli.interruption import run_until_signal
+    from node.app.cli.log_output import log_to_stderr
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
@@ -67,6 +67,7 @@ async def _examine(configuration: Configuration, bundle: str | None, output: Out
         examine,
         look_around,
         new_report_file,
+        show_findings,
         write_report,
     )
     from node.net import VERSION
@@ -88,9 +89,7 @@ async def _examine(configuration: Configuration, bundle: str | None, output: Out
     if output.json:
         output.data(value, "")
     else:
-        from node.app.commands.doctor_view import show
-
-        show(findings)
+        show_findings(findings)
     if written is not None:
         output.say(f"The report is in {written}. Look into it before you send it.")
     return DONE if is_ok else FAILED

@@ -10,7 +10,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
     from node.training.join import ServingWish
 
 TIMEOUT_SECONDS = 30.0  # to join, and to read the directory
@@ -88,9 +88,9 @@ def count_or_zero(text: str) -> int:
 
 
 def _add_list(actions: Subparsers) -> None:
-    from node.app.commands.configured import add_setting_flag
+    from node.app.cli.configured import add_setting_flag
+    from node.app.cli.parser import add_timeout
     from node.app.commands.join import add_invite
-    from node.app.commands.parser import add_timeout
 
     listing = actions.add_parser(
         "list",

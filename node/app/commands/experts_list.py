@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from node.app.commands.exit_codes import DONE
-from node.app.commands.output import Output, columns_of, counted, printable
+from node.app.cli.exit_codes import DONE
+from node.app.cli.output import Output, columns_of, counted, printable
 from node.core.duration import span
 from node.training.census import EXPERTS_LIST, CensusServer, CountedGrid, ExpertCensus
 from protocols.errors import PotluckError
@@ -40,7 +40,7 @@ class NoExpertsHere(PotluckError):
 
 
 def show_list(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
@@ -97,10 +97,10 @@ def _invited(arguments: argparse.Namespace, configuration: Configuration) -> Run
 def _from_the_run(
     arguments: argparse.Namespace, configuration: Configuration, output: Output
 ) -> ExpertCensus:
-    from node.app.commands.dht_once import open_client
-    from node.app.commands.interruption import run_until_signal
+    from node.app.cli.interruption import run_until_signal
+    from node.app.cli.log_output import log_to_stderr
     from node.app.commands.join import with_places
-    from node.app.commands.log_output import log_to_stderr
+    from node.app.swarm_client import open_client
 
     invite = _invited(arguments, configuration)
     configuration = with_places(configuration, invite)

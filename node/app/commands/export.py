@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 FORMATS = {
     "safetensors": "one file with the parameters and buffers, under the model's names",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.configured import add_setting_flag
+    from node.app.cli.configured import add_setting_flag
 
     parser = subparsers.add_parser(
         "id",
@@ -25,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
     from node.core.key_file import load_identity, load_or_create_identity
 
     output = Output.of(arguments)

@@ -11,10 +11,10 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.cli.parser import CommandParser, Subparsers
     from node.core.configuration import Configuration
     from node.run.invite import RunInvite
     from node.training.join import ServingWish
@@ -96,8 +96,8 @@ def typed_invite(arguments: argparse.Namespace) -> str | None:
 
 def join(arguments: argparse.Namespace, command: str, *, serving: ServingWish, trains: bool) -> int:
     """Take part with a volunteer's peer. `command`: the typed words, to continue with later."""
-    from node.app.commands.configured import configuration_for
-    from node.app.commands.login_inputs import read_code
+    from node.app.cli.configured import configuration_for
+    from node.app.login_inputs import read_code
     from node.core.caps.settings import caps_of
     from node.core.disk_trouble import kept_in
     from node.core.named_text import STANDARD_INPUT
@@ -150,7 +150,7 @@ def join(arguments: argparse.Namespace, command: str, *, serving: ServingWish, t
             return exit_code
         need = Need.NOTHING
 
-    from node.app.commands.training import train_in_foreground
+    from node.app.foreground import train_in_foreground
     from node.training.happenings import LOGGING_IN, STARTING, Notice, Preparing
     from node.training.join import Participation, enrol_with_code
     from node.training.session import TrainingSession
@@ -186,9 +186,9 @@ def _log_in(
 
     `expired_will_do`: the node may take part with the pass that it has while the server is away.
     """
-    from node.app.commands.exit_codes import DONE
-    from node.app.commands.log_output import log_to_stderr
-    from node.app.commands.login_flow import Wishes, log_in
+    from node.app.cli.exit_codes import DONE
+    from node.app.cli.log_output import log_to_stderr
+    from node.app.login_flow import Wishes, log_in
     from node.training.join import access_of
     from protocols.errors import Unreachable
 

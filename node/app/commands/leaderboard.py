@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.exit_codes import DONE, FAILED
-from node.app.commands.output import (
+from node.app.cli.exit_codes import DONE, FAILED
+from node.app.cli.output import (
     Output,
     as_json,
     columns_of,
@@ -19,7 +19,7 @@ from node.app.commands.output import (
 )
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 GATHERING_SECONDS = 60.0  # asking others takes up to 15, and adding up a long run some more
 CHECKING_SECONDS = 240.0  # up to 15 for each of a few keepers on top
@@ -60,7 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.trainer_client import asking
+    from node.app.trainer_client import asking
 
     details = {"check": arguments.check}
     patience = CHECKING_SECONDS if arguments.check else GATHERING_SECONDS

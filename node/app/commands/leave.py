@@ -6,10 +6,10 @@ import argparse
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
     from node.core.places import Places
 
 ENDING_SECONDS = 8.0  # five are promised
@@ -32,8 +32,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
-    from node.app.commands.trainer_client import asking
+    from node.app.cli.configured import configuration_for
+    from node.app.trainer_client import asking
     from node.core.control_client import NodeWentAway
     from node.training.questions import LEAVE
 

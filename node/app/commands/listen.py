@@ -1,6 +1,6 @@
 """`potluck listen`: a bare node in the foreground, for trying things out. Ctrl-C ends it.
 
-Its work is in link_report.py; here are its flags.
+Its work is in node/app/link_report.py; here are its flags.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.configured import add_setting_flag
+    from node.app.cli.configured import add_setting_flag
 
     parser = subparsers.add_parser(
         "listen",
@@ -46,15 +46,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
 
     configuration = configuration_for(arguments)
 
-    from node.app.commands.descriptor_limit import raise_descriptor_limit
-    from node.app.commands.exit_codes import DONE
-    from node.app.commands.interruption import run_until_signal
-    from node.app.commands.link_report import listen
-    from node.app.commands.log_output import log_to_stderr
+    from node.app.cli.exit_codes import DONE
+    from node.app.cli.interruption import run_until_signal
+    from node.app.cli.log_output import log_to_stderr
+    from node.app.link_report import listen
+    from node.core.descriptor_limit import raise_descriptor_limit
 
     output = Output.of(arguments)
     log_to_stderr(debug=output.debug)

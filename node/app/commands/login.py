@@ -1,8 +1,8 @@
 """`potluck login`: log in to a closed run with an invite, once; later renewals need no command.
 
-The work is in login_flow.py. Here are the flags, and the reading of the invite and the code before
-anybody is asked: from files or standard input, because every user of the machine can read a command
-line.
+The work is in node/app/login_flow.py. Here are the flags, and the reading of the invite and the
+code before anybody is asked: from files or standard input, because every user of the machine can
+read a command line.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.cli.parser import CommandParser, Subparsers
 
 # A person goes to another device, logs in there, and finds the second factor.
 WAIT_SECONDS = 900.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.configured import add_setting_flag
-    from node.app.commands.parser import positive_seconds
+    from node.app.cli.configured import add_setting_flag
+    from node.app.cli.parser import positive_seconds
 
     parser = subparsers.add_parser(
         "login",
@@ -82,8 +82,8 @@ def add_code_file(parser: CommandParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
-    from node.app.commands.login_inputs import read_code, read_invite
+    from node.app.cli.configured import configuration_for
+    from node.app.login_inputs import read_code, read_invite
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     invite = None if arguments.invite is None else read_invite(arguments.invite)
     code = read_code(arguments.code_file)
 
-    from node.app.commands.log_output import log_to_stderr
-    from node.app.commands.login_flow import Wishes, log_in
+    from node.app.cli.log_output import log_to_stderr
+    from node.app.login_flow import Wishes, log_in
 
     log_to_stderr(debug=output.debug)
     wishes = Wishes(

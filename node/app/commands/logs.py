@@ -7,14 +7,14 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output, as_json, columns_of, hung, printable
+from node.app.cli.output import Output, as_json, columns_of, hung, printable
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import positive_count
+    from node.app.cli.parser import positive_count
 
     parser = subparsers.add_parser(
         "logs",
@@ -31,7 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.trainer_client import asking
+    from node.app.trainer_client import asking
     from node.core.control_client import ANSWER_SECONDS, NodeWentAway
     from node.training.questions import LINES
 

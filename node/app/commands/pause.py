@@ -6,10 +6,10 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -36,7 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.trainer_client import ask_trainer
+    from node.app.trainer_client import ask_trainer
     from node.training.questions import PAUSE
 
     details = {} if arguments.seconds is None else {"seconds": arguments.seconds}

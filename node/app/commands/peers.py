@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.output import Output, as_json, columns_of, folded, hung, one_line
+from node.app.cli.output import Output, as_json, columns_of, folded, hung, one_line
 from node.core.caps.units import in_words
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -29,7 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.trainer_client import ask_trainer
+    from node.app.trainer_client import ask_trainer
     from node.training.questions import VIEW
 
     view = ask_trainer(arguments, VIEW)

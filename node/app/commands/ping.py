@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
     from node.core.access.membership import Membership
     from node.core.configuration import Configuration
     from protocols.identity import Identity, PeerId
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.configured import add_setting_flag
-    from node.app.commands.parser import positive_count, positive_seconds
+    from node.app.cli.configured import add_setting_flag
+    from node.app.cli.parser import positive_count, positive_seconds
 
     parser = subparsers.add_parser(
         "ping",
@@ -57,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
     from node.core.peer_address import parse_peer_address
 
     target = parse_peer_address(arguments.address)
@@ -68,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     identity = choose_identity(configuration, arguments.identity, target.peer, output)
     member = membership_of(configuration, identity)
 
-    from node.app.commands.interruption import run_until_signal
-    from node.app.commands.log_output import log_to_stderr
-    from node.app.commands.pinger import PingPlan, ping
+    from node.app.cli.interruption import run_until_signal
+    from node.app.cli.log_output import log_to_stderr
+    from node.app.pinger import PingPlan, ping
 
     log_to_stderr(debug=output.debug)
     pings = PingPlan(arguments.count, arguments.interval, arguments.timeout)

@@ -6,10 +6,10 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
     from protocols.moshpit.plan_strategy import PlannedPeers, Strategy
 
 _FILE = """\
@@ -50,8 +50,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.plan_view import plan_lines
     from node.app.plan_file import read_plan_file
+    from node.app.views.plan_view import plan_lines
 
     collaboration = read_plan_file(arguments.file)
     strategy, solve_ms = _solve(collaboration)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -23,7 +23,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.trainer_client import ask_trainer
+    from node.app.trainer_client import ask_trainer
     from node.training.questions import RESUME
 
     resumed = ask_trainer(arguments, RESUME)

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import CommandParser, Subparsers
+    from node.app.cli.parser import CommandParser, Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -64,7 +64,7 @@ def add_trust(parser: CommandParser) -> None:
 
 def add_peer_flags(parser: CommandParser, *further_settings: str) -> None:
     """The flags of every peer of a run: its display, trusted modules, limits, network and name."""
-    from node.app.commands.configured import add_setting_flag
+    from node.app.cli.configured import add_setting_flag
     from node.core.caps.settings import CAP_KEYS
 
     parser.add_argument(
@@ -95,7 +95,7 @@ def _add_init(actions: Subparsers) -> None:
 
 
 def _add_check(actions: Subparsers) -> None:
-    from node.app.commands.parser import positive_count, positive_number
+    from node.app.cli.parser import positive_count, positive_number
 
     check = actions.add_parser(
         "check",
@@ -155,7 +155,7 @@ def _add_sign(actions: Subparsers) -> None:
 
 
 def _add_invite(actions: Subparsers) -> None:
-    from node.app.commands.auth_moments import life
+    from node.app.views.auth_moments import life
 
     invite = actions.add_parser(
         "invite",

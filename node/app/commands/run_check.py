@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 from node.core.wrong_use import WrongUse
 from node.run.folder import RunFolder
 from node.run.mistakes import WrongDefinition

@@ -7,7 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 from node.core.disk_trouble import disk_trouble
 from node.core.wrong_use import WrongUse
 from node.run.folder import RunFolder, organiser_key, organiser_key_file
@@ -18,7 +18,7 @@ FILE_MODE = 0o644  # it is no secret: every volunteer reads it
 
 def run(arguments: argparse.Namespace) -> int:
     from auth.keys import fingerprint
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
     from node.run.template import name_for, new_definition
 
     output = Output.of(arguments)

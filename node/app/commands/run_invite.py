@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.auth_moments import life, now_ms, utc
-from node.app.commands.invite_file import check_flags, with_words, write_new
-from node.app.commands.output import Output
+from node.app.cli.output import Output
+from node.app.invite_file import check_flags, with_words, write_new
+from node.app.views.auth_moments import life, now_ms, utc
 from node.core.wrong_use import WrongUse
 from node.run.folder import RunFolder, organiser_here
 from protocols.errors import PotluckError
@@ -37,8 +37,8 @@ STATUS_SECONDS = 5.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
-    from node.app.commands.qr import draw_qr
+    from node.app.cli.configured import configuration_for
+    from node.app.views.qr import draw_qr
     from node.run.invite import RunInvite, write_invite
 
     output = Output.of(arguments)
@@ -197,7 +197,7 @@ def local_access(
 ) -> tuple[Invite, Mapping[str, Any] | None]:
     """The access at the auth server of this home, and the code that was made for it."""
     from auth.invites import Invite
-    from node.app.commands.auth_acts import perform_act
+    from node.app.auth_acts import perform_act
     from node.app.commands.auth_invite import certificate_pin, fingerprint_to_pin, new_code
 
     keys: Sequence[Mapping[str, Any]] = perform_act(places, "keys-list", {})[0]["keys"]

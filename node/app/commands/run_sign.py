@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.app.commands.auth_moments import now_ms, utc
-from node.app.commands.configured import configuration_for
-from node.app.commands.output import Output
+from node.app.cli.configured import configuration_for
+from node.app.cli.output import Output
+from node.app.views.auth_moments import now_ms, utc
 from node.core.wrong_use import WrongUse
 from node.run.folder import RunFolder, organiser_key
 from node.run.mistakes import WrongDefinition

@@ -19,14 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 from node.core.wrong_use import WrongUse
 from node.run.folder import RunFolder, organiser_here, organiser_key
 
 if TYPE_CHECKING:
-    from node.app.commands.line_queue import LineQueue
-    from node.app.commands.parser import CommandParser, Subparsers
-    from node.app.commands.training import Beside
+    from node.app.cli.line_queue import LineQueue
+    from node.app.cli.parser import CommandParser, Subparsers
+    from node.app.foreground import Beside
     from node.core.configuration import Configuration
     from node.core.node import Node
     from node.core.settings import Value
@@ -100,7 +100,7 @@ def start_peer(
 ) -> int:
     """The work of `run start` and `potluck backbone`, which has its own task `beside` and its own
     `defaults` of settings. `command`: the typed words before the folder."""
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
     from node.core.running_lock import hold_running_lock
     from node.core.stopping_signals import undisturbed
     from node.net import check_listening
@@ -145,7 +145,7 @@ def _run(
     beside: Beside | None,
 ) -> int:
     """Run until told to leave. Returns the exit code."""
-    from node.app.commands.training import nothing_beside, train_in_foreground
+    from node.app.foreground import nothing_beside, train_in_foreground
 
     assert part.signed is not None
     signed = part.signed
@@ -267,7 +267,7 @@ def _way_in(
     here = auth_server_of(name, home)
     if here is None or kept is not None:
         return None
-    from node.app.commands.auth_acts import perform_act
+    from node.app.auth_acts import perform_act
     from node.app.commands.run_invite import local_access
     from node.run.invite import RunInvite
 
@@ -331,8 +331,8 @@ def _introduce(
 ) -> None:
     """The node listens: remember the ports, and print the invite."""
     from auth.invites import Invite
-    from node.app.commands.qr import lines_that_fit
     from node.app.commands.run_invite import auth_server_of, wants_qr, worth_naming
+    from node.app.views.qr import lines_that_fit
     from node.run.invite import RunInvite, write_invite
 
     addresses = node.network.addresses()

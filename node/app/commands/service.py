@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
     from node.app.systemd import ServiceUnit
     from node.core.configuration import Configuration
 
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _install(arguments: argparse.Namespace, output: Output) -> int:
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
     from node.app.systemd import ask_manager, lingers, require_systemd, unit_folder
 
     configuration = configuration_for(arguments)
@@ -174,7 +174,7 @@ def _unit(arguments: argparse.Namespace, configuration: Configuration) -> Servic
 def _check_command(words: Sequence[str]) -> bool:
     """Whether this command serves experts, and does not train. WrongUse for one that no unit can
     run."""
-    from node.app.commands import catalogue
+    from node.app.cli import catalogue
     from node.core.wrong_use import WrongUse
 
     _, given = catalogue.parse(words)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.output import Output, as_json
+from node.app.cli.output import Output, as_json
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.parser import positive_seconds
+    from node.app.cli.parser import positive_seconds
 
     parser = subparsers.add_parser(
         "status",
@@ -32,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
     from node.core.control_client import ANSWER_SECONDS, ask, ask_once
 
     output = Output.of(arguments)
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             for status in statuses:
                 _show(status, output)
         else:
-            from node.app.commands.status_view import watch
+            from node.app.views.status_view import watch
 
             watch(statuses)
     return 0
@@ -57,6 +57,6 @@ def _show(status: dict[str, Any], output: Output) -> None:
     if output.json:
         print(as_json(status), flush=True)
         return
-    from node.app.commands.status_view import show
+    from node.app.views.status_view import show
 
     show(status)

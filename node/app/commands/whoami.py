@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
-    from node.core.configuration import Configuration
+    from node.app.cli.parser import Subparsers
     from node.core.status import MembershipStatus
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    from node.app.commands.configured import add_setting_flag
+    from node.app.cli.configured import add_setting_flag
 
     parser = subparsers.add_parser(
         "whoami",
@@ -30,7 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from node.app.commands.configured import configuration_for
+    from node.app.cli.configured import configuration_for
     from node.core.control_client import NoRunningNode, ask_once
 
     output = Output.of(arguments)
@@ -38,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         status = ask_once(configuration.places.control_socket, "status")
     except NoRunningNode:
+        from node.core.access.membership import membership_on_disk
+
         peer_id, membership = membership_on_disk(configuration)
         running = False
     else:
@@ -52,23 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def membership_on_disk(configuration: Configuration) -> tuple[str | None, MembershipStatus]:
-    """The peer id, if there is a key, and the membership that the pass gives it."""
-    from node.core.access.membership import open_membership
-    from node.core.key_file import load_identity
-    from node.core.status import MembershipStatus
-
-    identity = load_identity(configuration.key_file)
-    if identity is None:
-        return None, MembershipStatus()
-    membership = open_membership(configuration, identity)
-    return identity.peer_id, membership.status() if membership else MembershipStatus()
-
-
 def _show(peer_id: str | None, membership: MembershipStatus, running: bool, output: Output) -> None:
     import msgspec
 
-    from node.app.commands.status_view import OPEN_RUN, clock_words, token_words
+    from node.app.views.status_view import OPEN_RUN, clock_words, token_words
 
     value: dict[str, Any] = {
         "peer_id": peer_id,

@@ -3,8 +3,9 @@
 `checks` has the list of all checks; a new one is a function and its line there. `examination` runs
 them side by side. `finding` is what a check returns, `surroundings` what it is given. The checks
 are in `home` (files, disk, the running node), `access` (pass, auth server, clock), `network`
-(names, IPv6, MTU, ports, the run's peers) and `machine` (memory, GPU, torch). `report` writes all
-of it into a file for a bug report, and `redaction` takes out what is nobody else's business.
+(names, IPv6, MTU, ports, the run's peers) and `machine` (memory, GPU, torch). `view` shows the
+findings to a person, `report` writes all of it into a file for a bug report, and `redaction` takes
+out what is nobody else's business.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from node.app.doctor.finding import Finding, FindingLevel
     from node.app.doctor.report import new_report_file, write_report
     from node.app.doctor.surroundings import Surroundings, look_around
+    from node.app.doctor.view import show_findings
 
 __all__ = [
     "CHECKS",
@@ -28,6 +30,7 @@ __all__ = [
     "examine",
     "look_around",
     "new_report_file",
+    "show_findings",
     "write_report",
 ]
 
@@ -39,5 +42,6 @@ __getattr__ = lazily(
         "finding": ("Finding", "FindingLevel"),
         "report": ("new_report_file", "write_report"),
         "surroundings": ("Surroundings", "look_around"),
+        "view": ("show_findings",),
     },
 )

@@ -15,9 +15,9 @@ import trio
 
 from auth.errors import AuthError
 from auth.revocations import Revocations
-from node.app.commands.status_view import token_words
 from node.app.doctor.finding import Finding, FindingLevel, finding_of
 from node.app.doctor.surroundings import Surroundings
+from node.app.views.status_view import token_words
 from node.core.access.auth_client import AuthClient, open_auth_client
 from node.core.access.membership import Membership
 from node.core.access.renewal import TokenStanding

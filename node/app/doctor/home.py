@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.app.auth_places import SETTINGS_NAME
-from node.app.commands.output import counted
+from node.app.cli.output import counted
 from node.app.doctor.finding import Finding, FindingLevel, finding_of
 from node.app.doctor.surroundings import Surroundings, measured
 from node.core.caps.units import in_words

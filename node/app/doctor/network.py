@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import ifaddr
 import trio
 
-from node.app.commands.output import counted
+from node.app.cli.output import counted
 from node.app.doctor.finding import Finding, FindingLevel
 from node.app.doctor.surroundings import Surroundings, measured
 from protocols.errors import PotluckError

@@ -1,8 +1,9 @@
-"""The live screen of `potluck join` and `potluck run start`.
+"""How `potluck join` and `potluck run start` show the training: a live screen, or lines.
 
 From the inside out: `cells` measures text, `charts` and `layout` know nothing of training,
 `picture` makes lines of a view (pure), `canvas` turns lines into the commands of a terminal (pure),
-`terminal` writes those, and `live` decides when.
+`terminal` writes those, and `live` decides when. `display` chooses between this screen, lines, and
+objects for programs.
 """
 
 from __future__ import annotations
@@ -11,20 +12,8 @@ from protocols.faces import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from node.app.screen.live import Screen
-    from node.app.screen.terminal import Terminal, can_show, look_of
+    from node.app.screen.display import Display, display_for
 
-__all__ = [
-    "Screen",
-    "Terminal",
-    "can_show",
-    "look_of",
-]
+__all__ = ["Display", "display_for"]
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "live": ("Screen",),
-        "terminal": ("Terminal", "can_show", "look_of"),
-    },
-)
+__getattr__ = lazily(__name__, {"display": ("Display", "display_for")})

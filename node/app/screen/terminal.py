@@ -26,8 +26,8 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from node.app.commands.line_queue import write_whole
-from node.app.commands.output import folded
+from node.app.cli.line_queue import write_whole
+from node.app.cli.output import folded
 from node.app.screen.canvas import Canvas, Look, paint
 
 DUMB: Final = frozenset({"", "dumb", "unknown"})

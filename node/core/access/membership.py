@@ -44,6 +44,7 @@ from node.core.access.renewal import RenewalSchedule, TokenStanding, Validity, r
 from node.core.access.revocation_follower import RevocationFollower
 from node.core.access.server_time import ServerTime
 from node.core.configuration import Configuration
+from node.core.key_file import load_identity
 from node.core.private_file import UnusableFile
 from node.core.status import MembershipStatus
 from node.net import Clocks, machine_clocks
@@ -354,6 +355,15 @@ def open_membership(
     opened = opened_from_disk(kept, identity, path)
     clocks = clocks or machine_clocks()
     return Membership(kept, opened, identity, configuration, clocks, random.SystemRandom())
+
+
+def membership_on_disk(configuration: Configuration) -> tuple[PeerId | None, MembershipStatus]:
+    """The peer id, if there is a key, and the membership that the pass gives it."""
+    identity = load_identity(configuration.key_file)
+    if identity is None:
+        return None, MembershipStatus()
+    membership = open_membership(configuration, identity)
+    return identity.peer_id, membership.status() if membership else MembershipStatus()
 
 
 def opened_from_disk(kept: KeptPass, identity: Identity, path: Path) -> OpenedPass:

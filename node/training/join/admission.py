@@ -10,7 +10,7 @@ carry an enrolment code. Everybody on this machine can read a process list, so f
 and POTLUCK_INVITE are accepted. The copy for the next start has no code: by then there is a pass.
 
 If the invite (or POTLUCK_LOGIN_CODE) has an enrolment code, nobody is asked anything. Otherwise a
-person has to log in, with the code of `potluck login` (node/app/commands/login_flow.py).
+person has to log in, with the code of `potluck login` (node/app/login_flow.py).
 
 The stored invite is only for a `join` without one; a typed invite wins. A code may be good for one
 use only. So a node that has a pass, even an expired one, renews it and does not spend another code,

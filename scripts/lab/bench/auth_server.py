@@ -41,7 +41,7 @@ from lab.bench.processes import BenchProcess, open_process
 from node.app.auth_places import find_auth_places
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 RUN = "bench"
 PACED_PER_SECOND = 300.0  # the bar
@@ -175,7 +175,7 @@ def lines_of(result: Mapping[str, Any]) -> str:
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     parser = kinds.add_parser(
         "auth-server",

@@ -41,7 +41,7 @@ from lab.bench.processes import BenchFailed
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 MIB = 1 << 20
 SETTLE_SECONDS = 1.0  # the reference's; for what joining left to be done
@@ -201,7 +201,7 @@ WHAT = {
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     width = max(len(name) for name in WHAT)
     figures = "\n".join(f"  {name:{width}}  {what}" for name, what in WHAT.items())
@@ -237,7 +237,7 @@ def add_parser(kinds: Subparsers) -> None:
 
 def add_size_flags(parser: argparse.ArgumentParser, *, peers: int = 4, values: int = 10**7) -> None:
     """`--peers` and `--numel`."""
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     add_flag(parser, "--peers", positive_count, peers, "how many peers")
     vector = "how many values the vector has, for example 25e6"

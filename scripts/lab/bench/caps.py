@@ -44,7 +44,7 @@ from lab.bench.processes import BenchFailed
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
     from node.core.caps.units import Measure
 
 START_SECONDS: Final = 120.0
@@ -337,7 +337,7 @@ MIDNIGHT_SECONDS = 110.0
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count, positive_seconds
+    from node.app.cli.parser import add_flag, positive_count, positive_seconds
 
     parser = kinds.add_parser(
         "caps",

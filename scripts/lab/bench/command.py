@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from lab import NOTHING_MEASURED, Talk
-from node.app.commands.exit_codes import INTERRUPTED, TERMINATED
-from node.app.commands.interruption import at_hard_exit, run_until_signal
-from node.app.commands.output import Output
-from node.app.commands.parser import CommandParser
+from node.app.cli.exit_codes import INTERRUPTED, TERMINATED
+from node.app.cli.interruption import at_hard_exit, run_until_signal
+from node.app.cli.output import Output
+from node.app.cli.parser import CommandParser
 
 KINDS: Final = {
     "transport": "transport",

@@ -35,7 +35,7 @@ from lab.bench.processes import BenchProcess, open_process
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 NODES_WITH_A_PROCESS_EACH = 16
 NODES_PER_PROCESS = 8
@@ -220,7 +220,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     parser = kinds.add_parser(
         "dht",

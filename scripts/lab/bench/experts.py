@@ -37,7 +37,7 @@ from lab.bench.machine import machine_facts
 from lab.bench.processes import BenchProcess, open_forge, open_process
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 MIB = 1 << 20
 PEER = ("-m", "lab.bench.experts_peer")
@@ -169,7 +169,7 @@ WHAT = {
 def add_parser(kinds: Subparsers) -> None:
     from lab.bench.experts_convergence import numbers
     from lab.bench.experts_delay import BARS, DelayEffort
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     width = max(len(name) for name in WHAT)
     figures = "\n".join(f"  {name:{width}}  {what}" for name, what in WHAT.items())

@@ -28,7 +28,7 @@ from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from lab.bench.experts_tasks import Arm
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 LOOKS = 15  # at the model, in a training
 MOST_IN_FLIGHT = 64
@@ -180,7 +180,7 @@ def _read_runs(file: Path, arguments: argparse.Namespace) -> list[dict[str, Any]
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     for task, kind in KINDS.items():
         name = f"experts-{task}"

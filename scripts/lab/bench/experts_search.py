@@ -33,7 +33,7 @@ from node.core.wrong_use import WrongUse
 from protocols.experts import ExpertGrid, Uid, free_cells
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 GRID = ExpertGrid("ffn", (64, 64))
 BATCH = 64
@@ -115,7 +115,7 @@ async def measure_search(effort: SearchEffort, say: Talk = lambda _line: None) -
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     parser = kinds.add_parser(
         "experts-search",

@@ -39,7 +39,7 @@ from lab.bench.processes import BenchProcess, introduce, open_peer, open_process
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 BAR_KEPT = 0.9
 MEGABYTE = 1_000_000
@@ -222,7 +222,7 @@ WHAT = {
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count, positive_number, positive_seconds
+    from node.app.cli.parser import add_flag, positive_count, positive_number, positive_seconds
 
     arms = "\n".join(f"  {arm:9}  {what}" for arm, what in WHAT.items())
     parser = kinds.add_parser(

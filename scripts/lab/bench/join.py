@@ -43,7 +43,7 @@ from node.training.happenings import (
 )
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 BAR_SECONDS: Final = 20.0
 STEPS_BEFORE: Final = 3  # of the others, before the newcomer: then the swarm is running
@@ -180,7 +180,7 @@ WHAT = {
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     width = max(map(len, WHAT))
     parts = "\n".join(f"  {name:{width}}  {what}" for name, what in WHAT.items())

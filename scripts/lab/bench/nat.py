@@ -39,7 +39,7 @@ from nat import kinds
 from protocols.moshpit.plan import best_reducers, fractions_for, predicted_seconds
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 PORT: Final = 4001  # of homes with a forwarded port, and of backbones
 ROUND_TRIP_SECONDS: Final = 0.06
@@ -173,7 +173,7 @@ def _is_as(way: str, said: str) -> bool:
 
 
 def add_parser(kinds_of_bench: Subparsers) -> None:
-    from node.app.commands.parser import positive_count
+    from node.app.cli.parser import positive_count
 
     parser = kinds_of_bench.add_parser(
         "nat",

@@ -25,7 +25,7 @@ from lab.net import NetworkLab, RouterKind
 from node.run.template import small_with_experts
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 WAYS: Final = {"port-restricted": "relayed", "cone": "punched"}
 """By the trainer's router: how it meets a symmetric one."""

@@ -36,7 +36,7 @@ from lab.bench.nat import ROUND_TRIP_SECONDS
 from lab.net import Machine, NetworkLab, RouterKind
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 MOST_JOIN_SECONDS: Final = 60.0
 MOST_TROUBLE_SECONDS: Final = 20.0

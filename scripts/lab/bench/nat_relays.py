@@ -60,7 +60,7 @@ from protocols.errors import PotluckError
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 MOST_PLACE_SECONDS: Final = 15.0  # from a trouble, or its end, to places elsewhere or to words
 LOOK_SECONDS: Final = 0.25

@@ -63,7 +63,7 @@ from lab.bench.processes import BenchFailed
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 HUB: Final = "10.78.0.1"

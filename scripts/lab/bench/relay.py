@@ -33,7 +33,7 @@ from lab.bench.machine import machine_facts
 from lab.bench.processes import START_SECONDS, BenchFailed, open_process
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 CIRCUITS: Final = 100
 RATE: Final = 50e6
@@ -51,7 +51,7 @@ LIMITS: Final = (
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import positive_count
+    from node.app.cli.parser import positive_count
 
     parser = kinds.add_parser(
         "relay",

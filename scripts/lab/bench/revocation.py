@@ -41,7 +41,7 @@ from node.app.demo import free_port
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 RUN = "bench"
 NODES_PER_PROCESS = 4
@@ -294,7 +294,7 @@ def _spread(refusals: list[_Refusals]) -> dict[str, float]:
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     parser = kinds.add_parser(
         "revocation",

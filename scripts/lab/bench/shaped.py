@@ -72,7 +72,7 @@ from protocols.moshpit.plan import (
 )
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 NET = "10.77.0.0/16"
@@ -485,7 +485,7 @@ ROUNDS = 3
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count, positive_number, positive_seconds
+    from node.app.cli.parser import add_flag, positive_count, positive_number, positive_seconds
 
     setups = "\n".join(f"  {name}  {what}" for name, what in SETUPS_IN_WORDS.items())
     parser = kinds.add_parser(

@@ -30,7 +30,7 @@ from lab.bench.training_swarm import Training, TrainingSwarm, open_training_swar
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 BATCH: Final = 16
 MAX_NORM: Final = 1.0
@@ -152,7 +152,7 @@ async def _memory(swarm: TrainingSwarm) -> dict[str, int]:
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count, positive_number
+    from node.app.cli.parser import add_flag, positive_count, positive_number
 
     parser = kinds.add_parser(
         "size",

@@ -57,7 +57,7 @@ from lab.bench.processes import BenchFailed, BenchProcess, introduce, open_proce
 from lab.bench.training_swarm import Training, TrainingProcess, open_training_swarm
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 PASSES_PER_STEP = 4  # of the first peer alone
@@ -426,7 +426,7 @@ async def _shaped_port(stack: AsyncExitStack, donor: BenchProcess, bytes_per_sec
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count, positive_number
+    from node.app.cli.parser import add_flag, positive_count, positive_number
 
     parser = kinds.add_parser(
         "state",

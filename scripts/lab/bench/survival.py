@@ -48,7 +48,7 @@ from protocols.moshpit.group import group_key
 from protocols.moshpit.roster import hash_order
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 KILL_SECONDS = 5.0  # from the death to the end of the survivors' round
 STOP_SECONDS = 10.0
@@ -353,7 +353,7 @@ CHURN_PEERS, CHURN_VALUES = 8, 1_000_000
 
 def add_parser(kinds: Subparsers) -> None:
     from lab.bench.averaging import number_of_values
-    from node.app.commands.parser import add_flag, positive_count, positive_seconds
+    from node.app.cli.parser import add_flag, positive_count, positive_seconds
 
     parser = kinds.add_parser(
         "survival",

@@ -49,7 +49,7 @@ from lab.bench.training_swarm import (
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 BAR_UTILISATION = 0.95
 LONGEST_STEP_SECONDS = 60.0  # of the whole run; a bench's steps take some seconds
@@ -245,7 +245,7 @@ def add_parser(kinds: Subparsers) -> None:
 
 
 def _add_training(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, number_or_zero, positive_count
+    from node.app.cli.parser import add_flag, number_or_zero, positive_count
 
     width = max(len(name) for name in WHAT)
     figures = "\n".join(f"  {name:{width}}  {what}" for name, what in WHAT.items())
@@ -287,7 +287,7 @@ def _add_training(kinds: Subparsers) -> None:
 
 
 def _add_churn(kinds: Subparsers) -> None:
-    from node.app.commands.parser import (
+    from node.app.cli.parser import (
         add_flag,
         number_or_zero,
         positive_count,

@@ -46,7 +46,7 @@ from lab.bench.processes import BenchFailed, BenchProcess, introduce, open_peer,
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 
 @dataclass(frozen=True)
@@ -454,7 +454,7 @@ MEASUREMENTS: tuple[tuple[tuple[str, ...], Callable[[Bench], Awaitable[None]]], 
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import positive_count
+    from node.app.cli.parser import positive_count
 
     width = max(len(name) for name in (*NAMES, *AUTH_NAMES))
     figures = "\n".join(f"  {figure.name:{width}}  {figure.what}" for figure in FIGURES)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from lab import NOTHING_MEASURED
-from node.app.commands.output import Output
-from node.app.commands.parser import CommandParser
+from node.app.cli.output import Output
+from node.app.cli.parser import CommandParser
 from node.app.main import Stopped
 
 KINDS: Final = {"dht": "command_dht", "moshpit": "command_moshpit", "run": "command_run"}

@@ -6,12 +6,12 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from lab.simulate.dht_swarm import SwarmPlan, simulate
-from node.app.commands.output import Output
-from node.app.commands.parser import add_flag, positive_count, positive_seconds
+from node.app.cli.output import Output
+from node.app.cli.parser import add_flag, positive_count, positive_seconds
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 NODES = 10_000
 NODES_IN_CHURN = 1_000  # four hours of it take minutes; each node is replaced eight times

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.plot import check_plot
-from node.app.commands.output import Output
+from node.app.cli.output import Output
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from lab.simulate.moshpit import AveragingPlan
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
     from protocols.moshpit.grid import Grid
 
 PEERS = 1024
@@ -31,7 +31,7 @@ METHODS = {
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     width = max(len(name) for name in METHODS)
     methods = "\n".join(f"  {name:{width}}  {what}" for name, what in METHODS.items())

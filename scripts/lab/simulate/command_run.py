@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from lab import NOTHING_MEASURED
 from lab.plot import check_plot
 from lab.simulate.command_dht import share
-from node.app.commands.exit_codes import DONE, FAILED
-from node.app.commands.output import Output
+from node.app.cli.exit_codes import DONE, FAILED
+from node.app.cli.output import Output
 from node.core.caps.units import Measure, amount
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from lab.simulate.virtual_run import RunPlan
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
 
 PEERS = 16
 MOST_PEERS = 2048  # hours of one core
@@ -61,7 +61,7 @@ FIGURES = {
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, number_or_zero, positive_count, positive_seconds
+    from node.app.cli.parser import add_flag, number_or_zero, positive_count, positive_seconds
 
     width = max(len(name) for name in FIGURES)
     figures = "\n".join(f"  {name:{width}}  {what}" for name, what in FIGURES.items())
@@ -227,7 +227,7 @@ def _simulated(
     import trio
 
     from lab.simulate.virtual_run import Figures, broken_promises, simulate
-    from node.app.commands.interruption import run_until_signal
+    from node.app.cli.interruption import run_until_signal
 
     stop = trio.Event()
     code = DONE
@@ -317,14 +317,14 @@ def _rate(text: str) -> float | None:
 
 def _counts(text: str) -> tuple[int, ...]:
     """An argparse type: numbers of peers."""
-    from node.app.commands.parser import positive_count
+    from node.app.cli.parser import positive_count
 
     return tuple(map(positive_count, text.split(",")))
 
 
 def _factor(text: str) -> float:
     """An argparse type: how many times as fast."""
-    from node.app.commands.parser import positive_number
+    from node.app.cli.parser import positive_number
 
     factor = positive_number(text)
     if factor < 1.0:

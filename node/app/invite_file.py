@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from node.app.commands.auth_moments import utc
+from node.app.views.auth_moments import utc
 from node.core.disk_trouble import disk_trouble
 from node.core.private_file import FILE_MODE, UnusableFile
 from node.core.wrong_use import WrongUse

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from node.app.commands.output import counted, hung, printable
-from node.app.doctor import Finding, FindingLevel
+from node.app.cli.output import counted, hung, printable
+from node.app.doctor.finding import Finding, FindingLevel
 
 STYLES = {
     FindingLevel.OK: "green",
@@ -24,7 +24,7 @@ STYLES = {
 TOPIC_CELLS, LEVEL_CELLS = 13, 9  # "auth server" and "warning", with two blanks
 
 
-def show(findings: Sequence[Finding]) -> None:
+def show_findings(findings: Sequence[Finding]) -> None:
     """Print them on stdout."""
     console = Console(highlight=False, markup=False, emoji=False)
     columns = console.width if console.is_terminal else None

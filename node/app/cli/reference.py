@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the parsers: `python -m node.app.commands.reference`.
+"""Write docs/cli.md from the parsers: `python -m node.app.cli.reference`.
 
 A test fails when the page is not current. It is made from the parsers' parts and not from
 argparse's own help, whose layout changes between versions of Python.
@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from node.app.commands.catalogue import build_parser, flags_of_all
-from node.app.commands.exit_codes import MEANINGS
-from node.app.commands.parser import CommandParser, is_preformatted
+from node.app.cli.catalogue import build_parser, flags_of_all
+from node.app.cli.exit_codes import MEANINGS
+from node.app.cli.parser import CommandParser, is_preformatted
 from node.core.settings import SETTINGS, plain
 
 PAGE = Path("docs/cli.md")
@@ -21,7 +21,7 @@ PAGE = Path("docs/cli.md")
 _INTRODUCTION = """\
 # The command `potluck`
 
-This page is written by `python -m node.app.commands.reference`; change the commands, not the page.
+This page is written by `python -m node.app.cli.reference`; change the commands, not the page.
 
 Results go to stdout, everything else to stderr. With `--json` stdout carries one JSON object, or
 one per line for a stream; a failure is the object

@@ -1,8 +1,9 @@
 """The list of commands, and how a command line finds its own.
 
-A command is a module of this package with `add_parser(subparsers)` and `run(arguments) -> int`.
-Only the module of the typed command is imported; help, completion and a mistyped name need all of
-them. The flags that every command has are added here, so no module can forget them.
+A command is a module of `node.app.commands` with `add_parser(subparsers)` and
+`run(arguments) -> int`. Only the module of the typed command is imported; help, completion and a
+mistyped name need all of them. The flags that every command has are added here, so no module can
+forget them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import importlib
 from collections.abc import Callable, Sequence
 
-from node.app.commands.parser import CommandParser
+from node.app.cli.parser import CommandParser
 
 COMMANDS = (
     "demo",

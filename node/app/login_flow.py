@@ -19,11 +19,11 @@ import trio
 
 from auth.errors import AuthError
 from auth.invites import Invite
-from node.app.commands.exit_codes import DONE, FAILED
-from node.app.commands.interruption import run_until_signal
-from node.app.commands.login_inputs import CODE_VARIABLE, ask_for_code
-from node.app.commands.output import Output
-from node.app.commands.status_view import clock_words, duration, in_one_line
+from node.app.cli.exit_codes import DONE, FAILED
+from node.app.cli.interruption import run_until_signal
+from node.app.cli.output import Output
+from node.app.login_inputs import CODE_VARIABLE, ask_for_code
+from node.app.views.status_view import clock_words, duration, in_one_line
 from node.core.access.auth_client import (
     About,
     AccessDenied,
@@ -34,7 +34,7 @@ from node.core.access.auth_client import (
     open_auth_client,
 )
 from node.core.access.login import CODE, choose_provider, finish, kept_pass
-from node.core.access.membership import Membership, open_membership
+from node.core.access.membership import Membership, membership_on_disk, open_membership
 from node.core.access.pass_file import KeptPass, keep_pass, load_pass
 from node.core.access.questions import RELOAD
 from node.core.access.renewal import TokenStanding
@@ -304,8 +304,6 @@ def _open_browser(url: str) -> None:
 
 def _tell_done(configuration: Configuration, output: Output, outcome: str) -> None:
     """Print the name under which this node takes part, and notify a running one."""
-    from node.app.commands.whoami import membership_on_disk
-
     _, membership = membership_on_disk(configuration)
     note = _tell_running_node(configuration)
     value = {

@@ -21,9 +21,9 @@ import trio
 from auth.keyring import KeyRecord, Keyring
 from auth.keys import fingerprint
 from auth.revocations import Revocations
-from node.app.commands import exit_codes
-from node.app.commands.dht_once import join_swarm
-from node.app.commands.interruption import run_until_signal
+from node.app.cli import exit_codes
+from node.app.cli.interruption import run_until_signal
+from node.app.swarm_client import join_swarm
 from node.core.access.notice import notice_of
 from node.core.access.revocation_follower import NOTICE_TTL_SECONDS, revocations_key
 from node.core.directory import FAMILIES

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from node.app.commands.auth_moments import ago, ahead, now_ms, utc
-from node.app.commands.output import Output, agreeing, as_json, counted, one_line, printable
-from node.app.commands.status_view import amount
+from node.app.cli.output import Output, agreeing, as_json, counted, one_line, printable
+from node.app.views.auth_moments import ago, ahead, now_ms, utc
+from node.app.views.status_view import amount
 
 Answer = Mapping[str, Any]
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # the header, and a row for each entry

@@ -14,8 +14,8 @@ from typing import Any
 import trio
 
 from nat.connectivity import answering_punches
-from node.app.commands.exit_codes import DONE, UNREACHABLE
-from node.app.commands.output import Output
+from node.app.cli.exit_codes import DONE, UNREACHABLE
+from node.app.cli.output import Output
 from node.core.access.membership import Membership
 from node.core.access.one_shot import renew_if_over
 from node.core.peer_address import PeerAddress

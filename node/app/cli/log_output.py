@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from node.app.commands.output import printable
+from node.app.cli.output import printable
 
 
 class HumanFormatter(logging.Formatter):

@@ -21,13 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from node.app.auth_places import AuthPlaces, find_auth_places, hold_auth_lock
-from node.app.commands import exit_codes
-from node.app.commands.auth_moments import now_ms
-from node.app.commands.invite_file import check_new, write_new
-from node.app.commands.output import Output
 from node.core.control_client import NodeWentAway, NoRunningNode, ask_once
 from node.core.running_lock import AlreadyRunning
-from node.core.wrong_use import WrongUse
 from protocols.errors import DeadlineExceeded, PotluckError, Refused, Unreachable
 
 # A server that starts, or another moderator's command, holds the lock for less than this.
@@ -43,33 +38,6 @@ class NoAuthServerHere(PotluckError):
     """There is no database in this home."""
 
     exit_code = 2
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Perform the typed act and print the answer. Returns the exit code."""
-    from node.app.commands.auth_view import show
-
-    act = "-".join(filter(None, (arguments.action, getattr(arguments, "act", None))))
-    if act == "audit" and arguments.verify:
-        act = "audit-verify"
-    output = Output.of(arguments)
-    places = auth_places_for(arguments)
-    file = _file_for_a_code(arguments) if act == "codes-new" else None
-    answer, _ = perform_act(places, act, _asked_by(arguments, act, places))
-    if file is not None:
-        write_new(file, f"{answer['code']}\n")
-        answer["file"] = str(file.absolute())
-    show(act, answer, output)
-    return exit_codes.FAILED if answer.get("sound") is False else exit_codes.DONE
-
-
-def _file_for_a_code(arguments: argparse.Namespace) -> Path | None:
-    """The file for a code; checked before the code is made, since it is shown only once."""
-    if not arguments.file:
-        return None
-    file = Path(arguments.file).expanduser()
-    check_new(file)
-    return file
 
 
 def auth_places_for(arguments: argparse.Namespace) -> AuthPlaces:
@@ -207,35 +175,6 @@ def asked(act: str, typed: Mapping[str, Any]) -> dict[str, Any]:
 
     fields = ACTS[act].__struct_fields__
     return {name: typed[name] for name in fields if typed.get(name) is not None}
-
-
-def _asked_by(arguments: argparse.Namespace, act: str, places: AuthPlaces) -> dict[str, Any]:
-    typed = dict(vars(arguments))
-    if act == "list":
-        _check_filters(arguments)
-    if act == "backup":
-        typed["folder"] = _backup_folder(arguments.folder, places)
-    if act == "audit" and arguments.since is not None:
-        kind, ms = arguments.since
-        typed["since_ms"] = ms if kind == "at" else now_ms() - ms
-    return asked(act, {**typed, "providers": provider_ids(places)})
-
-
-def _check_filters(arguments: argparse.Namespace) -> None:
-    other = arguments.name or arguments.tokens or arguments.revocations
-    if other and (arguments.role or arguments.state):
-        raise WrongUse(
-            "--role and --state choose accounts, but the command asks for something else.",
-            advice="Leave them out; or leave out NAME, --tokens or --revocations.",
-        )
-
-
-def _backup_folder(typed: str | None, places: AuthPlaces) -> str:
-    """An absolute path: a running server has another working directory than this command."""
-    if typed is not None:
-        return str(Path(typed).expanduser().absolute())
-    now = time.strftime("%Y-%m-%d-%H%M%S", time.gmtime())
-    return str(places.folder.with_name(f"{places.folder.name}-backup-{now}"))
 
 
 def provider_ids(places: AuthPlaces) -> list[str]:

@@ -62,7 +62,7 @@ def utc(ms: int | None) -> str:
 
 def ago(ms: int | None, now_ms: int) -> str:
     """How long ago a moment was, for a person."""
-    from node.app.commands.status_view import duration
+    from node.app.views.status_view import duration
 
     if ms is None:
         return "never"
@@ -71,7 +71,7 @@ def ago(ms: int | None, now_ms: int) -> str:
 
 def ahead(ms: int, now_ms: int) -> str:
     """How far away a future moment is, for a person; "over" if it is past."""
-    from node.app.commands.status_view import duration
+    from node.app.views.status_view import duration
 
     return f"{duration((ms - now_ms) / 1000)} left" if ms > now_ms else "over"
 

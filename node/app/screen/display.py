@@ -24,10 +24,11 @@ from typing import Protocol
 
 import trio
 
-from node.app.commands.interruption import at_hard_exit
-from node.app.commands.line_queue import STDERR, STDOUT, LineQueue, write_line
-from node.app.commands.output import Output, folded
-from node.app.screen import Screen, Terminal, can_show, look_of
+from node.app.cli.interruption import at_hard_exit
+from node.app.cli.line_queue import STDERR, STDOUT, LineQueue, write_line
+from node.app.cli.output import Output, folded
+from node.app.screen.live import Screen
+from node.app.screen.terminal import Terminal, can_show, look_of
 from node.core.display_name import with_names
 from node.core.training_view import TrainerView, named
 from node.training.happenings import Happening, Shown, WillUse

@@ -1,32 +1,25 @@
-"""`potluck dht … --bootstrap ADDRESS`: a client of the swarm for one question.
+"""A client of the swarm for one question, as `potluck dht … --bootstrap ADDRESS` needs it.
 
 It does not listen, keeps nothing, and no other node remembers it. It uses this machine's own key if
 there is one and no node runs with it; then the slots that it writes are this node's. Otherwise it
 has a new key, and nobody can change its slots before they expire.
 
 If there is an access pass, it takes part in that run with it, and renews an expired one first. The
-pass is not valid for another key, so if a node runs here, the command asks that node (dht.py).
+pass is not valid for another key, so if a node runs here, `potluck dht` asks that node.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 import trio
 
-from node.app.commands.dht import show
-from node.app.commands.interruption import run_until_signal
-from node.app.commands.log_output import log_to_stderr
-from node.app.commands.output import Output
 from node.core.access.membership import Membership, open_membership
 from node.core.access.one_shot import renew_if_over
 from node.core.configuration import Configuration
 from node.core.control_client import a_node_answers
-from node.core.dht_questions import Asked, answer
 from node.core.directory import FAMILIES
 from node.core.key_file import load_identity
 from node.core.peer_address import PeerAddress, parse_peer_address
@@ -37,28 +30,6 @@ from protocols.identity import Identity
 from protocols.network import Network
 from protocols.not_allowed import NotAllowed
 from protocols.rpc import Rpc, open_rpc
-
-
-def ask_swarm(
-    configuration: Configuration,
-    action: str,
-    question: Mapping[str, Any],
-    seconds: float,
-    output: Output,
-) -> int:
-    """Join, ask, print the answer, leave. Returns the exit code."""
-    log_to_stderr(debug=output.debug)
-
-    async def main() -> int:
-        deadline = trio.current_time() + seconds
-        async with open_client(configuration, seconds) as client:
-            left = deadline - trio.current_time()
-            asked = Asked(client.dht, client.network)
-            found = await answer(asked, action, {**question, "timeout_seconds": left})
-        show(action, msgspec.to_builtins(found), output)
-        return 0
-
-    return run_until_signal(main)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from node.core.settings import BY_KEY, LISTS, SettingKind, Value, value_from_tex
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
-    from node.app.commands.parser import CommandParser
+    from node.app.cli.parser import CommandParser
 
 _DESTINATION = "setting "  # with a blank, so that no argument of a command can have that name
 _METAVARS = {

@@ -25,8 +25,8 @@ from typing import Any
 
 import trio
 
-from node.app.commands.log_output import for_people
-from node.app.commands.output import Output, printable
+from node.app.cli.log_output import for_people
+from node.app.cli.output import Output, printable
 
 # A reader that pauses loses nothing for this many lines; one that never resumes costs 1 MB.
 LINES_IN_QUEUE = 1_000

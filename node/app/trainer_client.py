@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from node.app.commands.configured import configuration_for
+from node.app.cli.configured import configuration_for
 from node.core.control_client import ANSWER_SECONDS, ControlFailure, NoRunningNode, ask, ask_once
 from protocols.errors import PotluckError, Unreachable
 

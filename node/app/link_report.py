@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import trio
 
-from node.app.commands.interruption import at_hard_exit
-from node.app.commands.line_queue import LAST_LINES_SECONDS, LineQueue
-from node.app.commands.output import Output
-from node.app.commands.status_view import in_one_line
+from node.app.cli.interruption import at_hard_exit
+from node.app.cli.line_queue import LAST_LINES_SECONDS, LineQueue
+from node.app.cli.output import Output
+from node.app.views.status_view import in_one_line
 from node.core.caps.settings import Caps, caps_of
 from node.core.configuration import Configuration
 from node.core.node import Node

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.app.commands.output import counted, hung, printable
+from node.app.cli.output import counted, hung, printable
 from node.core.access.server_time import FAR_OFF_MS, distance
 from node.core.caps.units import in_words
 from node.core.caps.used import used_rows

@@ -25,7 +25,7 @@ from types import FrameType
 
 import trio
 
-from node.app.commands.exit_codes import TERMINATED
+from node.app.cli.exit_codes import TERMINATED
 from node.core.stopping_signals import stopping_signals
 
 # The promise is two seconds from the signal to the shell's prompt.

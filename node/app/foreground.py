@@ -6,8 +6,9 @@ The first Ctrl-C (or SIGTERM, or `potluck leave`) leaves after the current round
 once; either way everything is released within five seconds. Before training has begun there is no
 round, and the first one is enough.
 
-Events are shown on a screen, or as lines or objects (display.py), so that a reader who pauses does
-not stop the training. The error that ends a session (thrown out, a full disk) is shown last.
+Events are shown on a screen, or as lines or objects (screen/display.py), so that a reader who
+pauses does not stop the training. The error that ends a session (thrown out, a full disk) is shown
+last.
 
 The five seconds hold for `potluck leave`, too, where no signal sets the alarm. Nurseries raise
 groups of errors, which `except PotluckError` does not catch.
@@ -20,14 +21,14 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from node.app.commands.descriptor_limit import raise_descriptor_limit
-from node.app.commands.display import Display, display_for
-from node.app.commands.exit_codes import BROKEN_PIPE, DONE, REFUSED
-from node.app.commands.interruption import at_hard_exit, bound_the_end, run_until_signal
-from node.app.commands.line_queue import LAST_LINES_SECONDS, LineQueue
-from node.app.commands.log_output import log_to_stderr
-from node.app.commands.output import Output
+from node.app.cli.exit_codes import BROKEN_PIPE, DONE, REFUSED
+from node.app.cli.interruption import at_hard_exit, bound_the_end, run_until_signal
+from node.app.cli.line_queue import LAST_LINES_SECONDS, LineQueue
+from node.app.cli.log_output import log_to_stderr
+from node.app.cli.output import Output
+from node.app.screen import Display, display_for
 from node.core.configuration import Configuration
+from node.core.descriptor_limit import raise_descriptor_limit
 from node.core.failure import CommandFailure, failure_of
 from node.core.node import Node
 from node.training.happenings import Failed
