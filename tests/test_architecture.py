@@ -165,6 +165,11 @@ def test_an_arrow_that_is_forbidden_is_found(module: str, source: str) -> None:
     assert len(wrong_imports(module, source)) == 1
 
 
+def test_a_package_without_a_row_is_told_where_to_add_one() -> None:
+    (wrong,) = wrong_imports("protocols.gossip.rumours", "from protocols.rpc import Rpc")
+    assert "gossip has no row in ROOMS; add one here, in tests/import_rules.py" in wrong
+
+
 @pytest.mark.parametrize(("module", "source"), ALLOWED.values(), ids=ALLOWED.keys())
 def test_an_arrow_that_is_allowed_is_not_complained_about(module: str, source: str) -> None:
     assert wrong_imports(module, source) == []

@@ -29,7 +29,7 @@ import trio
 from node.core.wrong_use import WrongUse
 from node.run.checkpoint_file import FOLDER_MODE, Checkpoint, CheckpointBroken, CheckpointFailed
 from node.run.checkpoints import Checkpoints, KeepPolicy
-from protocols.accumulation.events import CheckpointMissed, CheckpointSaved, Event
+from protocols.accumulation.events import CheckpointMissed, CheckpointSaved, TrainingEvent
 from protocols.accumulation.keeping import StateHolder
 from protocols.accumulation.lineage import HISTORY_BYTES
 from protocols.accumulation.training_state import TrainingState
@@ -106,7 +106,7 @@ class CheckpointKeeper:
         self._token = trio.lowlevel.current_trio_token()
         self._advanced = trio.Event()
         self._holder: StateHolder | None = None
-        self._tell: Callable[[Event], None] | None = None
+        self._tell: Callable[[TrainingEvent], None] | None = None
         self._written = (0, b"")
         self._tried_at = trio.current_time()
 
@@ -116,7 +116,7 @@ class CheckpointKeeper:
         found, self._found = self._found, None  # the memory is freed when the optimizer has read it
         return found
 
-    def entered(self, holder: StateHolder, tell: Callable[[Event], None]) -> None:
+    def entered(self, holder: StateHolder, tell: Callable[[TrainingEvent], None]) -> None:
         self._written, self._tell, self._holder = holder.at, tell, holder
 
     def advanced(self) -> None:

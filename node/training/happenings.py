@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from node.core.training_view import TrainerView
-from protocols.accumulation.events import Event
+from protocols.accumulation.events import TrainingEvent
 
 
 class Preparing(msgspec.Struct, frozen=True, tag=True):
@@ -193,7 +193,7 @@ Own = (
     | Leaving
     | Left
 )
-Happening = Event | Own
+Happening = TrainingEvent | Own
 
 
 class Shown(Protocol):

@@ -31,7 +31,7 @@ import trio
 
 from protocols.accumulation.claims import Brought
 from protocols.accumulation.ended import CollaborationEnded
-from protocols.accumulation.events import Event
+from protocols.accumulation.events import TrainingEvent
 from protocols.accumulation.keeping import StateKeeper
 from protocols.accumulation.keeping_up import TooSlow
 from protocols.accumulation.lifecycle import Averaged, Mode
@@ -132,7 +132,7 @@ class Bridge:
         self, portal: Portal, collaboration: Collaboration, keeper: StateKeeper | None
     ) -> None:
         self.settings = collaboration.settings
-        self.events: deque[Event] = deque(maxlen=LAST_EVENTS)
+        self.events: deque[TrainingEvent] = deque(maxlen=LAST_EVENTS)
         """The latest events. Any thread may read them; iterate over `tuple(bridge.events)`."""
         self.keeper = keeper
         """Keeps the run's checkpoints on this peer, if set."""
@@ -236,7 +236,7 @@ class Bridge:
         """Tell the others whether this peer is away: paused, or off. Never waits."""
         self._portal.post(self._collaboration.set_away, is_away)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: TrainingEvent) -> None:
         """Record an event. Never waits, and raises nothing, not even after the end."""
         self.events.append(event)
         with suppress(CollaborationEnded):

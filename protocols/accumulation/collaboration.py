@@ -32,7 +32,7 @@ from nat.kinds import Nat
 from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry
 from protocols.accumulation.claims import Brought
 from protocols.accumulation.ended import CollaborationEnded
-from protocols.accumulation.events import Event, FellBehind, PlacesTaken
+from protocols.accumulation.events import FellBehind, PlacesTaken, TrainingEvent
 from protocols.accumulation.keeping import StateKeeper
 from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
 from protocols.accumulation.lifecycle import Averaged
@@ -250,11 +250,11 @@ class Collaboration:
         """When the slot came to its epoch and history."""
         self._fetching = trio.CancelScope()
         """The scope of the fetch under way, or of the last one."""
-        self._subscribers: list[trio.MemorySendChannel[Event]] = []
+        self._subscribers: list[trio.MemorySendChannel[TrainingEvent]] = []
 
     # -- for the owner
 
-    def last_events(self) -> tuple[Event, ...]:
+    def last_events(self) -> tuple[TrainingEvent, ...]:
         """The latest events, the newest last."""
         return tuple(self.bridge.events)
 
@@ -266,9 +266,9 @@ class Collaboration:
         """This peer's slot, with its measured rate, once an optimizer has entered."""
         return None if self._tracker is None else self._tracker.mine()
 
-    def events(self) -> trio.MemoryReceiveChannel[Event]:
+    def events(self) -> trio.MemoryReceiveChannel[TrainingEvent]:
         """The events from now on. A reader that falls far behind misses some."""
-        sender, receiver = trio.open_memory_channel[Event](EVENTS_AHEAD)
+        sender, receiver = trio.open_memory_channel[TrainingEvent](EVENTS_AHEAD)
         self._subscribers.append(sender)
         return receiver
 
@@ -353,7 +353,7 @@ class Collaboration:
         self._keeping_up.is_in()  # a peer that is away is not late
         self.tracker.set_away(is_away=is_away)
 
-    def happened(self, event: Event) -> None:
+    def happened(self, event: TrainingEvent) -> None:
         if isinstance(event, FellBehind):
             log.info("%s The state of epoch %d is fetched.", event.reason, event.at_least_epoch)
         if isinstance(event, PlacesTaken):

@@ -232,7 +232,7 @@ class CheckpointMissed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Event = (
+TrainingEvent = (
     StepTaken
     | HeldBack
     | RoundFailed

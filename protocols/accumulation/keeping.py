@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from protocols.accumulation.events import Event
+from protocols.accumulation.events import TrainingEvent
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.training_state import LiveState, TrainingState
 
@@ -36,7 +36,7 @@ class StateKeeper(Protocol):
     def newest(self) -> TrainingState | None:
         """The state to begin from, if there is one. Called once, when the optimizer is made."""
 
-    def entered(self, holder: StateHolder, tell: Callable[[Event], None]) -> None:
+    def entered(self, holder: StateHolder, tell: Callable[[TrainingEvent], None]) -> None:
         """The optimizer takes part from now on. Report events through `tell`, from any thread."""
 
     def advanced(self) -> None:

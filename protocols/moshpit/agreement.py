@@ -66,7 +66,7 @@ from protocols.moshpit.coordinator import Coordinator, Plan
 from protocols.moshpit.member_state import (
     TIME_IS_OVER,
     Acceptor,
-    Awaited,
+    AwaitedMembers,
     Desk,
     KnownDecision,
     OwnExchange,
@@ -94,7 +94,7 @@ class Agreement:
         plan: Plan,
         verify: Verify,
         check_cuts: CheckCuts | None = None,
-        awaited: Awaited = lambda _ballot: (),
+        awaited: AwaitedMembers = lambda _ballot: (),
     ) -> None:
         """`coordinators`: the order of succession, leader first; members missing in it come last.
         `awaited`: the members for whose values our exchange is waiting."""

@@ -206,7 +206,7 @@ class Acceptor:
 # ---- this member's own exchange
 
 
-Awaited = Callable[[Ballot], tuple[Suspicion, ...]]
+AwaitedMembers = Callable[[Ballot], tuple[Suspicion, ...]]
 
 
 class OwnExchange:
@@ -221,7 +221,7 @@ class OwnExchange:
     it finished, that is too late: we have promised not to hold its result.
     """
 
-    def __init__(self, desk: Desk, awaited: Awaited) -> None:
+    def __init__(self, desk: Desk, awaited: AwaitedMembers) -> None:
         """`awaited`: the members for which an exchange that runs here is waiting."""
         self.held: Held | None = None
         self.failed: Trouble | None = None

@@ -14,7 +14,7 @@ import trio
 from lab.simulate.virtual_trainer import Manner, StepMade, Trainer, forks, trainer
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.claims import Credit
-from protocols.accumulation.events import CaughtUp, Event, PlaceFree, PlacesTaken, StepTaken
+from protocols.accumulation.events import CaughtUp, PlaceFree, PlacesTaken, StepTaken, TrainingEvent
 from protocols.accumulation.progress import (
     CARRIED_SECONDS,
     Estimate,
@@ -169,7 +169,7 @@ def test_a_peer_without_a_place_waits_and_follows_and_trains_when_one_is_free() 
     bridges: dict[int, Bridge] = {}
     has_begun, enough = threading.Event(), threading.Event()
 
-    def events(number: int) -> list[Event]:
+    def events(number: int) -> list[TrainingEvent]:
         return list(bridges[number].events) if number in bridges else []
 
     def has_followed() -> bool:

@@ -17,7 +17,7 @@ from node.core.wrong_use import WrongUse
 from node.run.checkpoint_file import CheckpointBroken, CheckpointFailed
 from node.run.checkpoint_keeper import CheckpointKeeper, CheckpointSettings, open_keeper
 from node.run.checkpoints import Checkpoints, KeepPolicy
-from protocols.accumulation.events import CheckpointMissed, CheckpointSaved, Event
+from protocols.accumulation.events import CheckpointMissed, CheckpointSaved, TrainingEvent
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.training_state import LiveState, TrainingState, capture, look
 from protocols.blocking import do_at_once
@@ -34,7 +34,7 @@ class Training:
         self.model = torch.nn.Linear(2, 2)
         begun = keeper.newest()
         self.at = (0, bytes(16)) if begun is None else (begun.epoch, begun.history)
-        self.events: list[Event] = []
+        self.events: list[TrainingEvent] = []
         self._keeper = keeper
         keeper.entered(self, self.events.append)
 

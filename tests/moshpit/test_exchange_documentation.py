@@ -14,6 +14,7 @@ from protocols.moshpit.attempt import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.ballots import Ballot
 from protocols.moshpit.butterfly import MOST_WAITING, MOST_WAITING_OF_PEER
 from protocols.moshpit.exchange import ExchangePlan, Participant
+from protocols.moshpit.handing_down import DECISION, HANDED
 from protocols.moshpit.layout import (
     LARGEST_AVERAGED,
     LARGEST_CHUNK_BYTES,
@@ -31,6 +32,7 @@ from protocols.moshpit.part_messages import (
     plan_digest,
 )
 from protocols.moshpit.round import CHUNK_SECONDS, SMALLEST_TIMED_BYTES
+from protocols.moshpit.switchboard import AGREE, SHOW
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
 SECTION = DOCUMENT.split("## The exchange of a round\n")[1].split("\n## ")[0]
@@ -58,6 +60,15 @@ LAYOUT = Layout((Segment("weight", 10, "float16"), Segment("bias", 3)))
 )
 def test_numbers_are_those_of_the_code(words: str) -> None:
     assert words in WORDS
+
+
+def test_the_protocols_methods_are_listed_under_its_name() -> None:
+    section = DOCUMENT.split(f"## {ALLREDUCE_PROTOCOL}\n")[1].split("\n## ")[0]
+    listed = re.findall(r"`(\w+)` \((call|transfer)\)", section)
+    calls, transfers = (AGREE, SHOW, DECISION), (PART, HANDED)
+    assert all(each.protocol == ALLREDUCE_PROTOCOL for each in (*calls, *transfers))
+    expected = {(each.name, "call") for each in calls} | {(e.name, "transfer") for e in transfers}
+    assert set(listed) == expected
 
 
 def test_every_refusal_is_named() -> None:
