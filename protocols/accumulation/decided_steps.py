@@ -23,11 +23,10 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final
 
-from protocols.accumulation.events import SeenStep
+from protocols.accumulation.events import SeenStep, Share
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.results import lineage_after
-from protocols.accumulation.round_endings import shares_of
-from protocols.moshpit.outcome import Committed, Outcome
+from protocols.moshpit.outcome import Committed, Outcome, Verdict
 
 MOST_DECIDED: Final = 8  # rounds of one epoch that were not applied; the oldest is forgotten
 
@@ -39,6 +38,16 @@ def decided_step(outcome: Outcome, before: Lineage, own_samples: int) -> SeenSte
         return None
     history = lineage_after(before, "step", outcome.digest).history
     return SeenStep(before.epoch, history, outcome.weight, own_samples, shares_of(outcome))
+
+
+def shares_of(outcome: Committed) -> tuple[Share, ...]:
+    """The share of each member of the (first) group; empty if that group committed nothing."""
+    first = outcome.rounds[0]
+    if first.verdict is not Verdict.COMMITTED:
+        return ()
+    averaged = first.averaged_bytes or (0,) * len(first.members)
+    members = zip(first.members, first.weights, averaged, first.rates, strict=True)
+    return tuple(Share(peer, samples, size, *rates) for peer, samples, size, rates in members)
 
 
 class DecidedSteps:

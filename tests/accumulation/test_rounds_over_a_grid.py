@@ -8,7 +8,7 @@ import trio
 from torch import equal
 
 from protocols.accumulation.lifecycle import Ending
-from protocols.accumulation.round_endings import OVER_A_GRID, averaged
+from protocols.accumulation.rounds import OVER_A_GRID, averaged
 from protocols.moshpit.grid import Grid
 from protocols.moshpit.outcome import Verdict
 from protocols.testing.world import SimulatedWorld

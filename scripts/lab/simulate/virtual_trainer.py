@@ -57,7 +57,7 @@ from protocols.accumulation.lifecycle import (
 )
 from protocols.accumulation.lineage import HISTORY_BYTES
 from protocols.accumulation.progress_slot import MOST_PEERS, PROGRESS, ProgressSlot
-from protocols.accumulation.round_endings import averaged, brought_to, lacks_somebody
+from protocols.accumulation.rounds import averaged, brought_to, lacks_somebody
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
 from protocols.dht import Dht, DhtSettings, open_dht
 from protocols.identity import PeerId
