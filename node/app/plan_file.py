@@ -3,6 +3,8 @@
     values = 25_600_000      # of the vector that is averaged
     bytes_per_value = 4
     batch = 32_768           # samples per step
+    group_size = 64          # as in the run's definition; may be left out. A run with as many peers
+                             # or more averages by cohorts
 
     [[peer]]
     name = "alice"
@@ -34,14 +36,21 @@ from typing import Any, BinaryIO, NamedTuple
 
 from nat.relay_limits import RelayLimits
 from node.core.wrong_use import WrongUse, nearest
-from protocols.moshpit.plan_strategy import Computes, PlannedPeer, PlannedPeers
+from protocols.moshpit.ballots import LARGEST_GROUP
+from protocols.moshpit.cohorts import SMALLEST_GROUP
+from protocols.moshpit.plan_strategy import Computes, PlannedPeer, PlannedPeers, dealt
+from protocols.moshpit.settings import GROUP_SIZE
 
 STDIN = "-"
 LARGEST_FILE_BYTES = 1 << 20  # a thousand peers take a seventh of it
-MOST_PEERS = 1_000  # planned in half a second; a group has far fewer
+MOST_PEERS = 1_000  # planned in half a second
 MOST_LINKS = 10_000  # each is a row of the programme
 LONGEST_NAME = 64  # characters: a peer id has 52
 BYTES_PER_MEGABIT = 125_000.0
+NAMES_DEAL = "plan"
+"""In place of a run's name when peers are dealt into cohorts. A run deals them by their ids, which
+the file does not have, so a plan shows cohorts as uneven as a run's, but with other peers in them.
+"""
 
 
 class _Number(NamedTuple):
@@ -58,6 +67,9 @@ _TOP: dict[str, _Number] = {
     "bytes_per_value": _Number(1e-3, 16, "bytes that a value takes on the wire"),
     "batch": _Number(1e-3, 1e12, "samples per step"),
 }
+_GROUP_SIZE = _Number(
+    SMALLEST_GROUP, LARGEST_GROUP, "the most peers that average in one group", whole=True
+)
 _MBPS = "Mb/s, millions of bits per second"
 _PEER: dict[str, _Number] = {
     "samples_per_s": _Number(0, 1e9, "samples per second, 0 for a peer without a GPU"),
@@ -78,7 +90,9 @@ def read_plan_file(path: str) -> PlannedPeers:
 
 def parse_plan(document: Mapping[str, Any], name: str) -> PlannedPeers:
     """The collaboration in a parsed document; `name` appears in the messages of mistakes."""
-    _check_keys(document, {*_TOP, "peer", "link"}, name, optional={"link"})
+    known = {*_TOP, "group_size", "peer", "link"}
+    _check_keys(document, known, name, optional={"group_size", "link"})
+    group_size = _number(document.get("group_size", GROUP_SIZE), "group_size", _GROUP_SIZE, name)
     numbers = {key: _number(document[key], key, bounds, name) for key, bounds in _TOP.items()}
     tables = _tables(document["peer"], "peer", MOST_PEERS, name)
     if not tables:
@@ -116,6 +130,7 @@ def parse_plan(document: Mapping[str, Any], name: str) -> PlannedPeers:
         peers=peers,
         limits=limits,
         relayed=frozenset(relayed),
+        cohorts=dealt([peer.name for peer in peers], int(group_size), NAMES_DEAL),
     )
 
 
@@ -170,7 +185,7 @@ def _tables(value: Any, key: str, most: int, name: str) -> Sequence[Mapping[str,
         raise WrongUse(
             f"{name} has {len(value):,} tables [[{key}]].",
             why=f"A plan has at most {most:,}.",
-            advice="Plan a group instead of the whole swarm: only a group averages together.",
+            advice="Leave some out: a plan of fewer shows how a larger run averages, too.",
         )
     return value
 

@@ -75,5 +75,13 @@ def next_count(count: int, peers: int, group_size: int) -> int:
     return count
 
 
+def settled_count(peers: int, group_size: int) -> int:
+    """How many cohorts a run has after some steps, if it began as one group of so many peers."""
+    before, count = 0, 1
+    while count != before:
+        before, count = count, next_count(count, peers, group_size)
+    return count
+
+
 def _lot(run: str, peer: PeerId) -> bytes:
     return blake3(f"cohort {run}/{peer}".encode()).digest(16)

@@ -88,7 +88,7 @@ def ways_to(members: Sequence[Entry], leader: PeerId, list_bytes: int) -> dict[P
     others = [one for one in members if one.peer != leader]
     others.sort(key=lambda one: not one.reduces)  # a stable sort
     dialled = sum(one.reduces for one in others)
-    children = max(FEWEST_CHILDREN, LEADER_BYTES // list_bytes)
+    children = children_for(list_bytes)
     rates = {one.peer: one.up_bytes_per_second for one in members}
 
     def seconds_of(peer: PeerId) -> float:
@@ -96,9 +96,7 @@ def ways_to(members: Sequence[Entry], leader: PeerId, list_bytes: int) -> dict[P
 
     ways: dict[PeerId, Way] = {}
     for place, one in enumerate(others):
-        above = place // children - 1  # its parent's place; -1 is the leader
-        if above >= dialled:  # too few members can be dialled
-            above = place % dialled if dialled else -1
+        above = place_above(place, children, dialled)
         if above < 0:
             ways[one.peer] = Way((), seconds_of(leader))
             continue
@@ -106,6 +104,20 @@ def ways_to(members: Sequence[Entry], leader: PeerId, list_bytes: int) -> dict[P
         sources = (parent, *ways[parent].sources)[:SOURCES]
         ways[one.peer] = Way(sources, ways[parent].seconds + seconds_of(parent))
     return ways
+
+
+def children_for(list_bytes: int) -> int:
+    """To how many others a member hands on a list of this size."""
+    return max(FEWEST_CHILDREN, LEADER_BYTES // list_bytes)
+
+
+def place_above(place: int, children: int, dialled: int) -> int:
+    """The place of the parent of this place in the tree; -1 is the leader. The first `dialled`
+    places can be dialled."""
+    above = place // children - 1
+    if above >= dialled:  # too few members can be dialled
+        return place % dialled if dialled else -1
+    return above
 
 
 def seconds_to_all(ways: Mapping[PeerId, Way]) -> float:

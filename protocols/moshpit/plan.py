@@ -338,6 +338,7 @@ class Collaborators:
     reduces: Sequence[bool]
     fixed: Sequence[bool]  # contributes in any case
     free: Sequence[int]  # the peers that may contribute or not, by index
+    more_seconds: float = 0.0  # that averaging takes after the round, whoever contributes
 
     def members(self, computes: Choice) -> Members:
         return Members(self.up, self.down, computes, self.reduces)
@@ -361,9 +362,9 @@ class PlanCandidate:
     def of(peers: Collaborators, computes: Choice, seconds: float) -> PlanCandidate:
         chosen = [s for s, one in zip(peers.samples, computes, strict=True) if one]
         samples = math.fsum(chosen)
-        steps = samples / peers.batch
+        steps, averaging = samples / peers.batch, seconds + peers.more_seconds
         return PlanCandidate(
-            computes, samples, seconds, min(steps, 1.0 / seconds) if seconds > 0 else steps
+            computes, samples, seconds, min(steps, 1.0 / averaging) if averaging > 0 else steps
         )
 
     def is_better_than(self, other: PlanCandidate) -> bool:
@@ -463,8 +464,8 @@ def crossing(
     while low < high:
         middle = (low + high) // 2
         candidate = judge(peers.with_free(order[:middle]))
-        if candidate.samples * candidate.seconds >= peers.batch:
-            high = middle  # enough is computed in the time of a round: fewer may be enough
+        if candidate.samples * (candidate.seconds + peers.more_seconds) >= peers.batch:
+            high = middle  # enough is computed while others average: fewer may be enough
         else:
             low = middle + 1
     for count in range(max(fewest, low - 1), low + 1):

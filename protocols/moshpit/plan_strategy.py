@@ -5,6 +5,11 @@ T(c) is the best of plan.py, or of this file under pairwise limits. plan.py sear
 become 1. Two alternatives are computed for comparison: all-reduce (all peers compute, equal parts
 for all that can reduce) and the best parameter server.
 
+A run with more peers than fit into one group averages by cohorts (cohort_round.py). Then T(c) has
+three parts: the round of the slowest cohort, the round of all heads, and the time in which a head's
+result reaches all members of its cohort (handing_down.py). Who computes is chosen in each cohort
+for itself, for its part of the batch.
+
 Easy to get wrong: everything is computed in the order of names and put back into the file's order
 at the end. So the order of the file makes no difference if several plans are equally good.
 """
@@ -14,11 +19,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from protocols.errors import PotluckError
+from protocols.identity import PeerId
+from protocols.moshpit.cohorts import cohort_of, in_order, settled_count
+from protocols.moshpit.handing_on import children_for, place_above
 from protocols.moshpit.plan import (
     Choice,
     Collaborators,
@@ -27,6 +35,7 @@ from protocols.moshpit.plan import (
     choose,
     equal_shares,
     greatest_shares,
+    link_seconds_of,
     quantised,
     seconds_of,
     shortest_seconds,
@@ -74,6 +83,8 @@ class PlannedPeers:
     """The input of a plan. `limits`: (from, to) by index of `peers`, in bytes per second.
 
     `relayed`: the pairs that only meet through a relay. Parts keep off them, as in a real round.
+    `cohorts`: by index of `peers`, each in the order in which its members become head; none for one
+    group of all.
     """
 
     vector_bytes: float
@@ -81,11 +92,42 @@ class PlannedPeers:
     peers: Sequence[PlannedPeer]
     limits: Links = field(default_factory=dict)
     relayed: frozenset[tuple[int, int]] = frozenset()
+    cohorts: Sequence[Sequence[int]] = ()
+
+    def part(self, chosen: Sequence[int], batch: float) -> PlannedPeers:
+        """Only these peers, in one group."""
+        place = {i: position for position, i in enumerate(chosen)}
+        return PlannedPeers(
+            self.vector_bytes,
+            batch,
+            [self.peers[i] for i in chosen],
+            {
+                (place[i], place[j]): limit
+                for (i, j), limit in self.limits.items()
+                if i in place and j in place
+            },
+            frozenset((place[i], place[j]) for i, j in self.relayed if i in place and j in place),
+        )
+
+
+@dataclass(frozen=True)
+class CohortPlan:
+    """One cohort. `members`: by index of the peers, its head first."""
+
+    members: tuple[int, ...]
+    round_seconds: float
+    handing_down_seconds: float
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """Each peer's work, in the order of the peers, and the alternatives."""
+    """Each peer's work, in the order of the peers, and the alternatives. By cohorts, the fractions
+    of each cohort's members add up to 1.
+
+    - `round_seconds`: the whole averaging of a step. By cohorts: the slowest cohort, the heads, and
+      the slowest handing down, one after the other.
+    - `link_seconds`: for how much of it the uplink and the downlink of each peer are busy.
+    """
 
     fractions: tuple[float, ...]
     computes: tuple[bool, ...]
@@ -94,24 +136,34 @@ class Strategy:
     parameter_server_seconds: float  # all peers compute, and the best single peer reduces it all
     steps_per_second: float
     samples_per_second: float
+    link_seconds: tuple[tuple[float, float], ...]
+    cohorts: tuple[CohortPlan, ...] = ()
+    heads_seconds: float = 0.0
+
+
+def dealt(names: Sequence[str], group_size: int, run: str) -> tuple[tuple[int, ...], ...]:
+    """The cohorts of the run's peers with these names, for `PlannedPeers`; none if all fit into one
+    group."""
+    count = settled_count(len(names), group_size)
+    if count == 1:
+        return ()
+    place = {PeerId(name): i for i, name in enumerate(names)}
+    cohorts: list[list[int]] = [[] for _ in range(count)]
+    for peer in in_order(run, place):
+        cohorts[cohort_of(run, peer, count)].append(place[peer])
+    return tuple(tuple(members) for members in cohorts if members)
 
 
 def best_strategy(collaboration: PlannedPeers) -> Strategy:
     """Make the plan. NobodyComputes or NobodyReduces if there can be none."""
-    given = collaboration.peers
-    order = sorted(range(len(given)), key=lambda i: given[i].name)
-    place = {i: position for position, i in enumerate(order)}
-    met_by_relay = Counter(end for pair in collaboration.relayed for end in pair)
-    peers = _collaborators(
-        collaboration, [given[i] for i in order], [met_by_relay[i] for i in order]
-    )
-    limits = binding(
-        peers.members(()),
-        {
-            (place[i], place[j]): limit / collaboration.vector_bytes
-            for (i, j), limit in collaboration.limits.items()
-        },
-    )
+    if collaboration.cohorts:
+        return _by_cohorts(collaboration)
+    return _in_one_group(collaboration)
+
+
+def _in_one_group(collaboration: PlannedPeers, more_seconds: float = 0.0) -> Strategy:
+    """The plan of a round of all these peers. `more_seconds`: that averaging takes after it."""
+    peers, limits, place = _in_order_of_names(collaboration, more_seconds)
 
     def limited(computes: Choice) -> float:
         return shortest_limited_seconds(peers.members(computes), limits)
@@ -120,23 +172,144 @@ def best_strategy(collaboration: PlannedPeers) -> Strategy:
     members = peers.members(best.computes)
     fractions = limited_shares(members, limits)
     seconds = limited_seconds(fractions, members, limits)
-    everybody = peers.members(peers.with_free(peers.free))
-    plain = limited_seconds(equal_shares(peers.reduces), everybody, limits)
-    served = _best_server_seconds(everybody, limits)
-    computing = best.samples / collaboration.batch
+    busy = link_seconds_of(fractions, members)
+    plain, served = _alternatives(peers, limits)
     return Strategy(
-        fractions=tuple(fractions[place[i]] for i in range(len(order))),
-        computes=tuple(best.computes[place[i]] for i in range(len(order))),
+        fractions=tuple(fractions[at] for at in place),
+        computes=tuple(best.computes[at] for at in place),
         round_seconds=seconds,
         allreduce_seconds=plain,
         parameter_server_seconds=served,
-        steps_per_second=min(computing, 1.0 / seconds) if seconds > 0 else computing,
+        steps_per_second=_steps_per_second(best.samples, collaboration.batch, seconds),
         samples_per_second=best.samples,
+        link_seconds=tuple(busy[at] for at in place),
     )
 
 
+def _in_order_of_names(
+    collaboration: PlannedPeers, more_seconds: float = 0.0
+) -> tuple[Collaborators, Links, list[int]]:
+    """The peers and limits in the order of names, and the place of each peer of the file there."""
+    given = collaboration.peers
+    order = sorted(range(len(given)), key=lambda i: given[i].name)
+    place = {i: position for position, i in enumerate(order)}
+    met_by_relay = Counter(end for pair in collaboration.relayed for end in pair)
+    peers = _collaborators(
+        collaboration, [given[i] for i in order], [met_by_relay[i] for i in order], more_seconds
+    )
+    limits = binding(
+        peers.members(()),
+        {
+            (place[i], place[j]): limit / collaboration.vector_bytes
+            for (i, j), limit in collaboration.limits.items()
+        },
+    )
+    return peers, limits, [place[i] for i in range(len(order))]
+
+
+def _alternatives(peers: Collaborators, limits: Links) -> tuple[float, float]:
+    """How long all-reduce takes, and the best parameter server."""
+    everybody = peers.members(peers.with_free(peers.free))
+    plain = limited_seconds(equal_shares(peers.reduces), everybody, limits)
+    return plain, _best_server_seconds(everybody, limits)
+
+
+def _steps_per_second(samples: float, batch: float, averaging_seconds: float) -> float:
+    computing = samples / batch
+    return min(computing, 1.0 / averaging_seconds) if averaging_seconds > 0 else computing
+
+
+def _by_cohorts(collaboration: PlannedPeers) -> Strategy:
+    peers, batch = collaboration.peers, collaboration.batch
+    cohorts = [_head_first(peers, cohort) for cohort in collaboration.cohorts]
+    heads = [cohort[0] for cohort in cohorts]
+    brings = [replace(peer, samples_per_s=1.0, computes=Computes.ALWAYS) for peer in peers]
+    among_heads = _in_one_group(replace(collaboration, peers=brings).part(heads, batch))
+    handed = [_handing_down(collaboration, cohort) for cohort in cohorts]
+    more_seconds = among_heads.round_seconds + max(seconds for seconds, _ in handed)
+
+    together = math.fsum(_most_samples(peers, cohort) for cohort in cohorts)
+    fractions, computes = [0.0] * len(peers), [False] * len(peers)
+    up, down = [0.0] * len(peers), [0.0] * len(peers)
+    plans, samples = [], []
+    for cohort, (handing_down_seconds, handed_on) in zip(cohorts, handed, strict=True):
+        part = batch * _most_samples(peers, cohort) / together
+        plan = _in_one_group(collaboration.part(cohort, part), more_seconds)
+        samples.append(plan.samples_per_second)
+        plans.append(CohortPlan(cohort, plan.round_seconds, handing_down_seconds))
+        for at, i in enumerate(cohort):
+            fractions[i], computes[i] = plan.fractions[at], plan.computes[at]
+            up[i], down[i] = plan.link_seconds[at]
+            up[i] += handed_on[at] * collaboration.vector_bytes / peers[i].up
+            down[i] += collaboration.vector_bytes / peers[i].down if at else 0.0
+    for at, i in enumerate(heads):
+        up[i] += among_heads.link_seconds[at][0]
+        down[i] += among_heads.link_seconds[at][1]
+
+    averaging = max(plan.round_seconds for plan in plans) + more_seconds
+    plain, served = _alternatives(*_in_order_of_names(collaboration)[:2])
+    return Strategy(
+        fractions=tuple(fractions),
+        computes=tuple(computes),
+        round_seconds=averaging,
+        allreduce_seconds=plain,
+        parameter_server_seconds=served,
+        steps_per_second=_steps_per_second(math.fsum(samples), batch, averaging),
+        samples_per_second=math.fsum(samples),
+        link_seconds=tuple(zip(up, down, strict=True)),
+        cohorts=tuple(plans),
+        heads_seconds=among_heads.round_seconds,
+    )
+
+
+def _head_first(peers: Sequence[PlannedPeer], cohort: Sequence[int]) -> tuple[int, ...]:
+    """The members of a cohort, its head before all others, and last those that nobody can dial.
+    NobodyComputes or NobodyReduces if it cannot average."""
+    ordered = tuple(sorted(cohort, key=lambda i: peers[i].dial_out_only))  # a stable sort
+    why = (
+        f"A cohort averages by itself first, and a hash of the names has dealt {len(cohort)} peers "
+        f"with {peers[ordered[0]].name} into one."
+    )
+    advice = "With a larger group_size there are fewer and larger cohorts."
+    if peers[ordered[0]].dial_out_only:
+        raise NobodyReduces("All peers of a cohort can only dial out.", why=why, advice=advice)
+    if not _most_samples(peers, cohort):
+        raise NobodyComputes("Nobody in a cohort computes.", why=why, advice=advice)
+    return ordered
+
+
+def _most_samples(peers: Sequence[PlannedPeer], cohort: Sequence[int]) -> float:
+    """Samples per second of a cohort, if all of it compute that may."""
+    return math.fsum(
+        peers[i].samples_per_s for i in cohort if peers[i].computes is not Computes.NEVER
+    )
+
+
+def _handing_down(
+    collaboration: PlannedPeers, cohort: Sequence[int]
+) -> tuple[float, tuple[int, ...]]:
+    """How long it takes until all members of this cohort have the head's result, and how many
+    copies each hands on. A member hands on nothing before it has all of it; then it sends all its
+    copies at the same time."""
+    peers, size = collaboration.peers, collaboration.vector_bytes
+    children = children_for(max(1, round(size)))
+    dialled = sum(not peers[i].dial_out_only for i in cohort[1:])
+    above = [0, *(1 + place_above(at, children, dialled) for at in range(len(cohort) - 1))]
+    copies = Counter(above[1:])
+    seconds = [0.0]
+    for at, i in enumerate(cohort[1:], 1):
+        source = cohort[above[at]]
+        limit = min(peers[i].down, collaboration.limits.get((source, i), math.inf))
+        took = max(copies[above[at]] / peers[source].up, 1.0 / limit)
+        seconds.append(seconds[above[at]] + size * took)
+    return max(seconds), tuple(copies[at] for at in range(len(cohort)))
+
+
 def _collaborators(
-    collaboration: PlannedPeers, peers: Sequence[PlannedPeer], relayed: Sequence[int]
+    collaboration: PlannedPeers,
+    peers: Sequence[PlannedPeer],
+    relayed: Sequence[int],
+    more_seconds: float,
 ) -> Collaborators:
     fixed = [peer.computes is Computes.ALWAYS for peer in peers]
     free = [
@@ -167,6 +340,7 @@ def _collaborators(
         reduces=with_fewest_relays(relayed, [not peer.dial_out_only for peer in peers]),
         fixed=fixed,
         free=free,
+        more_seconds=more_seconds,
     )
 
 

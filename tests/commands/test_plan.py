@@ -26,6 +26,7 @@ KEYS = [
     "steps_per_second",
     "solve_ms",
 ]
+COHORT_SECONDS = ["round_seconds", "handing_down_seconds"]
 
 TOP = "values = 1000\nbytes_per_value = 4\nbatch = 32\n"
 ALICE = """
@@ -117,6 +118,51 @@ def test_a_thousand_different_peers_fill_no_more_than_a_screen(tmp_path: Path) -
     assert "and 960 more rows" in text
 
 
+def many(count: int, *, group_size: int | None = None) -> str:
+    """A file of so many equal peers."""
+    top = TOP if group_size is None else f"{TOP}group_size = {group_size}\n"
+    return top + "".join(ALICE.replace("alice", f"p{i}") for i in range(count))
+
+
+def test_as_many_peers_as_fit_into_a_group_or_more_average_by_cohorts(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    for text, count in ((many(63), 0), (many(64), 4), (many(16, group_size=16), 4)):
+        file.write_text(text, encoding="utf-8")
+        assert len(read_plan_file(str(file)).cohorts) == count
+
+
+def test_a_person_is_shown_the_cohorts_and_what_each_part_of_a_step_takes(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text(many(64), encoding="utf-8")
+    collaboration = read_plan_file(str(file))
+    strategy = best_strategy(collaboration)
+    text = plan_lines(collaboration, strategy, solve_ms=1.0)
+    lines = text.splitlines()
+    assert "64 peers in 4 cohorts" in lines[0]
+    rows = [line.split() for line in lines if line and line.split()[0] in ("1", "2", "3", "4")]
+    for row, one in zip(rows, strategy.cohorts, strict=True):
+        assert row[1] == str(len(one.members))
+        assert row[-2] == collaboration.peers[one.members[0]].name
+    assert sum(int(row[1]) for row in rows) == 64
+    assert "among the 4 heads" in text
+    assert all(len(line) <= 100 for line in lines)
+    # alike peers of a cohort are one row, and the busiest of them is the cohort's head
+    assert sum(line.startswith("p") and "…" in line for line in lines) == 4
+    assert "100 %" in text
+
+
+@pytest.mark.slow
+def test_a_program_is_told_the_cohorts(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text(many(64), encoding="utf-8")
+    result = potluck("plan", "--json", str(file), home=tmp_path / "home")
+    (plan,) = objects(result.stdout)
+    assert list(plan) == [*KEYS, "heads_seconds", "cohorts"]
+    assert sorted(i for one in plan["cohorts"] for i in one["peers"]) == list(range(64))
+    parts = [max(one[key] for one in plan["cohorts"]) for key in COHORT_SECONDS]
+    assert plan["round_seconds"] == pytest.approx(plan["heads_seconds"] + sum(parts))
+
+
 def test_dial_out_only_may_be_left_out(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text(TOP + ALICE.replace("dial_out_only = false\n", ""), encoding="utf-8")
@@ -183,6 +229,9 @@ def test_a_relay_carries_parts_if_nobody_is_met_directly_by_all(tmp_path: Path) 
         (TOP.replace("1000", "0") + ALICE, "`values`"),
         (TOP.replace("= 4", "= 0") + ALICE, "`bytes_per_value`"),
         (TOP.replace("32", "nan") + ALICE, "`batch`"),
+        (TOP + "group_size = 7\n" + ALICE, "`group_size`"),
+        (TOP + "group_size = 257\n" + ALICE, "`group_size`"),
+        (TOP + "group_size = 8.5\n" + ALICE, "`group_size`"),
         (TOP + ALICE + BOB + LINK.replace('"bob"', '"bbo"'), "`to` of link 1"),
         (TOP + ALICE + BOB + LINK.replace('"bob"', "3"), "`to` of link 1"),
         (TOP + ALICE + BOB + LINK.replace('"bob"', '"alice"'), "to itself"),

@@ -16,6 +16,7 @@ _FILE = """\
   values = 25_600_000      # of the vector that is averaged
   bytes_per_value = 4      # on the wire: 4, 2 for float16, about 1 for int8
   batch = 32_768           # samples per step
+  group_size = 64          # as in the run's definition; may be left out
   [[peer]]
   name = "alice"
   samples_per_s = 40       # 0 for a peer without a GPU
@@ -38,7 +39,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Plan for given peers and links which of them should compute gradients, and "
         "how much each should reduce, for the most steps per second. Show how long a round takes, "
         "beside plain all-reduce and the best single parameter server. Nothing is sent to "
-        "anybody.\n\n"
+        "anybody. As many peers as group_size, or more, average by cohorts, as in a run: a hash "
+        "of their names deals them out.\n\n"
         f"{_FILE}\n\n"
         "solve_ms is the time of the planning alone, without reading the file or loading the "
         "solver for [[link]].",
@@ -75,6 +77,17 @@ def _solve(collaboration: PlannedPeers) -> tuple[Strategy, float]:
 
 
 def _mapping(strategy: Strategy, solve_ms: float) -> dict[str, Any]:
+    by_cohorts = {
+        "heads_seconds": strategy.heads_seconds,
+        "cohorts": [
+            {
+                "peers": list(one.members),  # the head first
+                "round_seconds": one.round_seconds,
+                "handing_down_seconds": one.handing_down_seconds,
+            }
+            for one in strategy.cohorts
+        ],
+    }
     return {
         "fractions": list(strategy.fractions),
         "computes": list(strategy.computes),
@@ -83,4 +96,5 @@ def _mapping(strategy: Strategy, solve_ms: float) -> dict[str, Any]:
         "parameter_server_seconds": strategy.parameter_server_seconds,
         "steps_per_second": strategy.steps_per_second,
         "solve_ms": solve_ms,
+        **(by_cohorts if strategy.cohorts else {}),
     }

@@ -5,6 +5,9 @@ for the share of the samples that a row computes, and one for the share of the v
 
 A row's bar is for all its peers together, while the table shows the part of each. With 16 small
 reducers beside a large one the two look very different.
+
+A run by cohorts has a table of its cohorts in place of the picture, and its peers stand in the
+order of these.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ _MEGABIT = 125_000.0
 
 @dataclass
 class _Row:
-    """Peers beside each other in the file that are alike and do the same."""
+    """Peers beside each other in the file (by cohorts: in their cohort) that are alike and do the
+    same."""
 
     peers: list[int]
     peer: PlannedPeer
     computes: bool
     fraction: float
+    cohort: int
 
     @property
     def count(self) -> int:
@@ -41,26 +46,33 @@ def plan_lines(collaboration: PlannedPeers, strategy: Strategy, solve_ms: float)
     """The output of `potluck plan`, with line ends."""
     rows = _rows(collaboration.peers, strategy)
     labels = {row.peers[0]: _label(collaboration.peers, row) for row in rows}
-    lines = [*_table(collaboration, strategy, rows, labels), "", *_picture(strategy, rows, labels)]
-    lines += _limits(collaboration, strategy)
+    table = _table(strategy, rows, labels)
+    if strategy.cohorts:
+        lines = [*_cohorts(collaboration.peers, strategy), "", *table]
+    else:
+        lines = [*table, "", *_picture(strategy, rows, labels)]
+        lines += _limits(collaboration, strategy)
     lines += ["", *_summary(collaboration, strategy, solve_ms)]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _rows(peers: Sequence[PlannedPeer], strategy: Strategy) -> list[_Row]:
     rows: list[_Row] = []
-    for i, peer in enumerate(peers):
+    numbers = {i: number for number, one in enumerate(strategy.cohorts) for i in one.members}
+    for i in sorted(range(len(peers)), key=lambda i: numbers.get(i, 0)):  # a stable sort
+        peer, cohort = peers[i], numbers.get(i, 0)
         computes, fraction = strategy.computes[i], strategy.fractions[i]
         last = rows[-1] if rows else None
         if (
             last is not None
+            and last.cohort == cohort
             and _kind(last.peer) == _kind(peer)
             and last.computes == computes
             and abs(last.fraction - fraction) < _SAME_SHARE
         ):
             last.peers.append(i)
         else:
-            rows.append(_Row([i], peer, computes, fraction))
+            rows.append(_Row([i], peer, computes, fraction, cohort))
     return rows
 
 
@@ -79,48 +91,70 @@ def _cut(name: str) -> str:
     return name if len(name) <= LONGEST_LABEL else name[: LONGEST_LABEL - 1] + "…"
 
 
-def _table(
-    collaboration: PlannedPeers, strategy: Strategy, rows: list[_Row], labels: dict[int, str]
-) -> Iterator[str]:
-    header = ("peer", "samples/s", "up Mb/s", "down Mb/s", "computes", "reduces", "up", "down")
-    cells = [header]
-    for row in rows[:MOST_ROWS]:
-        up, down = _in_use(collaboration, strategy, row)
+def _cohorts(peers: Sequence[PlannedPeer], strategy: Strategy) -> Iterator[str]:
+    sizes = [len(one.members) for one in strategy.cohorts]
+    yield (
+        f"By cohorts: {len(peers):,} peers in {len(sizes)} cohorts of {min(sizes)} to "
+        f"{max(sizes)}. A hash of their names has dealt"
+    )
+    yield "them out; a run does so with their ids, so others are together there."
+    yield ""
+    cells = [("cohort", "peers", "samples/s", "averages in", "hands down in", "head", "up Mb/s")]
+    for number, one in enumerate(strategy.cohorts, 1):
+        head = peers[one.members[0]]
+        rates = [peers[i].samples_per_s for i in one.members if strategy.computes[i]]
         cells.append(
             (
-                labels[row.peers[0]],
-                f"{row.peer.samples_per_s:,g}",
-                f"{row.peer.up / _MEGABIT:,g}",
-                f"{row.peer.down / _MEGABIT:,g}",
-                "yes" if row.computes else "no",
-                "cannot" if row.peer.dial_out_only else _percent(row.fraction),
-                _busy(up),
-                _busy(down),
+                str(number),
+                str(len(one.members)),
+                f"{sum(rates):,g}",
+                _seconds(one.round_seconds),
+                _seconds(one.handing_down_seconds),
+                _cut(head.name),
+                f"{head.up / _MEGABIT:,g}",
             )
         )
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    for row_cells in cells:
-        first, *others = row_cells
-        yield "  ".join(
-            [f"{first:{widths[0]}}"]
-            + [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+    yield from _aligned(cells)
+
+
+def _table(strategy: Strategy, rows: list[_Row], labels: dict[int, str]) -> Iterator[str]:
+    header = ("peer", "samples/s", "up Mb/s", "down Mb/s", "computes", "reduces", "up", "down")
+    cells = [(*header, "cohort") if strategy.cohorts else header]
+    for row in rows[:MOST_ROWS]:
+        up, down = _in_use(strategy, row)
+        shown = (
+            labels[row.peers[0]],
+            f"{row.peer.samples_per_s:,g}",
+            f"{row.peer.up / _MEGABIT:,g}",
+            f"{row.peer.down / _MEGABIT:,g}",
+            "yes" if row.computes else "no",
+            "cannot" if row.peer.dial_out_only else _percent(row.fraction),
+            _busy(up),
+            _busy(down),
         )
+        cells.append((*shown, str(row.cohort + 1)) if strategy.cohorts else shown)
+    yield from _aligned(cells)
     if len(rows) > MOST_ROWS:
         yield f"and {len(rows) - MOST_ROWS:,} more rows: --json has all peers."
 
 
-def _in_use(collaboration: PlannedPeers, strategy: Strategy, row: _Row) -> tuple[float, float]:
-    """The shares of the round in which this peer's upload and download are busy."""
-    n, m = len(strategy.fractions), sum(strategy.computes)
-    c, w = row.computes, row.fraction
-    if n == 1 or strategy.round_seconds == 0:
+def _aligned(cells: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows as lines: the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    for first, *others in cells:
+        yield "  ".join(
+            [f"{first:{widths[0]}}"]
+            + [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        )
+
+
+def _in_use(strategy: Strategy, row: _Row) -> tuple[float, float]:
+    """The shares of the averaging in which the upload and download of the busiest of these peers
+    are busy."""
+    if strategy.round_seconds == 0:
         return 0.0, 0.0
-    vectors_per_second = strategy.round_seconds / collaboration.vector_bytes
-    sent, received = c * (1 - w) + (n - 1) * w, (m - c) * w + 1 - w
-    return (
-        sent / (row.peer.up * vectors_per_second),
-        received / (row.peer.down * vectors_per_second),
-    )
+    up, down = zip(*(strategy.link_seconds[i] for i in row.peers), strict=True)
+    return max(up) / strategy.round_seconds, max(down) / strategy.round_seconds
 
 
 def _picture(strategy: Strategy, rows: list[_Row], labels: dict[int, str]) -> Iterator[str]:
@@ -183,7 +217,21 @@ def _limits(collaboration: PlannedPeers, strategy: Strategy) -> Iterator[str]:
 
 def _summary(collaboration: PlannedPeers, strategy: Strategy, solve_ms: float) -> Iterator[str]:
     ours = strategy.round_seconds
-    yield f"A round averages {collaboration.vector_bytes / 1e6:,.1f} MB in {_seconds(ours)}."
+    megabytes = f"{collaboration.vector_bytes / 1e6:,.1f} MB"
+    if strategy.cohorts:
+        slowest = max(one.round_seconds for one in strategy.cohorts)
+        handing_down = max(one.handing_down_seconds for one in strategy.cohorts)
+        yield (
+            f"A step averages {megabytes} in {_seconds(ours)}: {_seconds(slowest)} in the slowest "
+            f"cohort,"
+        )
+        yield (
+            f"{_seconds(strategy.heads_seconds)} among the {len(strategy.cohorts)} heads, and "
+            f"{_seconds(handing_down)} until all have what the slowest hands down."
+        )
+        yield "If all were one group:"
+    else:
+        yield f"A round averages {megabytes} in {_seconds(ours)}."
     for name, seconds in (
         ("All-reduce with equal parts", strategy.allreduce_seconds),
         ("The best single parameter server", strategy.parameter_server_seconds),
