@@ -16,7 +16,8 @@ take the step over from them.
 Promises: those of a round (round.py). A cohort counts once: if two members of a cohort are in the
 heads' round, all heads discard it, and the one that was out of turn is avoided.
 
-Easy to get wrong: a cohort's average is no result. Only the heads' round decides.
+Easy to get wrong: a cohort's average is no result. Only the heads' round decides. And cohorts with
+slow links average for longer than others, so heads that are there are waited for that long.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from protocols.moshpit.handing_down import (
     NoDecision,
     ResultShelf,
 )
-from protocols.moshpit.layout import Vector, digest_of_parts
+from protocols.moshpit.handing_on import SLOWEST_BYTES_PER_SECOND
+from protocols.moshpit.layout import Layout, Vector, digest_of_parts
 from protocols.moshpit.outcome import (
     Alone,
     Committed,
@@ -215,7 +217,13 @@ class CohortRounds:
         )
         result = self._buffer(request.vector.values)
         found = await self._rounds.run(
-            GridRound(self._heads_key(request, cohort), request, result, splits=False)
+            GridRound(
+                self._heads_key(request, cohort),
+                request,
+                result,
+                splits=False,
+                more_seconds=self._seconds_apart(request.vector.layout),
+            )
         )
         self._note(found.statistics)
         outcome = self._outcome(mine, cohort, found, result)
@@ -225,6 +233,13 @@ class CohortRounds:
         elif mine.entries:
             await self._offer(shelf, found, outcome, request)
         return outcome
+
+    def _seconds_apart(self, layout: Layout) -> float:
+        """How long after the first head the last one may come: a cohort exchanges the vector both
+        ways, some over slow links, and a cohort of one is ready at once."""
+        size = layout.encoded_bytes(0, layout.values, self._settings.chunk_bytes)
+        exchange = 2.0 * size / SLOWEST_BYTES_PER_SECOND
+        return min(exchange, self._settings.round_seconds / 2)
 
     def _heads_key(self, request: RoundRequest, cohort: Cohort) -> str:
         name = f"{cohort.count}.heads"
@@ -310,8 +325,9 @@ class CohortRounds:
     ) -> Outcome:
         """What the head hands down. NoDecision if its round made no step; any other error: it is
         lost."""
-        patience = self._settings.matchmaking_seconds + self._settings.round_seconds
-        vector = mine.request.vector
+        vector, settings = mine.request.vector, self._settings
+        apart = self._seconds_apart(vector.layout)
+        patience = settings.matchmaking_seconds + apart + settings.round_seconds
         said: HeadsDecision | None = None
         with trio.CancelScope() as self._waiting:
             said = await self._down.decision(mine.round_id, head, patience)

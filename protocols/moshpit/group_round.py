@@ -25,7 +25,15 @@ from protocols.identity import PeerId
 from protocols.moshpit.agreement import Timing
 from protocols.moshpit.ballots import Ballot, Statement
 from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE
-from protocols.moshpit.group import Group, Late, NeverListed, NobodyElse, NoGroup, Search
+from protocols.moshpit.group import (
+    LONGEST_MATCHMAKING_SECONDS,
+    Group,
+    Late,
+    NeverListed,
+    NobodyElse,
+    NoGroup,
+    Search,
+)
 from protocols.moshpit.layout import Layout, ResultCut
 from protocols.moshpit.matchmaking import Matchmaker
 from protocols.moshpit.outcome import Excluded, RoundStatistics, Verdict
@@ -58,12 +66,13 @@ MOST_ROUNDS_UNLED = 1024
 class GridRound:
     """One round of an averaging: the key under which its group meets, the request, and memory for
     the result. `splits`: more peers than fit into a group become several, because other rounds
-    follow."""
+    follow. `more_seconds`: how much longer than the settings say the group may take to form."""
 
     key: str
     request: RoundRequest
     result: Tensor
     splits: bool
+    more_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -295,7 +304,9 @@ class GroupRounds:
             splits=this.splits,
             most_peers=request.most_peers,
             fewest=request.fewest,
-            matchmaking_seconds=settings.matchmaking_seconds,
+            matchmaking_seconds=min(
+                settings.matchmaking_seconds + this.more_seconds, LONGEST_MATCHMAKING_SECONDS
+            ),
         )
 
     def _offer(self, request: RoundRequest) -> Offer:

@@ -50,8 +50,8 @@ FEWEST_CHILDREN = 3
 SOURCES = 2  # besides the leader: the parent in the tree, and the member above that
 
 SLOWEST_BYTES_PER_SECOND = 125_000
-"""A member is assumed to have at least an upload of 1 Mb/s for handing a list on, even if it is
-slower or has not measured its link yet."""
+"""A member is assumed to have at least an upload of 1 Mb/s, even if it is slower or has not yet
+measured its link."""
 
 MARGIN_SECONDS = 1.0
 """For round trips, and for dialling the parent if there is no link yet."""

@@ -88,6 +88,21 @@ async def test_all_peers_hold_the_average_of_all(world: SimulatedWorld) -> None:
 
 
 @simulated
+async def test_heads_wait_for_a_cohort_that_takes_longer_to_average(world: SimulatedWorld) -> None:
+    """As one with slow links does, if the vector is large. Before, they went on without it after
+    the matchmaking time, and most of a run could be in that cohort."""
+    peers = await averagers(world, 14)
+    for one in peers:
+        one.values = 1 << 18  # a mebibyte: 17 s on links of 1 Mb/s
+    cohorts = Cohorts(peers)
+    late = max(cohorts.of.values(), key=len)
+    begun = [cohorts.begin(one) for one in peers if one not in late]
+    await trio.sleep(2.5 * SETTINGS.matchmaking_seconds)
+    begun += [cohorts.begin(one) for one in late]
+    check_same(await ended(peers, begun))
+
+
+@simulated
 async def test_the_next_in_order_takes_the_place_of_a_head_that_dies(world: SimulatedWorld) -> None:
     peers = await averagers(world, 14)
     cohorts = Cohorts(peers)
