@@ -1,11 +1,12 @@
-"""torch's optimizers without torch's compiler, which potluck does not use.
+"""torch's optimizers without torch's compiler, which potluck uses for models only, if at all.
 
 The first step of an optimizer loads all of `torch._dynamo`: a second of work and 80 MB in each
 process (torch 2.13), only to tell a compiler that does not run to leave the optimizer alone.
 These classes call the functions that torch has wrapped for that. They compute the same, and have
 the same names and states.
 
-Easy to get wrong: whoever compiles a model with `torch.compile` must not compile these, too.
+Easy to get wrong: these must not be compiled with `torch.compile`. A compiled model's loss is
+(node/run/compiled_loss.py), and its optimizer is one of these as well.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ HEAVY_ROOMS = (
     "node.app.demo.judging",
     "node.run.building",
     "node.run.batches",
+    "node.run.compiled_loss",
     "node.run.mixtures",
     "node.run.out_of_memory",
 )

@@ -41,6 +41,7 @@ class SettingKind(enum.Enum):
     SECONDS = "a number of seconds above zero"
     COUNT = "a whole number above zero"
     SWITCH = "true or false"
+    OWN_SWITCH = "true, false or auto"
     DEVICE = "auto, cpu, cuda, cuda:1 or mps"
     THREADS = "a number of threads, or auto"
     RATE = Measure.RATE.value
@@ -53,6 +54,21 @@ class SettingKind(enum.Enum):
 
 LISTS = (SettingKind.LISTEN_ADDRESSES, SettingKind.ANNOUNCE_ADDRESSES, SettingKind.PEER_ADDRESSES)
 
+_SWITCH_WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
+def _own_switch_as_written(text: str) -> str:
+    word = text.strip().lower()
+    if word in ("", AUTO):
+        return AUTO
+    if word not in _SWITCH_WORDS:
+        raise WrongUse(f"{text.strip()!r} is not {SettingKind.OWN_SWITCH.value}.")
+    return "true" if _SWITCH_WORDS[word] else "false"
+
+
 # Kept and shown as their owner wrote them; node/core/caps reads the amounts.
 _AS_WRITTEN: dict[SettingKind, Callable[[str], str]] = {
     SettingKind.NAME: name_as_written,
@@ -64,11 +80,7 @@ _AS_WRITTEN: dict[SettingKind, Callable[[str], str]] = {
     SettingKind.RELAY_LIMITS: relay_limits_as_written,
     SettingKind.RELAY_FOR: as_admitted,
     SettingKind.SCHEDULE: lambda text: parse_timetable(text).text,
-}
-
-_SWITCH_WORDS = {
-    **dict.fromkeys(("true", "yes", "on", "1"), True),
-    **dict.fromkeys(("false", "no", "off", "0"), False),
+    SettingKind.OWN_SWITCH: _own_switch_as_written,
 }
 
 
@@ -198,6 +210,12 @@ SETTINGS: tuple[Setting, ...] = (
         AUTO,
     ),
     Setting(
+        "limits.compile",
+        SettingKind.OWN_SWITCH,
+        "compile the run's model for this machine, or do not; auto does as the run says",
+        AUTO,
+    ),
+    Setting(
         "limits.max_memory",
         SettingKind.SIZE,
         "the most memory that this process may use, such as 8GB",
@@ -285,6 +303,8 @@ def value_from_toml(setting: Setting, value: object) -> Value:
                 return _count(setting, value)
         case SettingKind.SWITCH, bool():
             return value
+        case SettingKind.OWN_SWITCH, bool():
+            return "true" if value else "false"
         case kind, str() if kind in _AS_WRITTEN:
             return _amount(setting, value)
         case SettingKind.THREADS | SettingKind.RATE | SettingKind.SIZE | SettingKind.QUOTA, int():

@@ -7,9 +7,7 @@
     with task.open_batches(samples=8, position=kept) as batches:
         for batch in batches:
             optimizer.zero_grad()
-            with task.autocast():
-                loss = task.loss(batch)
-            task.backward(optimizer.scaled(loss))
+            loss = task.compute(batch, optimizer.scaled)
             optimizer.step(samples=task.samples_in(batch), loss=loss)
         batches.position()
 
@@ -23,7 +21,7 @@ and blocks: call it in the training thread. `stop` may be called from any thread
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,8 +49,10 @@ from models.registry import (
 from models.synthetic_images import synthetic_images
 from models.trainable import FLOAT32_BYTES, Trainable, on_device, tensors_in, with_each_tensor
 from node.run.batches import FigureBatches, ModuleBatches, ReadBatches, TrainingBatches
+from node.run.compiled_loss import EXPERTS, SEVERAL_DEVICES, CompiledLoss
 from node.run.definition import RunDefinition
 from node.run.mixtures import Mixtures
+from node.run.out_of_memory import is_out_of_memory
 from node.run.trusted import (
     blamed_on,
     file_of,
@@ -81,6 +81,8 @@ class RunTask:
     """The file of a trusted module's model; empty for a registered model."""
     mixtures: Mixtures | None = field(default=None, kw_only=True)
     """Those of the model, in a run with experts."""
+    compiled: CompiledLoss | None = field(default=None, kw_only=True)
+    """What `compute` takes for the loss, in a run with `training.compile`."""
 
     @property
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -143,6 +145,32 @@ class RunTask:
     def autocast(self) -> AbstractContextManager[Any]:
         """The context that passes are computed in: the run's precision, on this task's devices."""
         return autocast_to(self.definition.training.precision, self.devices[0].type)
+
+    def compute(self, batch: Any, scaled: Callable[[Tensor], Tensor] = lambda loss: loss) -> Tensor:
+        """One pass forward and backward, in the run's precision, and compiled if that works here.
+        The gradients of the scaled loss are added to those of the parameters, which have none yet.
+        Gives the loss itself, without a graph."""
+        compiled = self.compiled
+        if compiled is not None and compiled.is_used:
+            try:
+                return self._computed(batch, scaled, compiled)
+            except Exception as error:  # compilers raise anything
+                if is_out_of_memory(error):
+                    raise
+                for _name, one in self.named_parameters:
+                    one.grad = None
+                loss = self._computed(batch, scaled, self.loss)  # raises what is the model's fault
+                compiled.give_up(error)
+                return loss
+        return self._computed(batch, scaled, self.loss)
+
+    def _computed(
+        self, batch: Any, scaled: Callable[[Tensor], Tensor], loss_of: Callable[[Any], Tensor]
+    ) -> Tensor:
+        with self.autocast():
+            loss = loss_of(batch)
+        self.backward(scaled(loss))
+        return loss.detach()
 
     def loss(self, batch: Any, model: Trainable | None = None) -> Tensor:
         """The mean over the batch's samples. Call `backward` with it. `model`: a copy of the
@@ -237,6 +265,10 @@ def _task_with(
     data = data_of(definition, model, trusted)
     named = definition.model.get("module")
     model_file = str(trusted[named]) if named is not None else ""
+    compiled = None
+    if definition.training.compile:
+        trouble = SEVERAL_DEVICES if len(devices) > 1 else "" if mixtures is None else EXPERTS
+        compiled = CompiledLoss(model.loss, trouble=trouble)
     return RunTask(
         definition,
         model,
@@ -247,6 +279,7 @@ def _task_with(
         peer,
         model_file=model_file,
         mixtures=mixtures,
+        compiled=compiled,
     )
 
 

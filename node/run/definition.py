@@ -12,8 +12,8 @@ and `schedule`, and those of the experts, are checked elsewhere, because that ne
 
 Two peers train together if their steps are alike: the same model, optimizer, schedule, batch and
 codec (protocols/accumulation/training_description.py). Peers whose definitions differ in one of
-these train apart until they start again. Data, limits, checkpoints, precision and the end of a run
-may differ: a peer that starts later takes such a change and trains beside the others.
+these train apart until they start again. Data, limits, checkpoints, precision, compiling and the
+end of a run may differ: a peer that starts later takes such a change and trains beside the others.
 
 A definition from a newer potluck must end in "this needs version …" and not in "there is no key …",
 so the format and the least version are checked before any other key.
@@ -101,6 +101,8 @@ class TrainingSection(_Section, frozen=True, kw_only=True):
     """For the initial parameters and the order of the data."""
     precision: Precision = "float32"
     """The type that GPUs compute passes in, where they can: float32, bf16, fp16."""
+    compile: bool = False
+    """Each machine that can compiles the model (torch.compile), unless its owner decides."""
     max_norm: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
     """The averaged gradient is clipped to this norm; without it, not at all."""
     delayed: bool = False
@@ -253,6 +255,11 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
             most_followed_bytes=most_followed_bytes,
         )
 
+    def compiling(self, wanted: bool) -> RunDefinition:
+        """The same run, for a machine that compiles its model, or does not."""
+        training = msgspec.structs.replace(self.training, compile=wanted)
+        return msgspec.structs.replace(self, training=training)
+
     def optimizer_options(self) -> dict[str, Any]:
         """Keyword arguments of CollaborativeOptimizer that all peers of the run share."""
         return {
@@ -319,6 +326,11 @@ def mistakes_of_experts(definition: RunDefinition) -> Iterator[str]:
     cells = math.prod(section.sizes)
     if section.k > cells:
         yield f"k below [experts] is {section.k}, but the grid has room for {cells} experts only."
+    if definition.training.compile:
+        yield (
+            "compile below [training] cannot be true in a run with experts, where a pass waits for "
+            "other machines: leave it out."
+        )
     if definition.training.precision == "fp16":
         yield (
             "precision below [training] cannot be fp16 in a run with experts, whose gradients "

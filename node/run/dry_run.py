@@ -170,9 +170,7 @@ def pass_over(task: RunTask, batch: Any) -> float:
 
     buffers = [(buffer, buffer.clone()) for _name, buffer in task.buffers]
     try:
-        with task.autocast():
-            loss = task.loss(on_device(batch, task.devices[0]))
-        task.backward(loss)
+        loss = task.compute(on_device(batch, task.devices[0]))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -187,7 +185,7 @@ def pass_over(task: RunTask, batch: Any) -> float:
         gradients = {name: one.grad for name, one in task.named_parameters}
         for _name, one in task.named_parameters:
             one.grad = None
-    value = float(loss.detach())
+    value = float(loss)
     if not math.isfinite(value):
         raise _diverges(task, f"The loss of the first batch is {value}.")
     wrong = next(

@@ -82,6 +82,9 @@ seed = 0
 max_norm = 1.0
 # The number type of the passes, on GPUs that have it: float32, bf16 or fp16.
 #precision = "float32"
+# Compile the model on the machines that can (torch.compile): each takes a minute for it, and then
+# computes faster.
+#compile = false
 # Compute the next batch while the last one is averaged: if rounds take as long as computing.
 #delayed = false
 # More than 1: this many steps of each machine's own between two exchanges, for slow uplinks.

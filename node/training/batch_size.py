@@ -15,6 +15,9 @@ themselves: it doubles the size after `STEADY` quick batches in a row, and halve
 slow ones. A size that did not fit into memory sets the limit for good: half of it is the largest
 from then on.
 
+Where the model is compiled, the size is first chosen without that: to compile takes a minute, and
+is done once, for that size. From there on the compiled passes count.
+
 The first pass on any device is many times slower than the second, so each size is tried twice and
 the second time counts. Going up and down costs more than staying at either size, so `QUICK_SECONDS`
 is far below the time that halves the size again.
@@ -71,10 +74,20 @@ def measure(
 
     TooLarge if there is no room for one sample.
     """
-    limit = limit_of(most, target)
+    limit, plain = limit_of(most, target), replace(task, compiled=None)
     kept = [(buffer, buffer.clone()) for _name, buffer in task.buffers]
     try:
-        return choose(lambda size: _seconds(task, size, clock), limit, goes_on, clock)
+        found = choose(lambda size: _seconds(plain, size, clock), limit, goes_on, clock)
+        if task.compiled is None or not task.compiled.is_used or not goes_on():
+            return found
+        size = found.micro_batch
+        seconds = _tried(lambda size: _seconds(task, size, clock), size)
+        if seconds is None or not task.compiled.is_used:  # it then trains as it was measured first
+            return found
+        begun = MeasuredBatch(size, seconds, found.fits)
+        return choose(
+            lambda size: _seconds(task, size, clock), found.fits, goes_on, clock, begun=begun
+        )
     finally:
         for buffer, value in kept:
             buffer.copy_(value)
@@ -90,11 +103,14 @@ def choose(
     limit: int,
     goes_on: Callable[[], bool] = lambda: True,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    begun: MeasuredBatch | None = None,
 ) -> MeasuredBatch:
-    """The size to take, by trying sizes up to `limit`. `seconds_of` raises an error for which
+    """The size to take, by trying sizes up to `limit`: from one sample on, or from what has `begun`
+    to be measured. `seconds_of` raises an error for which
     is_out_of_memory is true if a size does not fit; TooLarge if that is the first."""
     began = clock()
-    first = _tried(seconds_of, 1)
+    first = _tried(seconds_of, 1) if begun is None else begun.batch_seconds
     if first is None:
         raise TooLarge(
             "There is no room for one sample of this run in memory.",
@@ -102,7 +118,7 @@ def choose(
             advice="Join from a larger machine; if a GPU's memory is too small, --device cpu uses "
             "the machine's own.",
         )
-    best = MeasuredBatch(1, first, limit)
+    best = begun or MeasuredBatch(1, first, limit)
     while best.batch_seconds < ENOUGH_SECONDS and best.micro_batch < limit and goes_on():
         size = min(limit, 2 * best.micro_batch)
         if best.batch_seconds * size / best.micro_batch > LONGEST_SECONDS:
@@ -129,15 +145,13 @@ def _tried(seconds_of: Callable[[int], float], size: int) -> float | None:
 
 
 def _seconds(task: RunTask, size: int, clock: Callable[[], float]) -> float:
-    """The time of one forward and backward pass in the run's precision, the second of two."""
+    """The time of one pass as the run computes it, the second of two."""
     began = 0.0
     try:
         batch = task.made_up_batch(size)  # once: a module's data may take long to open
         for _ in range(2):
             began = clock()
-            with task.autocast():
-                loss = task.loss(batch)
-            task.backward(loss)
+            task.compute(batch)
             _wait_for_device(task)
         return clock() - began
     finally:

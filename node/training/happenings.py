@@ -38,6 +38,7 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     micro_batch: int
     samples_per_second: float
     batch_seconds: float
+    compiled: bool = False
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
@@ -214,4 +215,5 @@ WORKING_OUT: Final = "working out what the run takes"
 BUILDING: Final = "building the model"
 MAKING_SURE: Final = "making sure that no other node uses this one's key"  # after a kill
 MEASURING: Final = "measuring how fast this machine is"
+COMPILING: Final = "compiling the model, and measuring how fast this machine is"  # instead of that
 ENTERING: Final = "entering the run"

@@ -90,6 +90,13 @@ def _trim() -> Callable[[int], int] | None:
     return found
 
 
+def tell_trouble(task: RunTask, session: TrainingSession) -> None:
+    """Say why the model is not compiled, if that has just been found out."""
+    words = "" if task.compiled is None else task.compiled.take_trouble()
+    if words:
+        session.happened(Notice(words))
+
+
 class Resting:
     """The bridge's `Rest`, of one session."""
 
@@ -278,16 +285,14 @@ class Loop:
             self._make_room(optimizer)
             return
         self._batch_size.took(time.monotonic() - began)
+        tell_trouble(self._task, self._session)
         optimizer.step(samples=samples, loss=value)
 
     def _computed(self, optimizer: CollaborativeOptimizer, batch: Any) -> float | None:
         """The loss, with its gradients computed; None if memory has no room for it. Then everything
         computed so far is freed when this function ends."""
         try:
-            with self._task.autocast():
-                loss = self._task.loss(batch)
-            self._task.backward(optimizer.scaled(loss))
-            return float(loss.detach())
+            return float(self._task.compute(batch, optimizer.scaled))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -36,6 +36,7 @@ from node.training.batch_size import BatchSize, MeasuredBatch, limit_of, measure
 from node.training.departure import ROUND_PATIENCE_SECONDS
 from node.training.guest import train_in_thread
 from node.training.happenings import (
+    COMPILING,
     ENTERING,
     MEASURING,
     Leaving,
@@ -45,7 +46,7 @@ from node.training.happenings import (
     Preparing,
     Resumed,
 )
-from node.training.loop import Loop
+from node.training.loop import Loop, tell_trouble
 from node.training.loss_curve import LossCurve, keep
 from node.training.network_watch import watch_network
 from node.training.session import TrainingSession
@@ -293,7 +294,8 @@ async def _measured(
     task: RunTask, most: int, target: int, session: TrainingSession
 ) -> MeasuredBatch:
     """The benchmark, in a thread that is abandoned on cancellation."""
-    session.happened(Preparing(MEASURING))
+    compiles = task.compiled is not None and task.compiled.is_used
+    session.happened(Preparing(COMPILING if compiles else MEASURING))
 
     def run() -> MeasuredBatch:
         return measure(task, most=most, target=target, goes_on=lambda: not session.departure.wanted)
@@ -302,6 +304,7 @@ async def _measured(
         run,
         abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
     )
+    tell_trouble(task, session)
     session.happened(
         Measured(
             device=" + ".join(str(one) for one in task.devices),
@@ -309,6 +312,7 @@ async def _measured(
             micro_batch=found.micro_batch,
             samples_per_second=round(found.samples_per_second, 3),
             batch_seconds=round(found.batch_seconds, 4),
+            compiled=task.compiled is not None and task.compiled.is_used,
         )
     )
     return found

@@ -70,7 +70,8 @@ def words_of(happening: Happening) -> str:
             return "\n".join(lines)
         case Measured():
             return (
-                f"measured: {happening.samples_per_second:,.1f} samples/s on {happening.device}, "
+                f"measured: {happening.samples_per_second:,.1f} samples/s on {happening.device}"
+                f"{' (compiled)' if happening.compiled else ''}, "
                 f"{happening.micro_batch:,} at once in {happening.batch_seconds:.2f} s"
             )
         case Began(run=run, epoch=epoch, keeps_only=keeps_only):

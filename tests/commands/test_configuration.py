@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.app.cli.configured import add_setting_flag, configuration_for
+from node.app.cli.configured import add_setting_flag, configuration_for, typed_settings
 from node.app.cli.parser import CommandParser
+from node.core.caps.settings import caps_of
 from node.core.configuration import Configuration, Origin, line_of, read_configuration
 from node.core.settings import SETTINGS, SettingKind, Value, plain, value_from_text, value_from_toml
 from node.core.wrong_use import WrongUse
@@ -204,6 +205,34 @@ def test_a_switch_understands_no_other_word(tmp_path: Path) -> None:
         configured(tmp_path, environment={"POTLUCK_DHT_KEEP_SLOTS": "maybe"})
 
 
+@pytest.mark.parametrize(
+    ("file", "words", "meant"),
+    [
+        ("", (), None),
+        ("compile = true", (), True),
+        ("compile = 'off'", (), False),
+        ("compile = true", ("--no-compile",), False),
+        ("compile = false", ("--no-compile", "--compile"), True),
+    ],
+)
+def test_a_peer_compiles_as_the_run_says_or_as_its_owner_does(
+    file: str, words: tuple[str, ...], meant: bool | None, tmp_path: Path
+) -> None:
+    (tmp_path / "potluck.toml").write_text(f"[limits]\n{file}\n")
+    parser = CommandParser()
+    add_setting_flag(parser, "limits.compile")
+    arguments = parser.parse_args([*words])
+    arguments.home = str(tmp_path)
+    configuration = configuration_for(arguments)
+    assert caps_of(configuration).compile is meant
+    assert typed_settings(arguments, configuration) == [*words[-1:]]
+
+
+def test_a_switch_of_ones_own_understands_no_other_word(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match="true, false or auto"):
+        configured(tmp_path, environment={"POTLUCK_LIMITS_COMPILE": "maybe"})
+
+
 _values: dict[SettingKind, st.SearchStrategy[Value]] = {
     SettingKind.LISTEN_ADDRESSES: st.lists(
         st.integers(0, 65_535).map("/ip4/127.0.0.1/tcp/{}".format), unique=True
@@ -216,6 +245,7 @@ _values: dict[SettingKind, st.SearchStrategy[Value]] = {
     SettingKind.SECONDS: st.floats(0.001, 1e6),
     SettingKind.COUNT: st.integers(1, 10**9),
     SettingKind.SWITCH: st.booleans(),
+    SettingKind.OWN_SWITCH: st.sampled_from(["true", "false", "auto"]),
     SettingKind.PEER_ADDRESSES: st.lists(
         st.sampled_from(
             [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}", f"/dns4/a.example/tcp/1/p2p/{PEER}"]

@@ -224,6 +224,11 @@ WRONG = {
         "[experts.optimiser]",
         "optimizer below [experts] is m",
     ),
+    "a compiler": (
+        "batch = 64",
+        "batch = 64\ncompile = true",
+        "compile below [training] cannot be true in a run with",
+    ),
     "a loss scale": (
         "batch = 64",
         'batch = 64\nprecision = "fp16"',

@@ -18,6 +18,7 @@ from node.training.batch_size import (
     STEADY,
     TARGET_SHARE,
     BatchSize,
+    MeasuredBatch,
     choose,
     limit_of,
 )
@@ -59,6 +60,16 @@ def test_a_batch_is_long_enough_unless_something_is_in_the_way(
         longer = fixed + min(2 * size, limit) * each
         assert size == limit or 2 * size > room or longer > LONGEST_SECONDS
     assert machine.now <= MOST_SECONDS + 2 * LONGEST_SECONDS + 2 * (fixed + each)
+
+
+def test_compiled_passes_are_measured_from_the_size_of_the_plain_ones_on() -> None:
+    plain, compiled = Machine(0.0, 0.1), Machine(0.0, 0.01)
+    found = choose(plain.seconds, 64, clock=plain.clock)
+    assert found.micro_batch == 2
+    begun = MeasuredBatch(2, compiled.seconds(2), found.fits)
+    faster = choose(compiled.seconds, 64, clock=compiled.clock, begun=begun)
+    assert faster.micro_batch == 32
+    assert faster.batch_seconds >= ENOUGH_SECONDS
 
 
 def test_measuring_stops_when_the_node_is_told_to_leave() -> None:

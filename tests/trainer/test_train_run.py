@@ -16,11 +16,18 @@ import trio
 from node.core.caps.memory import MemoryUsedUp
 from node.run.building import RunTask, build_task
 from node.run.definition import read_definition
-from node.training.happenings import ENTERING, MEASURING, Notice, Preparing
+from node.training.happenings import (
+    COMPILING,
+    ENTERING,
+    MEASURING,
+    Measured,
+    Notice,
+    Preparing,
+)
 from node.training.join.bootstrap import KeyInUse
 from node.training.trainer import TrainerOptions, train_run
 from protocols.testing.world import SimulatedWorld
-from tests.runs.definitions import TEXT
+from tests.runs.definitions import TEXT, with_line
 from tests.trainer.training_nodes import TrainingNode, training_node
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -48,16 +55,18 @@ async def training(
     closed: bool = False,
     room: int = 1 << 20,
     measures: bool = False,
+    computes: bool = False,
+    text: bytes = TEXT,
     helps: bool = False,
     make_sure: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[TrainingNode]:
     """A lone node's. `closed`: it begins in a pause. `room`: for so many samples at once, in memory
     that others have taken since it was measured; without any it ends in words. `measures`: and does
-    not come to an end with it. `helps`: it brings no samples."""
+    not come to an end with it, unless it `computes`. `helps`: it brings no samples."""
     torch.set_num_threads(1)
-    definition = read_definition(TEXT)
+    definition = read_definition(text)
     may_compute = threading.Event()
-    if not measures:
+    if computes or not measures:
         may_compute.set()
     task = Crowded(**vars(build_task(definition)), room=room, may_compute=may_compute)
     options = TrainerOptions(begins=True, micro_batch=0 if measures else 4, keeps_only=helps)
@@ -128,6 +137,25 @@ async def test_a_node_that_leaves_while_it_measures_does_not_wait(tmp_path: Path
         one.session.departure.leave()
         assert await ends(one)
     assert ENTERING not in stages(one)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+async def test_a_machine_that_cannot_compile_says_so_and_trains(tmp_path: Path) -> None:
+    from torch._inductor import config
+
+    text = with_line("compile = true")
+    with config.patch("cpp.cxx", ("no-such-compiler",)):
+        async with training(tmp_path, measures=True, text=text, computes=True) as one:
+            await one.until("Began")
+            one.session.departure.leave()
+            assert await ends(one)
+    (words,) = [each.words for each in one.shown.happenings if isinstance(each, Notice)]
+    assert "without compiling the model, because it has no C++ compiler" in words
+    assert COMPILING in stages(one)
+    (measured,) = [each for each in one.shown.happenings if isinstance(each, Measured)]
+    assert measured.samples_per_second > 0
+    assert not measured.compiled
 
 
 async def test_a_node_that_finds_its_key_in_use_does_not_enter(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ def add_setting_flag(parser: CommandParser, key: str) -> None:
     if setting.kind is SettingKind.SWITCH:
         parser.add_argument(flag, dest=destination, action="append_const", const="true", help=what)
         return
+    if setting.kind is SettingKind.OWN_SWITCH:
+        parser.add_argument(flag, dest=destination, action="append_const", const="true", help=what)
+        add_off_flag(parser, key, _no(flag), f"the opposite of {flag}")
+        return
     parser.add_argument(
         flag, dest=destination, action="append", metavar=_METAVARS[setting.kind], help=what
     )
@@ -71,6 +75,9 @@ def typed_settings(arguments: argparse.Namespace, configuration: Configuration) 
         value = configuration.values[key]
         if BY_KEY[key].kind is SettingKind.SWITCH:
             typed.append(_flag_of(key) if value else _off_flag_of(key))
+            continue
+        if BY_KEY[key].kind is SettingKind.OWN_SWITCH:
+            typed.append(_flag_of(key) if value == "true" else _no(_flag_of(key)))
             continue
         for word in value if isinstance(value, tuple) else (value,):
             typed += [_flag_of(key), str(word)]
@@ -111,6 +118,10 @@ def _flag_of(key: str) -> str:
 
 def _off_flag_of(key: str) -> str:
     return f"--no-{key.split('.')[0]}"
+
+
+def _no(flag: str) -> str:
+    return flag.replace("--", "--no-", 1)
 
 
 def _of_flag(error: WrongUse, key: str) -> WrongUse:

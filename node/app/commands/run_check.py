@@ -115,7 +115,13 @@ def _first_batch(
     batch = DataTrial(definition, trusted, output.say).read()
     seconds = time.monotonic() - began
     task = _task(definition, trusted)
-    return _FirstBatch(task, seconds, pass_over(task, batch))
+    if task.compiled is not None:
+        output.say("compiling the model …")
+    first = _FirstBatch(task, seconds, pass_over(task, batch))
+    trouble = "" if task.compiled is None else task.compiled.take_trouble()
+    if trouble:
+        output.say(f"warning: {trouble}")
+    return first
 
 
 def measured_here(

@@ -121,8 +121,8 @@ def use_threads(threads: int | None) -> int:
     """Set torch's number of threads, and return it.
 
     None: as many as torch chooses. The number is at most that of the cores this container may use.
-    The libraries under torch (OpenMP, MKL) follow: processes that are started later see the number
-    in their environment.
+    The libraries under torch (OpenMP, MKL) follow, and its compiler with as many processes:
+    they see the number in the environment.
     """
     import torch
 
@@ -132,7 +132,7 @@ def use_threads(threads: int | None) -> int:
     torch.set_num_threads(threads)
     with contextlib.suppress(RuntimeError):  # it can be set only once, and was set before
         torch.set_num_interop_threads(1)
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ[variable] = str(threads)
     return torch.get_num_threads()
 

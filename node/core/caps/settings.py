@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CAP_KEYS = (
     "limits.device",
     "limits.threads",
+    "limits.compile",
     "limits.max_memory",
     "limits.upload_limit",
     "limits.download_limit",
@@ -56,7 +57,8 @@ them. So it declares less than it shows.
 class Caps:
     """The owner's caps.
 
-    `device` is `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; sizes are in bytes; `quota_bytes` is for
+    `device` is `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; `compile` is None to do as the run says;
+    sizes are in bytes; `quota_bytes` is for
     one calendar month and both directions together.
     """
 
@@ -68,6 +70,7 @@ class Caps:
     quota_bytes: int | None = None
     schedule: str = ALWAYS
     when_idle: bool = False
+    compile: bool | None = None
 
     @property
     def timetable(self) -> Timetable:
@@ -116,4 +119,5 @@ def caps_of(configuration: Configuration) -> Caps:
         quota_bytes=None if quota is None else int(quota),
         schedule=said["schedule"],
         when_idle=said["when_idle"],
+        compile=None if said["compile"] == AUTO else said["compile"] == "true",
     )

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
 import trio
+from msgspec import structs
 
 from models.errors import ModelsError
 from node.core.caps.devices import AUTO, check_threads, choose_device, devices_here, use_threads
@@ -184,7 +185,8 @@ async def _prepare(
         served.keep(part.run, signed.data)
         session.happened(Preparing(LOADING))
     session.happened(Preparing(WORKING_OUT))
-    definition = signed.definition
+    own = _as_its_owner_wants(signed, caps, part)
+    definition = own.definition
     if not part.trains and definition.experts is None:
         raise NothingToServe(
             f"{part.run} has no experts to serve.",
@@ -196,7 +198,7 @@ async def _prepare(
         watched.leave_batches_alone()
     fit = costs = plan = None
     if part.trains:
-        costs = await _in_thread_to_let_go(_costs_of, signed, part.trusted)
+        costs = await _in_thread_to_let_go(_costs_of, own, part.trusted)
         computes, machine = not part.keeps_only, machine_memory()
         fit = check_fits(costs, caps, devices, definition, computes=computes, machine_bytes=machine)
         if not part.begins:
@@ -218,11 +220,22 @@ async def _prepare(
     session.happened(Preparing(BUILDING))
     ready = None
     if fit is not None:
-        task = await _in_thread_to_let_go(_built, part, signed, devices, node.network.peer_id)
+        task = await _in_thread_to_let_go(_built, part, own, devices, node.network.peer_id)
         ready = _ReadyToTrain(task, fit)
     await refuse_if_in_use(node, session, part.run)
     newer = _newer_than(signed, served, node, session)
     return _Prepared(definition, newer, plan, ready)
+
+
+def _as_its_owner_wants(
+    signed: SignedDefinition, caps: Caps, part: Participation
+) -> SignedDefinition:
+    """With the owner's choice in place of the run's, where it may differ at each peer."""
+    if part.keeps_only or not part.trains:
+        return structs.replace(signed, definition=signed.definition.compiling(False))
+    if caps.compile is None:
+        return signed
+    return structs.replace(signed, definition=signed.definition.compiling(caps.compile))
 
 
 def _newer_than(
