@@ -40,7 +40,9 @@ from protocols.tensors.messages import (
 OF_FLOAT32: list[CodecName] = [name for name in CODECS if name != "float64"]
 LOSSY: list[CodecName] = [name for name in OF_FLOAT32 if not CODECS[name].is_lossless]
 
-lengths = some.one_of(some.integers(0, 40), some.sampled_from([1023, 1024, 1025, 2048, 3000]))
+lengths = some.one_of(
+    some.integers(0, 40), some.sampled_from([127, 128, 129, 1023, 1024, 1025, 2048, 3000])
+)
 
 
 @some.composite
@@ -74,10 +76,13 @@ def bound(codec: CodecName, values: Tensor) -> Tensor:
         return wide / 2048 + 2.0**-25
     if codec == "bfloat16":
         return wide / 256 + 2.0**-134
-    blocks = [torch.full_like(block, block.max()) for block in wide.split(1024) if len(block)]
+    size = CODECS[codec].block_values
+    blocks = [torch.full_like(block, block.max()) for block in wide.split(size) if len(block)]
     largest = torch.cat(blocks) if blocks else wide
     if codec == "blockwise-int8":
         return largest / 253 + 1.6e-36
+    if codec == "blockwise-int4":
+        return largest / 13.9 + 8.3e-38
     assert codec == "blockwise-float8"
     return wide / 16 + largest / 458_752 + 2.7e-33
 
@@ -281,7 +286,62 @@ def test_a_float8_that_is_no_number_is_refused_and_changes_nothing(code: int, at
     assert torch.equal(total, torch.full((40_001,), 7.0))
 
 
-@pytest.mark.parametrize("codec", ["blockwise-int8", "blockwise-float8"])
+def test_blockwise_int4_makes_these_bytes() -> None:
+    values = torch.zeros(131)
+    values[:8] = torch.tensor([7.0, -7.0, 0.5, 1.5, -2.5, 3.49, -0.51, 1e-9])  # ties to even
+    values[128:] = torch.tensor([3.0, -1.5, 0.4])  # odd, with a scale of its own
+    encoded = encode(values, "blockwise-int4", name="values")
+    assert len(encoded) == 4 + 4 + 66
+    assert struct.unpack_from("<ff", encoded) == (
+        1.0,
+        struct.unpack("<f", bytes.fromhex("b76ddb3e"))[0],
+    )
+    assert encoded[8:12].hex() == "97" + "20" + "3e" + "0f"
+    assert encoded[12 : 8 + 64] == bytes(60)
+    assert encoded[8 + 64 :].hex() == "c7" + "01"
+
+
+INT4 = [*range(8), *range(-7, 0)]
+
+
+def int4_bytes(scale: float, codes: list[int]) -> bytearray:
+    """One block, by its definition. An even number of codes."""
+    halves = [code & 0xF for code in codes]
+    pairs = [low | high << 4 for low, high in zip(halves[::2], halves[1::2], strict=True)]
+    return bytearray(struct.pack("<f", scale) + bytes(pairs))
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-126, 4.86e37, 0.0])
+def test_every_pair_of_int4_decodes_to_its_values_times_the_scale(scale: float) -> None:
+    for first in INT4:
+        codes = [code for second in INT4 for code in (first, second)]
+        header = TensorHeader((len(codes),), "float32", "blockwise-int4")
+        arrived = decode(header, int4_bytes(scale, codes), limit_bytes=1000)
+        exact = torch.tensor([float(code) for code in codes]) * torch.tensor(scale)
+        assert torch.equal(arrived, exact)
+        assert bool(torch.isfinite(arrived).all())
+
+
+@pytest.mark.parametrize("at", [0, 1, 126, 127, 128, 30_000, 80_000])
+def test_the_int4_minus_8_is_refused_and_changes_nothing(at: int) -> None:
+    encoded = encode(torch.ones(80_001), "blockwise-int4", name="values")
+    place = 4 * 626 + at // 2
+    encoded[place] = encoded[place] & 0xF0 | 0x08 if at % 2 == 0 else encoded[place] & 0x0F | 0x80
+    total = torch.full((80_001,), 7.0)
+    with pytest.raises(MalformedMessage, match="the code -8"):
+        accumulate(total, "blockwise-int4", encoded)
+    assert torch.equal(total, torch.full((80_001,), 7.0))
+
+
+@pytest.mark.parametrize("values", [1, 129, 80_001])
+def test_half_a_byte_behind_the_last_int4_has_to_be_zero(values: int) -> None:
+    encoded = encode(torch.ones(values), "blockwise-int4", name="values")
+    encoded[-1] |= 0x10
+    with pytest.raises(MalformedMessage, match="behind its last value"):
+        accumulate(torch.zeros(values), "blockwise-int4", encoded)
+
+
+@pytest.mark.parametrize("codec", ["blockwise-int8", "blockwise-float8", "blockwise-int4"])
 @given(data=some.data())
 def test_decoded_blocks_are_encoded_as_the_same_bytes_again(
     codec: CodecName, data: some.DataObject
