@@ -36,8 +36,9 @@ FLOAT_BYTES, HALF_BYTES = 4, 2
 KEPT_APART = 1.25  # what allocators hold beyond what is requested: 1.2 to 1.35 measured
 STATISTICS = {"sgd": 0, "lars": 1, "lamb": 2, "adamw": 2}  # tensors of each parameter's size
 # Flat buffers of a parameter's size each: the gradients of the epoch and the result of its round;
-# with `delayed` a second pair; with local steps the starting point and the outer momentum.
-BUFFERS, BUFFERS_DELAYED, BUFFERS_LOCAL = 2, 4, 4
+# with `delayed` a second pair; with local steps the starting point and the outer momentum, and what
+# a coarse codec has lost.
+BUFFERS, BUFFERS_DELAYED, BUFFERS_LOCAL, BUFFERS_LOST = 2, 4, 4, 1
 # With a GPU, the buffers that a round reads and writes stay in the machine's memory. The GPU has
 # the gradients of the epoch and the average to step with; with `delayed` the shadow, too.
 HOST_BUFFERS, HOST_BUFFERS_LOCAL = 2, 4
@@ -139,7 +140,9 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     if training.delayed:
         buffers, on_gpu = BUFFERS_DELAYED, GPU_BUFFERS_DELAYED
     if training.local_steps > 1:
-        buffers, on_host, on_gpu = BUFFERS_LOCAL, HOST_BUFFERS_LOCAL, GPU_BUFFERS_LOCAL
+        lost = BUFFERS_LOST if _is_coarse(definition) else 0
+        buffers, on_gpu = BUFFERS_LOCAL + lost, GPU_BUFFERS_LOCAL
+        on_host = HOST_BUFFERS_LOCAL + lost
     state = FLOAT_BYTES * parameters * (1 + statistics)
     tensors = FLOAT_BYTES * parameters * (2 + statistics)  # with the gradients
     if training.precision != "float32":
@@ -172,6 +175,15 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
         call_up_bytes=up,
         call_down_bytes=down,
     )
+
+
+def _is_coarse(definition: RunDefinition) -> bool:
+    """Whether a codec is so coarse that peers with local steps keep what it has lost."""
+    from protocols.tensors import CODECS
+
+    codec = definition.averaging.codec
+    names = [codec] if isinstance(codec, str) else codec.values()
+    return any(CODECS[name].is_coarse for name in names)
 
 
 def _vector_bytes(definition: RunDefinition, model: Trainable) -> int:

@@ -63,7 +63,7 @@ from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.moshpit.layout import Layout
-from protocols.moshpit.outcome import Outcome
+from protocols.moshpit.outcome import Committed, Outcome
 
 
 @dataclass(eq=False)
@@ -214,7 +214,8 @@ class Standing:
             self.rounds_failed = 0
             self.decided.clear()
             self._round = None
-            self._steps.done_with(one.contribution)
+            sent = one.outcome.sent if isinstance(one.outcome, Committed) else None
+            self._steps.done_with(one.contribution, sent)
 
     # -- the state
 

@@ -8,8 +8,8 @@ and checkpoints keep it. With delayed or local steps, the model computes with ot
 the state's at times.
 
 In this file: clipping by the global norm; `LossScale`, for fp16; `OuterStep`, of DiLoCo;
-`InnerStep`, the step of the user's optimizer; `Steps`, the interface; then `GradientSteps` and
-`LocalSteps`.
+`InnerStep`, the step of the user's optimizer; `Steps`, the interface; then `GradientSteps`;
+`LostValues`, what a coarse codec has lost of pseudo-gradients; and `LocalSteps`.
 
 Promises: from the same averaged bits every peer makes the same step, to the bit. With averaged
 gradients this includes the clipping factor and the loss scale, without a message about them.
@@ -44,7 +44,8 @@ from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import LiveState, TrainingState, look, restore
 from protocols.errors import PotluckError, ProtocolMisuse
-from protocols.moshpit.layout import LARGEST_CARRIED, Layout, Segment
+from protocols.moshpit.layout import LARGEST_CARRIED, Layout, Segment, SentParts
+from protocols.tensors import CODECS, decode_into, encode_into
 
 # ---- clipping
 #
@@ -380,8 +381,9 @@ class Steps(Protocol):
     def put_back(self, contribution: Contribution) -> None:
         """The round made no step: the contribution counts for the next one."""
 
-    def done_with(self, contribution: Contribution) -> None:
-        """The contribution is in a step, or is dropped."""
+    def done_with(self, contribution: Contribution, sent: SentParts | None = None, /) -> None:
+        """The contribution is in a step, or is dropped. `sent`: how it went to the others of the
+        round, if it is in a step and that is known."""
 
     def drop(self) -> None:
         """Drop what was counted and is in no round."""
@@ -468,7 +470,7 @@ class GradientSteps:
     def put_back(self, contribution: Contribution) -> None:
         self._accumulator.put_back(contribution)
 
-    def done_with(self, contribution: Contribution) -> None:
+    def done_with(self, contribution: Contribution, _: SentParts | None = None, /) -> None:
         self._accumulator.done_with(contribution)
 
     def drop(self) -> None:
@@ -551,6 +553,56 @@ def _shadow_of(parameters: Parameters) -> Parameters:
 # ---- local steps (DiLoCo)
 
 
+class LostValues:
+    """What encoding has lost of this peer's pseudo-gradients: error feedback (Seide et al. 2014).
+
+        lost.add_to(values)                    # g <- g + e, before a round
+        lost.keep(values, sent)                # e <- g - decoded(encoded(g)), when g is in a step
+
+    A codec of few bits rounds small values of a block away, in each round again. With this they
+    add up until they are sent. Only coarse codecs lose enough to be worth a copy of the parameters,
+    which is made when there is something to keep.
+
+    What a peer lost is its own: it is no part of the state, and the step is made from the bits that
+    all have. It is forgotten together with the local steps: when they are dropped, when a state was
+    fetched, and when nobody knows whether, or how, they came into a step. One round's rounding is
+    lost then, as without feedback. If a round fails, it is kept, and the next one takes it again.
+
+    Reducers encode the averages once more, and what is lost there is not fed back. Who reduces a
+    part changes from round to round, with the members and their links: a peer would keep what it
+    lost for a part that it may not reduce again for hours, or ever.
+
+    Easy to get wrong: a member's values of the part that it reduces itself are not encoded.
+    """
+
+    def __init__(self, layout: Layout, values: int) -> None:
+        self._layout, self._values = layout, values
+        self._is_coarse = any(CODECS[one.codec].is_coarse for one in layout.segments)
+        self._lost: Tensor | None = None
+
+    def add_to(self, values: Tensor) -> None:
+        """Add what was lost to the values that are sent next."""
+        if self._lost is not None:
+            values.add_(self._lost)
+
+    def keep(self, contribution: Tensor, sent: SentParts) -> None:
+        """Keep what was lost of these values, in place of what was kept before."""
+        if not self._is_coarse:
+            return
+        lost = self._lost = torch.zeros(self._values) if self._lost is None else self._lost.zero_()
+        for chunk in sent.chunks(self._layout):
+            if CODECS[chunk.codec].is_coarse:
+                of_chunk = slice(chunk.start, chunk.stop)
+                encoded = bytearray(chunk.encoded_bytes)
+                encode_into(contribution[of_chunk], chunk.codec, encoded, name="what was sent")
+                decode_into(lost[of_chunk], chunk.codec, encoded, "float32")
+                torch.sub(contribution[of_chunk], lost[of_chunk], out=lost[of_chunk])
+
+    def forget(self) -> None:
+        if self._lost is not None:
+            self._lost.zero_()
+
+
 class Diverged(PotluckError):
     """A parameter is infinite or NaN after local steps: this peer's model is broken."""
 
@@ -567,6 +619,9 @@ class LocalSteps:
     The state is theta_start with the outer momentum and the schedule: equal to the bit at all
     peers. The inner optimizer's statistics belong to each peer; a newcomer begins with fresh ones,
     as in the paper.
+
+    A pseudo-gradient that travels in a coarse codec goes with what was lost of the ones before
+    (`LostValues`).
 
     Easy to get wrong: after a failed round the local steps stay in the parameters, and the next
     round takes them all together. Nothing is lost.
@@ -601,6 +656,7 @@ class LocalSteps:
         largest = [LARGEST_CARRIED["none"]] * len(parameters.names)
         self._averageable = Averageable(parameters, largest)
         self._difference = parameters.buffer(LOSS_VALUES, device=cpu)
+        self._lost = LostValues(self.layout, parameters.values)
         self._samples = 0
         self._loss_sums = torch.zeros(LOSS_VALUES, dtype=self._difference.dtype)
         self._buffers = StepBuffers(buffers)
@@ -632,6 +688,7 @@ class LocalSteps:
         values, losses = self._parts(self._difference)
         self._own.copy_into(values)
         self._outer.pseudo_gradient(values, out=values)
+        self._lost.add_to(values)
         self._check_finite()
         samples = self._samples
         torch.div(self._loss_sums, max(samples, 1), out=losses)
@@ -642,11 +699,15 @@ class LocalSteps:
         self._samples += contribution.samples
         self._loss_sums.add_(self._parts(contribution.values)[1], alpha=contribution.samples)
 
-    def done_with(self, contribution: Contribution) -> None:
-        """Nothing to do: there is one buffer, and it is reused."""
+    def done_with(self, contribution: Contribution, sent: SentParts | None = None, /) -> None:
+        if sent is None:
+            self._lost.forget()
+        elif contribution.samples:  # without samples nothing was sent
+            self._lost.keep(contribution.values, sent)
 
     def drop(self) -> None:
         self._forget_samples()
+        self._lost.forget()
         self.take_over()
 
     def apply(self, averaged: Tensor) -> StepOutcome:
@@ -686,6 +747,7 @@ class LocalSteps:
         own.copy_(momentum)
         self._buffers.give_back()
         self._forget_samples()
+        self._lost.forget()
         self.take_over()
         self._set_learning_rates()
 

@@ -378,6 +378,7 @@ class GridWalk:
                 votes=self._votes,
                 rounds=rounds,
                 cut=self._committed.cut if len(rounds) == 1 else None,
+                sent=self._committed.sent if len(rounds) == 1 else None,
                 peers=self._committed.total_peers if len(rounds) == 1 else 0,
             )
         if last is None:

@@ -46,7 +46,7 @@ from protocols.moshpit.handing_down import (
     ResultShelf,
 )
 from protocols.moshpit.handing_on import SLOWEST_BYTES_PER_SECOND
-from protocols.moshpit.layout import Layout, Vector, digest_of_parts
+from protocols.moshpit.layout import Layout, SentParts, Vector, digest_of_parts
 from protocols.moshpit.outcome import (
     Alone,
     Committed,
@@ -77,12 +77,14 @@ tell of a step before this peer's head does."""
 @dataclass(frozen=True)
 class CohortAverage:
     """What a cohort has averaged. `entries` are of those that hold it, this peer included, in the
-    order in which they become head; none if this peer was alone."""
+    order in which they become head; none if this peer was alone. `sent`: how this peer's own values
+    went to the others of its cohort."""
 
     request: RoundRequest
     statistics: RoundStatistics
     round_id: bytes = b""
     entries: tuple[Entry, ...] = ()
+    sent: SentParts | None = None
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -193,6 +195,7 @@ class CohortRounds:
                     found.statistics,
                     found.group.round_id,
                     tuple(entries[one] for one in members),
+                    found.sent,
                 )
             case Verdict.ALONE:
                 return CohortAverage(request, found.statistics)
@@ -260,6 +263,7 @@ class CohortRounds:
                     weight=found.total_weight,
                     rounds=rounds,
                     cut=found.cut,
+                    sent=mine.sent if mine.entries else found.sent,
                     peers=found.total_peers,
                     heads=dict(
                         zip(found.statistics.members, found.statistics.weights, strict=False)
@@ -348,6 +352,7 @@ class CohortRounds:
             weight=said.weight(mine.request.most_weight),
             rounds=(mine.statistics,),
             cut=said.cut,
+            sent=mine.sent,
             peers=said.peers(self._settings.group_size),
             heads=said.weights,
             handed_down=True,

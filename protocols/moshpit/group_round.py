@@ -34,7 +34,7 @@ from protocols.moshpit.group import (
     NoGroup,
     Search,
 )
-from protocols.moshpit.layout import Layout, ResultCut
+from protocols.moshpit.layout import Layout, ResultCut, SentParts
 from protocols.moshpit.matchmaking import Matchmaker
 from protocols.moshpit.outcome import Excluded, RoundStatistics, Verdict
 from protocols.moshpit.request import RoundRequest
@@ -94,6 +94,13 @@ class GroupResult:
     @property
     def verdict(self) -> Verdict:
         return self.statistics.verdict
+
+    @property
+    def sent(self) -> SentParts | None:
+        """How our own values went to the others, if the round was committed."""
+        if self.group is None or self.cut is None:
+            return None
+        return SentParts(self.cut, self.group.me)
 
 
 class Doubts:

@@ -373,7 +373,7 @@ def check_values(layout: Layout, values: Tensor, what: str) -> None:
 # cannot be shown to other peers; the digest reveals that.
 
 
-__all__ = ["PartCut", "PartHash", "ResultCut", "digest_of_parts", "result_cut"]
+__all__ = ["PartCut", "PartHash", "ResultCut", "SentParts", "digest_of_parts", "result_cut"]
 
 
 @dataclass(frozen=True)
@@ -408,6 +408,21 @@ class ResultCut:
             and all(one.start < one.stop for one in self.parts)
             and sorted(set(reducers)) == reducers
         )
+
+
+@dataclass(frozen=True)
+class SentParts:
+    """How a member's own values went to the others: all parts of a cut but the one that it has
+    reduced itself. `own`: its place in the roster."""
+
+    cut: ResultCut
+    own: int
+
+    def chunks(self, layout: Layout) -> Iterator[Chunk]:
+        """The chunks in which they were encoded, in order."""
+        for part in self.cut.parts:
+            if part.reducer != self.own:
+                yield from self.cut.chunks_of(part, layout)
 
 
 def result_cut(members: Sequence[int], cuts: Sequence[int], chunk_bytes: int) -> ResultCut:

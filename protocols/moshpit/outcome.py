@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from protocols.identity import PeerId
-from protocols.moshpit.layout import ResultCut
+from protocols.moshpit.layout import ResultCut, SentParts
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,9 @@ class Committed:
     the roster, is not; `digest` is of the encoded result, equal at all its members. `weight`: of
     all whose data is in the result; over a grid, as far as it has come through. `votes`: over a
     grid, the sum of these peers' votes. `cut`: how the result was cut, with which others can check
-    it against the digest; None after several rounds, because then no single group made it.
+    it against the digest; None after several rounds, because then no single group made it. `sent`:
+    how this peer's own values, if it has brought any, went to their reducers; by cohorts, to those
+    of its cohort. None over a grid.
     `peers`: of how many peers the data is in the result, with those of whole cohorts; 0 over a
     grid. By cohorts, `heads` are the weights that the heads have signed; `handed_down`: the head of
     this peer's cohort has applied it.
@@ -54,6 +56,7 @@ class Committed:
     weight: float
     rounds: tuple[RoundStatistics, ...]
     cut: ResultCut | None = None
+    sent: SentParts | None = None
     votes: float | None = None
     peers: int = 0
     heads: Mapping[PeerId, float] = field(default_factory=dict)

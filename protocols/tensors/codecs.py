@@ -94,12 +94,15 @@ class Codec(Protocol):
       separately.
     - `largest`: the largest magnitude that can be encoded.
     - `is_lossless`: the bytes are those in the tensor's memory.
+    - `is_coarse`: its error is so large that a sender should add what was lost to what it sends
+      next, where it can.
     """
 
     name: CodecName
     block_values: int
     largest: float
     is_lossless: bool
+    is_coarse: bool
 
     def encoded_bytes(self, values: int) -> int: ...
 
@@ -169,6 +172,7 @@ class PlainCodec:
     """Values of one dtype as they are, or as another floating dtype of fewer bits."""
 
     block_values = 1
+    is_coarse = False
 
     def __init__(
         self, name: CodecName, dtype: torch.dtype, largest: float, *, is_lossless: bool = False
@@ -306,6 +310,7 @@ class BlockwiseCodec:
     """
 
     is_lossless = False
+    is_coarse = True
 
     def __init__(
         self, name: CodecName, codes: Codes, *, block_values: int, largest_scale: float

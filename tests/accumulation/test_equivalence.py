@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from models.lamb import Lamb
+from protocols.accumulation.steps import LostValues
+from protocols.moshpit.layout import SentParts
 from tests.accumulation.equivalence import (
     CLOSE,
     Case,
@@ -94,6 +96,27 @@ def test_local_steps_are_diloco() -> None:
     case = LOCAL_CASES["in double precision"]
     run = run_together(case)
     check_close(case, run, diloco_alone(case, run))
+
+
+@pytest.mark.slow
+def test_with_a_coarse_codec_all_hold_the_same_bits_and_keep_what_it_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[SentParts] = []
+    keep = LostValues.keep
+
+    def keeping(self: LostValues, contribution: torch.Tensor, sent: SentParts) -> None:
+        kept.append(sent)
+        keep(self, contribution, sent)
+
+    monkeypatch.setattr(LostValues, "keep", keeping)
+    coarse = dataclasses.replace(LOCAL, codec="blockwise-int4")
+    case = dataclasses.replace(LOCAL_CASES["in single precision"], settings=coarse)
+    run = run_together(case)
+    for parameters in run.parameters:
+        assert torch.equal(parameters, run.parameters[0])
+    assert len(kept) >= case.steps
+    assert len({sent.own for sent in kept}) > 1
 
 
 @pytest.mark.soak

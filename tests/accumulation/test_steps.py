@@ -29,6 +29,9 @@ from protocols.accumulation.steps import (
     global_norm,
 )
 from protocols.errors import ProtocolMisuse
+from protocols.moshpit.layout import PartCut, ResultCut, SentParts
+from protocols.moshpit.settings import CHUNK_BYTES
+from protocols.tensors import decode_into, encode_into
 from tests.devices import DEVICES
 
 SGD = partial(torch.optim.SGD, lr=1.0)
@@ -251,6 +254,115 @@ def test_the_outer_step_is_torchs_nesterov() -> None:
         outer.step(difference)
         sgd.step()
         torch.testing.assert_close(outer.start, reference.detach(), rtol=1e-13, atol=1e-13)
+
+
+# What a coarse codec loses of pseudo-gradients. The model has 5 values: 3.0 is the largest of each
+# block, so its scale is 3/7, and 0.1 is rounded away.
+
+WHOLE = ResultCut((PartCut(1, 0, 7),), CHUNK_BYTES)
+TO_ANOTHER, TO_ITSELF = SentParts(WHOLE, own=0), SentParts(WHOLE, own=1)
+
+
+def one_with_a_coarse_codec(codec: str = "blockwise-int4") -> tuple[LocalSteps, Callable[[], None]]:
+    """Local steps of one peer, and a batch of it, after which it has gone 3.0 and 0.1, 0.1, ..."""
+    first, second, own = two()
+    steps = LocalSteps(own, SGD, None, **(SCALED | {"codec": codec, "scales_loss": False}))
+
+    def batch() -> None:
+        first.grad, second.grad = torch.tensor([3.0, 0.1, 0.1]), torch.tensor([3.0, 0.1])
+        assert steps.add(4) is None
+
+    return steps, batch
+
+
+def arrived(values: Tensor) -> Tensor:
+    """What the others got of a contribution."""
+    got = values.clone()
+    for chunk in TO_ANOTHER.chunks(one_with_a_coarse_codec()[0].layout):
+        encoded = bytearray(chunk.encoded_bytes)
+        encode_into(values[chunk.start : chunk.stop], chunk.codec, encoded, name="values")
+        decode_into(got[chunk.start : chunk.stop], chunk.codec, encoded, "float32")
+    return got
+
+
+def in_a_step(steps: LocalSteps, sent: SentParts | None) -> Tensor:
+    """A round and its step. Returns what was brought to it."""
+    contribution = steps.take()
+    brought = contribution.values.clone()
+    steps.apply(arrived(brought))
+    steps.done_with(contribution, sent)
+    return brought[:5]
+
+
+def test_what_encoding_loses_is_added_up_until_it_arrives() -> None:
+    steps, batch = one_with_a_coarse_codec()
+    total = torch.zeros(5)
+    for number in range(1, 21):
+        batch()
+        contribution = steps.take()
+        total += arrived(contribution.values)[:5]
+        owed = torch.tensor([3.0, 0.1, 0.1, 3.0, 0.1]) * number - total
+        assert float(owed.abs().max()) <= 3.0 / 14 * 1.1, "never more than one rounding"
+        steps.apply(arrived(contribution.values))
+        steps.done_with(contribution, TO_ANOTHER)
+    assert float(total[1]) > 1.7
+    assert float(arrived(torch.tensor([3.0, 0.1, 0.1, 3.0, 0.1, 0.0, 0.0]))[1]) == 0.0
+
+
+def test_the_part_that_a_peer_reduces_itself_loses_nothing() -> None:
+    steps, batch = one_with_a_coarse_codec()
+    batch()
+    first = in_a_step(steps, TO_ITSELF)
+    batch()
+    torch.testing.assert_close(in_a_step(steps, TO_ITSELF), first)
+
+
+def test_after_a_failed_round_what_was_lost_goes_into_the_next_one_once() -> None:
+    steps, batch = one_with_a_coarse_codec()
+    batch()
+    in_a_step(steps, TO_ANOTHER)
+    batch()
+    failed = steps.take()
+    brought = failed.values[:5].clone()
+    steps.put_back(failed)
+    torch.testing.assert_close(in_a_step(steps, TO_ANOTHER), brought)
+
+
+def test_a_round_without_samples_changes_nothing_of_what_was_lost() -> None:
+    steps, batch = one_with_a_coarse_codec()
+    batch()
+    in_a_step(steps, TO_ANOTHER)
+    in_a_step(steps, TO_ANOTHER)  # with weight 0: nobody got its values
+    batch()
+    torch.testing.assert_close(in_a_step(steps, TO_ANOTHER)[1], torch.tensor(0.2))
+
+
+def forgets_unknown(steps: LocalSteps) -> None:
+    in_a_step(steps, None)
+
+
+def forgets_restored(steps: LocalSteps) -> None:
+    steps.restore(steps.look("run", 1, bytes(16)).copy())
+
+
+@pytest.mark.parametrize("forget", [LocalSteps.drop, forgets_unknown, forgets_restored])
+def test_what_was_lost_goes_with_the_local_steps(forget: Callable[[LocalSteps], None]) -> None:
+    """When they are dropped, when nobody knows how they were sent, and when a state came."""
+    steps, batch = one_with_a_coarse_codec()
+    batch()
+    first = in_a_step(steps, TO_ANOTHER)
+    forget(steps)
+    batch()
+    torch.testing.assert_close(in_a_step(steps, TO_ANOTHER), first)
+
+
+@pytest.mark.parametrize("codec", ["none", "float16"])
+def test_other_codecs_lose_too_little_to_be_worth_a_copy_of_the_parameters(codec: str) -> None:
+    steps, batch = one_with_a_coarse_codec(codec)
+    batch()
+    first = in_a_step(steps, TO_ANOTHER)
+    batch()
+    torch.testing.assert_close(in_a_step(steps, TO_ANOTHER), first)
 
 
 def options(**changed: object) -> dict[str, object]:

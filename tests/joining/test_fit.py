@@ -131,6 +131,17 @@ def test_a_sample_in_half_the_bits_keeps_fewer_bytes() -> None:
     assert half.fixed_bytes > full.fixed_bytes, "autocast has a copy of the parameters"
 
 
+def test_with_local_steps_what_a_coarse_codec_loses_takes_a_copy_of_the_parameters() -> None:
+    def fixed(codec: str) -> tuple[int, int]:
+        local = with_line("local_steps = 50") + f'[averaging]\ncodec = "{codec}"\n'.encode()
+        costs = costs_of(read_definition(local))
+        return costs.fixed_beside_gpu_bytes, 4 * costs.parameters
+
+    (plain, _), (half, _), (coarse, copy) = map(fixed, ("none", "float16", "blockwise-int4"))
+    assert plain == half
+    assert coarse == plain + copy
+
+
 def test_the_owner_may_say_that_it_may_hold_more_than_there_is() -> None:
     assert most_samples(SIXTEEN_GIGABYTES, 8, cap_gb=640) == 4
 

@@ -85,6 +85,12 @@ async def test_all_peers_hold_the_average_of_all(world: SimulatedWorld) -> None:
         assert set(one.outcome.members) == cohorts.heads
         assert one.result is not None
         torch.testing.assert_close(one.result.double(), mean_of(peers), rtol=1e-5, atol=1e-6)
+    ended_of = dict(zip(peers, found, strict=True))
+    for members in cohorts.of.values():  # each has sent its values to the others of its cohort
+        sent = [getattr(ended_of[one].outcome, "sent", None) for one in members]
+        assert all(one is not None for one in sent)
+        assert {one.own for one in sent} == set(range(len(members)))
+        assert len({one.cut for one in sent}) == 1
 
 
 @simulated

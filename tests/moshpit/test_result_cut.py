@@ -21,6 +21,7 @@ from protocols.moshpit.outcome import Committed
 from protocols.tensors import CODECS, CodecName, encode_into
 from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
+from tests.dht.members import simulated
 from tests.moshpit.averagers import SETTINGS, AveragingPeer, average_all, averagers, peer_in
 
 VALUES = 5_000  # not a whole number of blocks
@@ -68,6 +69,27 @@ def test_decoded_values_have_the_digest_that_the_group_has_decided_on(codec: Cod
             assert digest_of(result, layout, outcome.cut) != outcome.digest
 
     run_simulation(scenario, seed=0, settings=WORLD)
+
+
+@simulated
+async def test_each_peer_knows_in_which_chunks_its_values_went_to_the_others(
+    world: SimulatedWorld,
+) -> None:
+    peers = await averagers(world, 3)
+    layout = peers[0].vector().layout
+    owns = set()
+    for peer, ended in zip(peers, await average_all(peers), strict=True):
+        assert isinstance(ended.outcome, Committed)
+        cut, sent = ended.outcome.cut, ended.outcome.sent
+        assert cut is not None
+        assert sent is not None
+        assert sent.own == ended.outcome.members.index(peer.peer)
+        owns.add(sent.own)
+        others = [part for part in cut.parts if part.reducer != sent.own]
+        assert len(others) == 2
+        expected = [chunk for part in others for chunk in cut.chunks_of(part, layout)]
+        assert list(sent.chunks(layout)) == expected
+    assert owns == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
