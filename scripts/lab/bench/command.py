@@ -44,6 +44,7 @@ KINDS: Final = {
     "experts-search": "experts_search",
     "experts-digits": "experts_convergence",
     "experts-text": "experts_convergence",
+    "codecs": "codec_convergence",
 }
 
 

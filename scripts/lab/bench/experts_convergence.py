@@ -207,7 +207,7 @@ def add_parser(kinds: Subparsers) -> None:
         add_flag(parser, "--delay-ms", numbers, kind.delays, delays, metavar="MS,…")
         failures = "shares of calls that fail"
         add_flag(parser, "--failure-rates", _shares, "0,0.1", failures, metavar="P,…")
-        add_flag(parser, "--seeds", _seeds, "0,1,2,3,4", "the seeds", metavar="N,…")
+        add_flag(parser, "--seeds", seeds, "0,1,2,3,4", "the seeds", metavar="N,…")
         add_flag(parser, "--batches", positive_count, kind.batches, "how long to train")
         parser.add_argument(
             "--add",
@@ -251,17 +251,17 @@ def _shares(text: str) -> tuple[float, ...]:
     return shares
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def seeds(text: str) -> tuple[int, ...]:
     """An argparse type: whole numbers from 0."""
-    seeds = numbers(text)
-    if not all(seed.is_integer() for seed in seeds):
+    found = numbers(text)
+    if not all(seed.is_integer() for seed in found):
         raise argparse.ArgumentTypeError(f"{text!r} are not whole numbers, such as 0,1")
-    return tuple(map(int, seeds))
+    return tuple(map(int, found))
 
 
 def _counts(text: str) -> tuple[int, ...]:
     """An argparse type: whole numbers from 1."""
-    counts = _seeds(text)
+    counts = seeds(text)
     if min(counts) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} are not counts from 1, such as 1,16")
     return counts
@@ -304,12 +304,12 @@ def _draw(result: dict[str, Any], file: Path) -> None:
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (delay, failure_rate) in zip(all_axes, panels, strict=True):
         if (delay, failure_rate) != (0.0, 0.0) and (0.0, 0.0, 1) in curves:
-            at, means, _ = _mean_curve(curves[0.0, 0.0, 1])
+            at, means, _ = mean_curve(curves[0.0, 0.0, 1])
             axes.plot(at, means, color="gray", linestyle="--", label="dense, no delay")
         for number, experts in enumerate(models):
             if (delay, failure_rate, experts) not in curves:
                 continue
-            at, means, spread = _mean_curve(curves[delay, failure_rate, experts])
+            at, means, spread = mean_curve(curves[delay, failure_rate, experts])
             label = "dense" if experts == 1 else f"{experts} experts"
             axes.plot(at, means, marker=".", color=f"C{number}", label=label)
             low = [mean - one for mean, one in zip(means, spread, strict=True)]
@@ -324,7 +324,7 @@ def _draw(result: dict[str, Any], file: Path) -> None:
     write_plot(figure, file)
 
 
-def _mean_curve(
+def mean_curve(
     curves: Sequence[Sequence[tuple[int, float]]],
 ) -> tuple[list[int], list[float], list[float]]:
     """When it was looked, the means, and the standard deviations (0 with one curve)."""

@@ -1,0 +1,365 @@
+"""`scripts/bench codecs`: do runs with local steps learn as well with codecs that lose much?
+
+Some peers train the default model with local steps, and all of it is in this process: the peers'
+steps (`LocalSteps`), and the exchange, with the sums of the product (`Reduction`) and equal parts.
+Only the network is missing. Each codec gets the same samples in the same order, so that two
+trainings differ by nothing but what was lost on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab import Talk
+from lab.bench.command import report
+from lab.bench.experts_convergence import mean_curve, seeds
+from lab.bench.machine import machine_facts
+from lab.plot import check_plot, write_plot
+from protocols.errors import PotluckError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lab.bench.training_task import BenchTask
+    from node.app.commands.parser import Subparsers
+    from protocols.accumulation.steps import LocalSteps
+    from protocols.moshpit.layout import Layout, SentParts
+    from protocols.tensors import CodecName
+
+BAR = 0.01  # how much higher the loss may be than without a codec, as a share of it
+MAX_NORM = 1.0
+LOOKS = 10  # at the loss, in a training
+SEEDS_APART = 1 << 40  # the numbers of a seed's samples: no training has so many
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A codec, and whether what it loses is added to the next pseudo-gradient. The product does
+    that with every coarse codec."""
+
+    codec: CodecName
+    feeds_back: bool
+
+    @property
+    def name(self) -> str:
+        return self.codec if self.feeds_back else f"{self.codec}, no feedback"
+
+
+@dataclass(frozen=True)
+class Extent:
+    peers: int
+    local_steps: int
+    rounds: int
+
+
+class OutOfStep(PotluckError):
+    """Two peers have different parameters after a step."""
+
+
+def arms_of(codecs: Sequence[CodecName]) -> list[Arm]:
+    """Without a codec comes first: all others are compared with it."""
+    from protocols.tensors import CODECS
+
+    arms = [Arm("none", feeds_back=True)]
+    for codec in codecs:
+        arms += [Arm(codec, feeds_back=True)] if codec != "none" else []
+        arms += [Arm(codec, feeds_back=False)] if CODECS[codec].is_coarse else []
+    return arms
+
+
+async def measure_convergence(arguments: argparse.Namespace, say: Talk) -> dict[str, Any]:
+    """Train with each codec and each seed, and compare."""
+    import torch
+
+    from lab.bench.training_task import BenchTask
+
+    torch.set_num_threads(1)  # the model is small: threads would only wait for each other
+    machine, began = machine_facts(), time.monotonic()
+    extent = Extent(arguments.peers, arguments.local_steps, arguments.rounds)
+    task = BenchTask()
+    runs = []
+    for seed in arguments.seeds:
+        for arm in arms_of(arguments.codecs):
+            one = train(task, arm, extent, seed)
+            runs.append(one)
+            say(f"{arm.name}, seed {seed}: {one['final']:.4f} ({one['seconds']} s)")
+    result: dict[str, Any] = {
+        "peers": extent.peers,
+        "local_steps": extent.local_steps,
+        "rounds": extent.rounds,
+        "samples": extent.peers * extent.local_steps * extent.rounds * task.batch,
+        "arms": summary(runs),
+        "bar_share_worse": BAR,
+        "runs": runs,
+        "machine": machine,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    result["met"] = all(arm["share_worse"] <= BAR for arm in result["arms"] if arm["feeds_back"])
+    if arguments.plot:
+        _draw(result, arguments.plot)
+        say(f"wrote {arguments.plot}")
+    return result
+
+
+def train(task: BenchTask, arm: Arm, extent: Extent, seed: int) -> dict[str, Any]:
+    """One training. The loss is that of held-out samples, in nats for each byte."""
+    import torch
+
+    from protocols.accumulation.parameters import Parameters
+    from protocols.accumulation.steps import LocalSteps
+
+    began = time.monotonic()
+    samples = task.samples()
+    held_out = samples.held_out()
+    models = [task.model() for _ in range(extent.peers)]
+    peers = [
+        LocalSteps(
+            Parameters(model.named_parameters()),
+            task.optimizer,
+            None,
+            max_norm=MAX_NORM,
+            codec=arm.codec,
+            scales_loss=False,
+            buffers={},
+        )
+        for model in models
+    ]
+    exchange = Exchange(peers[0].layout, extent.peers)
+    curve = []
+    for number in range(extent.rounds):
+        for place, (model, steps) in enumerate(zip(models, peers, strict=True)):
+            for step in range(extent.local_steps):
+                batch = (number * extent.local_steps + step) * extent.peers + place
+                first = seed * SEEDS_APART + batch * task.batch
+                windows = samples.batch(range(first, first + task.batch))
+                loss = model.loss(windows)
+                loss.backward()  # type: ignore[no-untyped-call]
+                steps.add(task.batch, float(loss.detach()))
+                model.zero_grad()
+        _step_together(peers, exchange, feeds_back=arm.feeds_back)
+        if (number + 1) % max(1, extent.rounds // LOOKS) == 0 or number + 1 == extent.rounds:
+            with torch.no_grad():
+                curve.append((number + 1, float(models[0].loss(held_out))))
+    return {
+        "codec": arm.codec,
+        "feeds_back": arm.feeds_back,
+        "name": arm.name,
+        "seed": seed,
+        "final": curve[-1][1],
+        "curve": curve,
+        "bytes_of_a_round": exchange.bytes,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _step_together(peers: Sequence[LocalSteps], exchange: Exchange, *, feeds_back: bool) -> None:
+    """A round of all peers, and the step that follows."""
+    import torch
+
+    contributions = [one.take() for one in peers]
+    results = exchange.averages([one.values for one in contributions])
+    for place, (steps, given) in enumerate(zip(peers, contributions, strict=True)):
+        steps.apply(results[place])
+        steps.done_with(given, exchange.sent_by(place) if feeds_back else None)
+    first = peers[0].shared.tensors
+    for other in peers[1:]:
+        if not all(map(torch.equal, first, other.shared.tensors)):
+            raise OutOfStep(
+                "Two peers have different parameters after a step.",
+                why="All have decoded the same bytes, so that a step is not the same at all.",
+                advice="Report it as a bug, with the command.",
+            )
+
+
+class Exchange:
+    """The exchanges of peers of equal weight, each of which reduces an equal part."""
+
+    def __init__(self, layout: Layout, peers: int) -> None:
+        from protocols.identity import PeerId
+        from protocols.moshpit.ballots import Ballot
+        from protocols.moshpit.exchange import ExchangePlan, Participant
+        from protocols.moshpit.layout import cut, result_cut
+        from protocols.moshpit.settings import CHUNK_BYTES
+
+        cuts = cut(layout, [1.0] * peers)
+        self._cut = result_cut(range(peers), cuts, CHUNK_BYTES)
+        members = tuple(Participant(place, PeerId(f"peer {place}"), 1.0) for place in range(peers))
+        self._plans = [
+            ExchangePlan(bytes(32), Ballot(0, 0), place, members, cuts, layout, CHUNK_BYTES)
+            for place in range(peers)
+        ]
+        self.bytes = layout.encoded_bytes(0, layout.values, CHUNK_BYTES)
+
+    def sent_by(self, place: int) -> SentParts:
+        from protocols.moshpit.layout import SentParts
+
+        return SentParts(self._cut, place)
+
+    def averages(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """What each peer holds after an exchange of these."""
+        import torch
+
+        results = [torch.zeros_like(one) for one in sources]
+        for plan in self._plans:
+            self._reduce(plan.me, sources, results)
+        return results
+
+    def _reduce(self, me: int, sources: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """The part of one reducer, for all."""
+        from protocols.moshpit.reducing import Reduction
+        from protocols.tensors import decode_into, encode_into
+
+        reduction = Reduction(self._plans[me], sources[me], results[me])
+        others = [place for place in range(len(sources)) if place != me]
+        for number, chunk in enumerate(reduction.chunks):
+            own, encoded = slice(chunk.start, chunk.stop), bytearray(chunk.encoded_bytes)
+            for place in others:
+                encode_into(sources[place][own], chunk.codec, encoded, name="a peer's values")
+                reduction.add(place, number, memoryview(encoded))
+            encoded[:] = reduction.encoded(number)
+            for place in others:
+                decode_into(results[place][own], chunk.codec, encoded, "float32")
+                reduction.taken(number)
+
+
+def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each arm the mean over its seeds, and how far each seed is from its twin without a
+    codec: with the same samples."""
+    plain = {run["seed"]: run for run in runs if run["codec"] == "none"}
+    arms: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        arms.setdefault(run["name"], []).append(run)
+    return [
+        {
+            "name": name,
+            "codec": own[0]["codec"],
+            "feeds_back": own[0]["feeds_back"],
+            "seeds": len(own),
+            "final": round(statistics.mean(run["final"] for run in own), 4),
+            "share_worse": round(statistics.mean(shares := _shares_worse(own, plain)), 5),
+            "share_worse_most": round(max(shares), 5),
+            "share_of_bytes": round(
+                statistics.mean(
+                    run["bytes_of_a_round"] / plain[run["seed"]]["bytes_of_a_round"] for run in own
+                ),
+                4,
+            ),
+        }
+        for name, own in arms.items()
+    ]
+
+
+def _shares_worse(
+    runs: Sequence[Mapping[str, Any]], plain: Mapping[int, Mapping[str, Any]]
+) -> list[float]:
+    return [run["final"] / plain[run["seed"]]["final"] - 1.0 for run in runs]
+
+
+# Flags and output
+
+
+def add_parser(kinds: Subparsers) -> None:
+    from node.app.commands.parser import add_flag, positive_count
+
+    parser = kinds.add_parser(
+        "codecs",
+        help="runs with local steps learn with codecs that lose much",
+        description="Train the default model among some peers with local steps, with each codec "
+        "and without one, and compare the losses of held-out text. All trainings of a seed have "
+        "the same samples. A blockwise codec is also tried without error feedback, which the "
+        "product always has. Everything is in this process. The exit code is 1 if a codec with "
+        f"error feedback ends more than {BAR:.0%} above the loss without a codec, in the mean of "
+        "the seeds.",
+        example="scripts/bench codecs --plot codecs.svg\n"
+        "scripts/bench codecs --quick --codecs blockwise-int4 --json",
+    )
+    parser.set_defaults(measure=run)
+    usual = "blockwise-int8,blockwise-int4"
+    add_flag(parser, "--codecs", _codecs, usual, "which codecs beside none", metavar="NAME,…")
+    add_flag(parser, "--seeds", seeds, "0,1,2", "the seeds: which samples", metavar="N,…")
+    add_flag(parser, "--peers", positive_count, 4, "how many peers")
+    add_flag(parser, "--local-steps", positive_count, 20, "of each peer, between two exchanges")
+    add_flag(parser, "--rounds", positive_count, 20, "how many exchanges")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed and a few short rounds: rough figures"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the curves into this file, .png or .svg; needs the extra `plot`",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.plot:
+        check_plot(arguments.plot)
+    if arguments.quick:
+        arguments.seeds = arguments.seeds[:1]
+        arguments.local_steps, arguments.rounds = 5, 4
+    return report(arguments, partial(measure_convergence, arguments), lines)
+
+
+def _codecs(text: str) -> tuple[str, ...]:
+    """An argparse type: names of codecs for float32."""
+    from protocols.tensors import CODECS
+
+    names = tuple(dict.fromkeys(text.split(",")))
+    known = [name for name in CODECS if name != "float64"]
+    if not set(names) <= set(known):
+        raise argparse.ArgumentTypeError(f"{text!r} are not codecs, such as {', '.join(known)}")
+    return names
+
+
+def lines(result: dict[str, Any]) -> str:
+    found = [f"{'':32}{'loss':>9}{'than none':>11}{'at most':>9}{'bytes':>8}  seeds"]
+    for arm in result["arms"]:
+        found.append(
+            f"{arm['name']:32}{arm['final']:>9.4f}{arm['share_worse']:>+11.2%}"
+            f"{arm['share_worse_most']:>+9.2%}{arm['share_of_bytes']:>8.1%}{arm['seeds']:>7}"
+        )
+    found += [
+        "",
+        f"After {result['rounds']} exchanges of {result['peers']} peers with "
+        f"{result['local_steps']} local steps between them, {result['samples']:,} samples in all. "
+        f"`than none`: how much higher the loss is than without a codec, in the mean of the seeds "
+        f"(with feedback {result['bar_share_worse']:.0%} at most); `at most`: of one seed.",
+    ]
+    return "\n".join(found)
+
+
+PANEL_INCHES = (6.0, 4.0)
+
+
+def _draw(result: dict[str, Any], file: Path) -> None:
+    """A line for each arm: how much higher its loss is than without a codec, with the same
+    samples. A band for the seeds."""
+    from matplotlib.figure import Figure
+
+    plain = {run["seed"]: run["curve"] for run in result["runs"] if run["codec"] == "none"}
+    curves: dict[str, list[list[tuple[int, float]]]] = {}
+    for run in result["runs"]:
+        pairs = zip(run["curve"], plain[run["seed"]], strict=True)
+        curve = [(at, 100.0 * (loss / other - 1.0)) for (at, loss), (_, other) in pairs]
+        curves.setdefault(run["name"], []).append(curve)
+    figure = Figure(figsize=PANEL_INCHES, layout="constrained")
+    axes = figure.subplots()
+    for number, (name, of_seeds) in enumerate(curves.items()):
+        at, means, spread = mean_curve(of_seeds)
+        axes.plot(at, means, marker=".", color=f"C{number}", label=name)
+        low = [mean - one for mean, one in zip(means, spread, strict=True)]
+        high = [mean + one for mean, one in zip(means, spread, strict=True)]
+        axes.fill_between(at, low, high, color=f"C{number}", alpha=0.2)
+    axes.axhline(100.0 * BAR, color="gray", linestyle="--", label=f"{BAR:.0%}")
+    axes.set_xlabel("exchanges")
+    axes.set_ylabel("loss above that without a codec, %")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=8)
+    write_plot(figure, file)

@@ -1,0 +1,89 @@
+"""The bench of codecs has the sums of the product, and its figures are what they say."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lab.bench.codec_convergence import Arm, Exchange, _codecs, arms_of, summary
+from protocols.moshpit.layout import Layout, Segment
+from tests.commands.console import laboratory, objects
+
+
+def run(codec: str, seed: int, final: float, *, feeds_back: bool = True) -> dict[str, Any]:
+    return {
+        "name": Arm(codec, feeds_back=feeds_back).name,  # type: ignore[arg-type]
+        "codec": codec,
+        "feeds_back": feeds_back,
+        "seed": seed,
+        "final": final,
+        "bytes_of_a_round": 400 if codec == "none" else 53,
+    }
+
+
+def test_each_training_is_compared_with_that_of_the_same_samples_without_a_codec() -> None:
+    runs = [
+        run("none", 0, 2.0),
+        run("blockwise-int4", 0, 2.02),
+        run("none", 1, 1.0),
+        run("blockwise-int4", 1, 0.99),
+        run("blockwise-int4", 1, 1.5, feeds_back=False),
+    ]
+    plain, coarse, without = summary(runs)
+    assert (plain["final"], plain["share_worse"], plain["share_of_bytes"]) == (1.5, 0.0, 1.0)
+    assert (coarse["seeds"], coarse["share_worse"], coarse["share_worse_most"]) == (2, 0.0, 0.01)
+    assert coarse["share_of_bytes"] == 0.1325
+    assert (without["name"], without["share_worse"]) == ("blockwise-int4, no feedback", 0.5)
+
+
+def test_a_coarse_codec_is_tried_without_feedback_too() -> None:
+    arms = arms_of(("float16", "blockwise-int4"))
+    assert [arm.name for arm in arms] == [
+        "none", "float16", "blockwise-int4", "blockwise-int4, no feedback"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "int4", "none,,float16", "float64"])
+def test_what_is_no_codec_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="are not codecs, such as none, float16"):
+        _codecs(text)
+
+
+def test_all_peers_get_the_same_mean() -> None:
+    layout = Layout((Segment("a", 5_001, "blockwise-int4"), Segment("b", 300, "none")))
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randn(layout.values, generator=generator) for _ in range(3)]
+    exchange = Exchange(layout, 3)
+    results = exchange.averages(sources)
+    assert all(torch.equal(one, results[0]) for one in results)
+    mean = torch.stack(sources).mean(0)
+    torch.testing.assert_close(results[0][5_001:], mean[5_001:])
+    error = float((results[0][:5_001] - mean[:5_001]).norm() / mean[:5_001].norm())
+    assert 0.05 < error < 0.3  # that of four bits, twice
+    assert exchange.bytes == 4 * 40 + 2_501 + 1_200
+    assert sum(one.values for one in exchange.sent_by(0).chunks(layout)) == layout.values - 2_048
+
+
+@pytest.mark.slow
+def test_codecs_are_compared_and_drawn(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    result = laboratory(
+        "bench", "codecs", "--json", "--quick", "--codecs", "blockwise-int4", "--peers", "2",
+        "--plot", str(plot), home=tmp_path,
+    )  # fmt: skip
+    assert result.returncode in (0, 1), result.stderr  # whether the bar is met is no test's affair
+    (told,) = objects(result.stdout)
+    assert told["met"] == (result.returncode == 0)
+    plain, coarse, without = told["arms"]
+    assert (plain["codec"], plain["share_worse"]) == ("none", 0.0)
+    assert coarse["feeds_back"]
+    assert not without["feeds_back"]
+    assert coarse["final"] != without["final"]
+    assert coarse["share_of_bytes"] == pytest.approx(0.133, abs=0.001)
+    first, last = told["runs"][0]["curve"][0], told["runs"][0]["curve"][-1]
+    assert last[1] < first[1]
+    assert plot.read_bytes().startswith(b"<?xml")
