@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lab.bench.training_task import BenchTask
-    from node.app.commands.parser import Subparsers
+    from node.app.cli.parser import Subparsers
     from protocols.accumulation.steps import LocalSteps
     from protocols.moshpit.layout import Layout, SentParts
     from protocols.tensors import CodecName
@@ -266,7 +266,7 @@ def _shares_worse(
 
 
 def add_parser(kinds: Subparsers) -> None:
-    from node.app.commands.parser import add_flag, positive_count
+    from node.app.cli.parser import add_flag, positive_count
 
     parser = kinds.add_parser(
         "codecs",
