@@ -1,0 +1,84 @@
+"""`potluck plan` predicts how long a step of a run by cohorts takes. Virtual time, with the run's
+code: all bytes go through links of the given rate. Every peer is in every step, although some
+cohorts average for seconds longer than others."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from lab.simulate.virtual_trainer import RUN, Manner, Trainer, trainer
+from protocols.moshpit.plan_strategy import (
+    Computes,
+    PlannedPeer,
+    PlannedPeers,
+    Strategy,
+    best_strategy,
+    dealt,
+)
+from protocols.testing.settings import NodeSettings
+from protocols.testing.world import SimulatedWorld
+from tests.accumulation.test_runs_by_cohorts import (
+    check_one_line,
+    count_of,
+    furthest,
+    stepped,
+    until,
+)
+from tests.dht.members import simulated
+
+PEERS, GROUP, PARAMETERS = 12, 8, 100_000
+BATCH_SECONDS, BATCHES = 1.0, 4
+LINK = 125_000.0
+"""Bytes per second each way, the same at all peers. The vector is smaller than a chunk, so nobody
+gets a result before all values are sent. Among unequal links that takes longer than planned."""
+STEPS = 3
+SLOWEST = 1.2
+"""A plan counts no messages but the values, and no waiting for batches and for the others."""
+QUICKEST = 0.85
+"""It lets all wait for the slowest cohort, and then for the slowest handing down. The peers that
+have a result first begin the next step while others still wait for it."""
+MANNER = Manner(
+    BATCH_SECONDS, 8, target=PEERS * 8 * BATCHES, group_size=GROUP, parameters=PARAMETERS
+)
+
+
+def plan_for(run: list[Trainer]) -> Strategy:
+    names = [one.network.peer_id for one in run]
+    peers = [
+        PlannedPeer(
+            one.network.peer_id,
+            MANNER.samples / MANNER.seconds,
+            LINK,
+            LINK,
+            Computes.ALWAYS,
+        )
+        for one in run
+    ]
+    cohorts = dealt(names, GROUP, RUN)
+    return best_strategy(
+        PlannedPeers(4.0 * PARAMETERS, float(MANNER.target), peers, cohorts=cohorts)
+    )
+
+
+@pytest.mark.slow
+@simulated
+async def test_a_step_by_cohorts_takes_as_long_as_planned(world: SimulatedWorld) -> None:
+    run: list[Trainer] = []
+    for number in range(PEERS):
+        node = NodeSettings(upload_bytes_per_second=LINK, download_bytes_per_second=LINK)
+        run.append(trainer(world, f"peer-{number}", MANNER, run, node))
+        await trio.sleep(0.05)
+    await until(run, lambda: all(one.steps for one in run) and count_of(run[0]) > 1, 600.0)
+    await stepped(run, 1)  # their links are measured
+    before = furthest(run)
+    await until(run, lambda: furthest(run) >= before + STEPS, 600.0)
+    check_one_line(run)
+    made: dict[int, list[float]] = {}
+    for step in (step for one in run for step in one.steps):
+        made.setdefault(step.epoch, []).append(step.at)
+    for epoch in range(before, before + STEPS):
+        assert len(made[epoch]) == PEERS, epoch
+    seconds = (min(made[before + STEPS]) - min(made[before])) / STEPS
+    longer = seconds * plan_for(run).steps_per_second
+    assert QUICKEST < longer < SLOWEST, longer
