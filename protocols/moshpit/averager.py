@@ -97,6 +97,7 @@ async def open_averager(
         averager = Averager(network, rpc, dht, settings, butterfly, nursery)
         try:
             yield averager
+            await averager.handed_on()
         except BaseException as error:  # noqa: BLE001 - raised below, where no nursery wraps it
             failure = error
         averager.close()
@@ -211,6 +212,11 @@ class Averager:
     def bandwidth(self) -> Bandwidth:
         """The bandwidth that the exchanges so far have measured."""
         return self._bandwidth
+
+    async def handed_on(self) -> None:
+        """By cohorts, before this averager ends: wait two seconds at most until those that take the
+        last result from this node have it. Otherwise they would have to fetch the run's state."""
+        await self._cohorts.handed_on()
 
     def close(self) -> None:
         """Take no more messages, and cancel the running averaging, in whichever task it runs.

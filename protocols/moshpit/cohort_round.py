@@ -125,6 +125,10 @@ class CohortRounds:
         if self._shelf is not None:
             self._shelf.confirm(applied=applied)
 
+    async def handed_on(self) -> None:
+        """Before this node ends: let its cohort have the last result, if that takes from it."""
+        await self._down.handed_on()
+
     async def average(self, request: RoundRequest, cohort: Cohort) -> Outcome:
         mine = await self._in_cohort(request, cohort)
         if not isinstance(mine, CohortAverage):

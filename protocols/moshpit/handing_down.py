@@ -9,7 +9,8 @@ Each member asks the head for its decision, and waits for the answer. It then ta
 bytes from its parent in the tree in which lists are handed on (handing_on.py), and checks them
 against the digests of the decision. A parent has the time that the bytes need to reach it. If it
 has stopped or lies, the next source is asked, and the head last. So a head sends a large result a
-few times, however large its cohort is.
+few times, however large its cohort is. A node that ends waits `LEAVING_SECONDS` for those that take
+the result from it, or they would have to fetch the run's state.
 
 Easy to get wrong: a member may ask before this peer knows its round, because it has ended there
 earlier. Such a call waits `HOLD_SECONDS` for it.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -59,6 +60,7 @@ log = logging.getLogger("potluck.moshpit")
 
 HOLD_SECONDS: Final = 10.0  # an exchange may end that much later here than at the first member
 OPEN_SECONDS: Final = 6.0
+LEAVING_SECONDS: Final = 2.0  # of the five in which a node leaves
 MOST_HELD: Final = 2 * LARGEST_GROUP
 MOST_HELD_OF_PEER: Final = 4  # a member asks for a decision and for its bytes
 SHELVES_KEPT: Final = 2  # each has the bytes of a result
@@ -198,14 +200,18 @@ class ResultShelf:
         self._prepared: HandedResult | None = None
         self._failure: NoDecision | None = None
         self._decided = trio.Event()
+        self._head: PeerId | None = None
+        """The member that decides, if it is another one."""
+        self._taken: set[PeerId] = set()
+        self._news = trio.Event()
 
     def offer(self, offered: HandedResult) -> None:
         self._offered = offered
         self._decided.set()
 
     def prepare(self, offered: HandedResult) -> None:
-        """Offer it as soon as it is confirmed."""
-        self._prepared = offered
+        """Offer it as soon as it is confirmed. This member is the head."""
+        self._prepared, self._head = offered, None
 
     def confirm(self, *, applied: bool) -> None:
         """The head has applied what was prepared, or has not."""
@@ -234,14 +240,33 @@ class ResultShelf:
 
     def way_to(self, me: PeerId, head: PeerId, size: int) -> Way:
         """How a result of this size gets to this member."""
+        self._head = head
         return ways_to(self._entries, head, size)[me]
+
+    def is_taken_by(self, peer: PeerId) -> None:
+        """This member has the result."""
+        self._taken.add(peer)
+        self._news.set()
+        self._news = trio.Event()
+
+    async def handed_on(self, me: PeerId, is_there: Callable[[PeerId], bool]) -> None:
+        """Wait until the members that take the result from this one have it, if there is one."""
+        if self._offered is None:
+            return
+        head = self._head or me
+        ways = ways_to(self._entries, head, len(self._offered.memory))
+        children = {
+            peer for peer, way in ways.items() if (way.sources[0] if way.sources else head) == me
+        }
+        while any(is_there(one) for one in children - self._taken):
+            await self._news.wait()
 
 
 class HandingDown:
     """The results that this node hands down. One for each rpc."""
 
     def __init__(self, network: Network, rpc: Rpc) -> None:
-        self._me, self._rpc = network.peer_id, rpc
+        self._network, self._me, self._rpc = network, network.peer_id, rpc
         self._shelves = BoundedMap[bytes, ResultShelf](SHELVES_KEPT)
         self._news = trio.Event()
         self._held: Counter[PeerId] = Counter()
@@ -261,6 +286,15 @@ class HandingDown:
             yield shelf
         finally:
             shelf.ends()
+
+    async def handed_on(self) -> None:
+        """Before this node ends: wait until those that take the last result from it have it, but
+        not for long."""
+        if not self._shelves:
+            return
+        *_, shelf = self._shelves.values()
+        with trio.move_on_after(LEAVING_SECONDS):
+            await shelf.handed_on(self._me, lambda one: self._network.link(one) is not None)
 
     async def decision(self, round_id: bytes, head: PeerId, patience: float) -> HeadsDecision:
         """The decision of this head, as soon as there is one."""
@@ -331,6 +365,9 @@ class HandingDown:
             await transfer.send_chunk(offered.memory[end : end + chunk.encoded_bytes])
             end += chunk.encoded_bytes
         await transfer.finish(Empty())
+        shelf = self._shelves.get(request.round_id)
+        if shelf is not None:
+            shelf.is_taken_by(caller.peer)
 
     async def _found(self, peer: PeerId, round_id: bytes) -> HandedResult:
         if self._held.total() >= MOST_HELD or self._held[peer] >= MOST_HELD_OF_PEER:

@@ -57,8 +57,10 @@ WHO = {"a head": one_head, "all heads": all_heads, "a reducer": one_reducer}
 class Sweep:
     """The steps of one run. `back` has, for each strike, the seconds until the run's next step."""
 
-    def __init__(self, world: SimulatedWorld, run: list[Trainer], *, silently: bool) -> None:
-        self.world, self.run, self.silently = world, run, silently
+    def __init__(
+        self, world: SimulatedWorld, run: list[Trainer], go: Callable[[Trainer], None]
+    ) -> None:
+        self.world, self.run, self._go = world, run, go
         self.back: list[float] = []
         self._when_begins: dict[PeerId, Callable[[], None]] = {}
 
@@ -84,12 +86,20 @@ class Sweep:
         return node.messages_sent - begins[0]
 
     async def strike(self, victims: Sequence[Trainer], message: int) -> None:
-        """Let all of these go in place of that message of the first one."""
+        """Let all of these go in place of that message of the first one, and others come."""
+        await self.fall(victims, message)
+        for one in victims:
+            self.run.append(trainer(self.world, f"after {one.name}", one.manner, living(self.run)))
+        await until(self.run, lambda: all(one.steps for one in living(self.run)))
+        await stepped(self.run, 1)
+
+    async def fall(self, victims: Sequence[Trainer], message: int) -> None:
+        """The same, but nobody comes."""
         struck = trio.Event()
 
         def fall() -> None:
             for one in victims:
-                one.kill(silently=self.silently)
+                self._go(one)
             struck.set()
 
         first = victims[0].network
@@ -99,10 +109,6 @@ class Sweep:
         at, before = trio.current_time(), furthest(self.run)
         await until(self.run, lambda: furthest(self.run) > before, 2 * BACK_SECONDS)
         self.back.append(trio.current_time() - at)
-        for one in victims:
-            self.run.append(trainer(self.world, f"after {one.name}", one.manner, living(self.run)))
-        await until(self.run, lambda: all(one.steps for one in living(self.run)))
-        await stepped(self.run, 1)
 
 
 async def sweep(
@@ -111,7 +117,7 @@ async def sweep(
     manner = Manner(0.5, 4, target=size * 4 * 6, group_size=group_size)
     run = await begun(world, size, manner)
     await stepped(run, 1)
-    swept = Sweep(world, run, silently=silently)
+    swept = Sweep(world, run, lambda one: one.kill(silently=silently))
     with pytest.MonkeyPatch.context() as patch:
         swept.patched(patch)
         messages = await swept.messages_of(who(run)[0])

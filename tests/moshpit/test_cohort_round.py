@@ -27,9 +27,9 @@ from protocols.moshpit.handing_down import (
 )
 from protocols.moshpit.outcome import Committed, Discarded
 from protocols.rpc import Empty
-from protocols.testing.world import SimulatedWorld
+from protocols.testing.world import NodeSettings, SimulatedWorld
 from tests.dht.members import simulated
-from tests.moshpit.averagers import SETTINGS, AveragingPeer, Ended, averagers, mean_of
+from tests.moshpit.averagers import SETTINGS, VALUES, AveragingPeer, Ended, averagers, mean_of
 
 COUNT = 4
 
@@ -91,6 +91,37 @@ async def test_all_peers_hold_the_average_of_all(world: SimulatedWorld) -> None:
         assert all(one is not None for one in sent)
         assert {one.own for one in sent} == set(range(len(members)))
         assert len({one.cut for one in sent}) == 1
+
+
+@simulated
+async def test_heads_that_leave_after_the_step_first_hand_it_down(world: SimulatedWorld) -> None:
+    uplink = NodeSettings(upload_bytes_per_second=3 * 4 * VALUES)  # three copies need a second
+    peers = await averagers(world, 14, machine=uplink)
+    cohorts = Cohorts(peers)
+    begun = {one.peer: cohorts.begin(one) for one in peers}
+
+    async def leave(head: AveragingPeer) -> None:
+        await begun[head.peer].wait()
+        await head.averager.handed_on()
+        head.kill()
+
+    async with trio.open_nursery() as nursery:
+        for members in cohorts.of.values():
+            nursery.start_soon(leave, members[0])
+    check_same(await ended(peers, list(begun.values())))
+
+
+@simulated
+async def test_a_node_that_leaves_does_not_wait_for_members_that_have_the_result(
+    world: SimulatedWorld,
+) -> None:
+    peers = await averagers(world, 14)
+    cohorts = Cohorts(peers)
+    await ended(peers, [cohorts.begin(one) for one in peers])
+    began = trio.current_time()
+    for one in peers:
+        await one.averager.handed_on()
+    assert trio.current_time() - began < 0.1, "only a last answer may be under way"
 
 
 @simulated

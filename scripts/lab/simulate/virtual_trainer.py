@@ -32,6 +32,7 @@ from lab.simulate.liars import BROUGHT_SHARE, Lie, lying
 from protocols.accumulation.driver import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,
+    SHORTEST_WAIT_SECONDS,
     NextBatch,
     in_the_way,
 )
@@ -151,9 +152,11 @@ class Trainer:
         self.words: list[str] = []
         self.when_stepped: Callable[[], None] = lambda: None
         self.leaving, self.ended = trio.Event(), trio.Event()
+        self._departs_until: float | None = None
+        self._seen_out = trio.Event()
         self._away_until: float | None = None
         self._failed, self._retry = 0, FIRST_RETRY_SECONDS
-        self._computes = False
+        self._computes, self._leaves = False, False
         self._nursery: trio.Nursery | None = None
         self._round_ended: trio.Event | None = None
         self._left: deque[Effect] = deque()
@@ -191,7 +194,13 @@ class Trainer:
         self.alive, self.died = False, trio.current_time()
         self.world.crash(self.network, silently=silently)
 
-    async def leave(self) -> None:
+    async def leave(self, *, patience: float = 0.0) -> None:
+        """It ends. With patience it does first what a volunteer does on Ctrl-C: it ends its batch,
+        and brings what it has to a round that begins within this time."""
+        if patience:
+            self._departs_until = trio.current_time() + patience
+            with trio.move_on_after(patience):
+                await self._seen_out.wait()
         self.alive, self.died = False, trio.current_time()
         self.leaving.set()
         await self.ended.wait()
@@ -276,6 +285,7 @@ class Trainer:
             batch_seconds=self.manner.seconds if self.manner.is_measured else 0.0,
             under_way=0.0 if self._computes else -1.0,
             beside=life.samples if is_averaging else 0,
+            leaves=self._leaves,
         )
 
     async def _train(self) -> None:
@@ -287,7 +297,7 @@ class Trainer:
             await self._go_on()
         if self.manner.samples:
             await self._wait_while_no_batch_is_wanted()
-        while True:
+        while self._departs_until is None:
             self._computes = self.manner.samples > 0
             self.tracker.note(self._slot())
             await trio.sleep(self.manner.seconds)
@@ -303,6 +313,23 @@ class Trainer:
             await self._go_on()
             if self.manner.samples:
                 await self._wait_while_no_batch_is_wanted()
+        await self._see_out(self._departs_until)
+
+    async def _see_out(self, until: float) -> None:
+        await self._join()
+        self._leaves = True
+        self.tracker.note(self._slot(), at_once=True)
+        await self._go_on()
+        while samples := self.lifecycle.life.samples:
+            left, found = until - trio.current_time(), self.tracker.estimate
+            due_in = found.due_in_seconds_with(samples)
+            if left <= 0.0 or due_in > left or not found.peers:
+                break
+            with trio.move_on_after(max(min(due_in, left), SHORTEST_WAIT_SECONDS)):
+                await self.tracker.changed()
+            await self._go_on()
+        await self._join()
+        self._seen_out.set()
 
     async def _join(self) -> None:
         if self._round_ended is not None:
