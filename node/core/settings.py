@@ -218,7 +218,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "limits.max_memory",
         SettingKind.SIZE,
-        "the most memory that this process may use, such as 8GB",
+        "the most of the machine's memory that this process may use, such as 8GB",
+        NONE,
+    ),
+    Setting(
+        "limits.max_device_memory",
+        SettingKind.SIZE,
+        "the most of a GPU's own memory that this process may use, such as 8GB",
         NONE,
     ),
     Setting(

@@ -183,6 +183,7 @@ class TrainerView(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     micro_batch: int = 0
     memory_bytes: int | None = None
+    device_memory_bytes: int | None = None  # of a GPU's own; None if none computes
     keeps_only: bool = False  # it brings no samples
     serves_only: bool = False  # it serves experts, and does not train
     experts: ExpertsView | None = None  # None if the run has none, or before that is known

@@ -108,6 +108,10 @@ class Costs:
         """How many samples a CPU can compute at once in this memory; 0 if not even one."""
         return max(0, (memory_bytes - self.fixed_bytes) // max(1, self.sample_bytes))
 
+    def most_samples_on_gpu(self, memory_bytes: int) -> int:
+        """The same for a GPU with so much memory of its own."""
+        return max(0, (memory_bytes - self.fixed_on_gpu_bytes) // max(1, self.sample_bytes))
+
     def traffic(self, *, volunteers: int, samples_per_second: float) -> RunTraffic:
         """With `volunteers` who compute `samples_per_second` each. A lone volunteer has nobody to
         exchange with."""

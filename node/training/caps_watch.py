@@ -31,6 +31,7 @@ import msgspec
 import trio
 
 from node.core.caps.cores import KeptCores, kept_to_cores
+from node.core.caps.device_memory import device_memory_in_use
 from node.core.caps.idleness import LOOK_SECONDS as IDLE_LOOK_SECONDS
 from node.core.caps.idleness import Idleness, OtherLoad, SignsOfUse
 from node.core.caps.ledger import Ledger, LedgerFile, QuotaStanding, month_after, month_of
@@ -59,6 +60,7 @@ class CapsClocks(msgspec.Struct, frozen=True):
     moment: Callable[[], float] = time.time
     wall: Wall = wall_clock
     memory: Callable[[], int | None] = memory_in_use
+    device_memory: Callable[[], int | None] = device_memory_in_use
 
 
 class WatchedCaps:
@@ -94,7 +96,7 @@ class WatchedCaps:
         return self._memory.batch_share
 
     def leave_batches_alone(self) -> None:
-        """The batches are in a GPU's memory, which the owner's cap does not limit."""
+        """The batches are in a GPU's memory, which the cap of the machine's does not limit."""
         self._memory.batches_are_here = False
 
     @property
@@ -140,6 +142,8 @@ class WatchedCaps:
             paused_by=tuple(self._closed),
             goes_on_at=max(known) if len(known) == len(self._closed) and known else None,
             pauses_at=None if "schedule" in self._closed else self._next_change(),
+            device_memory_bytes=self._clocks.device_memory(),
+            device_memory_limit=self.caps.device_memory_bytes,
         )
 
     # ---- one look at everything

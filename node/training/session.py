@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 import trio
 
+from node.core.caps.device_memory import device_memory_in_use
 from node.core.display_name import with_names
 from node.core.status import memory_in_use
 from node.core.training_view import (
@@ -237,6 +238,7 @@ class TrainingSession:
             threads=measured.threads,
             micro_batch=measured.micro_batch,
             memory_bytes=memory_in_use(),
+            device_memory_bytes=device_memory_in_use(),
             keeps_only=self._facts.keeps_only,
             serves_only=self._facts.serves_only,
             experts=None if self.experts is None else self.experts(),

@@ -93,6 +93,7 @@ def test_the_settings_file_says_all_of_them(tmp_path: Path) -> None:
         device = "cpu"
         threads = 2
         max_memory = "8GB"
+        max_device_memory = "12GB"
         upload_limit = "16Mbit/s"
         download_limit = "4MB/s"
         quota = "200GB/month"
@@ -101,11 +102,12 @@ def test_the_settings_file_says_all_of_them(tmp_path: Path) -> None:
         """
     )
     caps = caps_of(read_configuration(environment={"POTLUCK_HOME": str(tmp_path)}))
-    assert caps == Caps("cpu", 2, 8 * 10**9, 2e6, 4e6, 200 * 10**9, "22:00-07:00", True)
+    assert caps == Caps("cpu", 2, 8 * 10**9, 2e6, 4e6, 200 * 10**9, "22:00-07:00", True, 12 * 10**9)
     assert caps.words() == {
         "device": "cpu",
         "threads": "2",
         "max-memory": "at most 8 GB",
+        "max-device-memory": "at most 12 GB",
         "upload-limit": "at most 2 MB/s",
         "download-limit": "at most 4 MB/s",
         "quota": "at most 200 GB a month",

@@ -22,6 +22,8 @@ from node.core.caps.idleness import (
 )
 from node.core.caps.ledger import LedgerFile
 from node.core.caps.memory import (
+    DEVICE,
+    HOST,
     SHRINK_SECONDS,
     BackStop,
     MemoryWatch,
@@ -50,6 +52,7 @@ class Machine:
         self.said: list[str] = []
         self.carried = TrafficFacts()
         self.held: int | None = 100_000_000
+        self.held_on_gpu: int | None = None
         self.starts = START - trio.current_time()  # a test moves it to let days pass
         do_at_once()
 
@@ -61,6 +64,7 @@ class Machine:
             moment=lambda: self.starts + trio.current_time(),
             wall=lambda moment: datetime.fromtimestamp(moment, UTC).replace(tzinfo=None),
             memory=lambda: self.held,
+            device_memory=lambda: self.held_on_gpu,
         )
 
     def caps(self, caps: Caps):  # type: ignore[no-untyped-def]  # a context manager
@@ -237,6 +241,14 @@ async def test_batches_in_a_gpus_memory_are_not_made_smaller_for_the_machines(
         assert watched.must_leave is not None
 
 
+async def test_the_owner_sees_how_much_of_the_gpus_cap_is_used(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    async with machine.caps(Caps(device_memory_bytes=8 * GB)) as watched:
+        assert not [name for name, _ in used_rows(watched.used()) if name == "GPU cap"]
+        machine.held_on_gpu = 7 * GB
+        assert ("GPU cap", "7 GB of 8 GB") in used_rows(watched.used())
+
+
 async def test_others_who_need_the_machine_pause_it(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
@@ -301,10 +313,15 @@ def test_the_nodes_own_work_is_not_counted_as_that_of_others() -> None:
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_it_needs() -> None:
-    refuse_above(None, 10**15, "poem")
-    refuse_above(8 * GB, 8 * GB, "poem")
+    refuse_above(HOST, None, None, 10**15, "poem")
+    refuse_above(HOST, 8 * GB, 4 * GB, 8 * GB, "poem")
     with pytest.raises(TooLarge, match=r"poem needs about 9 GB of memory.*may hold 8 GB"):
-        refuse_above(8 * GB, 9 * GB, "poem")
+        refuse_above(HOST, 8 * GB, None, 9 * GB, "poem")
+    with pytest.raises(
+        TooLarge, match=r"about 9 GB of a GPU's memory; the GPU here has 8 GB"
+    ) as it:
+        refuse_above(DEVICE, None, 8 * GB, 9 * GB, "poem")
+    assert it.value.advice.startswith("Take --device cpu")
 
 
 def test_batches_shrink_no_faster_than_it_can_show() -> None:

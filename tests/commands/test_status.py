@@ -208,3 +208,16 @@ def shown(status: NodeStatus, console: Console) -> str:
     console.print(drawing(status, console), soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_a_gpus_memory_is_shown_beside_the_machines() -> None:
+    def memory(training: TrainerView | None) -> str:
+        console = Console(width=100, file=io.StringIO())
+        console.print(drawing(NodeStatus(memory_bytes=3 << 29, training=training), console))
+        shown = console.file.getvalue()
+        return next(line for line in shown.splitlines() if line.startswith("memory")).rstrip()
+
+    assert memory(None) == memory(TrainerView()) == "memory   1.5 GiB"
+    assert memory(TrainerView(device_memory_bytes=11 << 30)) == (
+        "memory   1.5 GiB, and 11.0 GiB of the GPU's"
+    )

@@ -40,9 +40,17 @@ def most_samples(
     cap_gb: float | None = None,
     devices: tuple[str, ...] = ("cpu",),
     computes: bool = True,
+    gpu_gb: float | None = None,
+    gpu_cap_gb: float | None = None,
 ) -> int:
     return fit(
-        definition, machine_gb, cap_gb=cap_gb, devices=devices, computes=computes
+        definition,
+        machine_gb,
+        cap_gb=cap_gb,
+        devices=devices,
+        computes=computes,
+        gpu_gb=gpu_gb,
+        gpu_cap_gb=gpu_cap_gb,
     ).most_samples
 
 
@@ -53,15 +61,22 @@ def fit(
     cap_gb: float | None = None,
     devices: tuple[str, ...] = ("cpu",),
     computes: bool = True,
+    gpu_gb: float | None = None,
+    gpu_cap_gb: float | None = None,
 ) -> Fit:
     return check_fits(
         costs_of(definition),
-        Caps(memory_bytes=None if cap_gb is None else int(cap_gb * GB)),
+        Caps(memory_bytes=in_bytes(cap_gb), device_memory_bytes=in_bytes(gpu_cap_gb)),
         devices,
         definition,
         computes=computes,
-        machine_bytes=None if machine_gb is None else int(machine_gb * GB),
+        machine_bytes=in_bytes(machine_gb),
+        device_bytes=in_bytes(gpu_gb),
     )
+
+
+def in_bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * GB)
 
 
 def test_a_cap_below_what_every_run_takes_is_told_before_anything_is_loaded() -> None:
@@ -118,6 +133,27 @@ def test_a_cap_does_not_cut_batches_that_are_in_the_gpus_memory() -> None:
     assert most_samples(HUNGRY_BATCHES, 8, cap_gb=2) < most
     with pytest.raises(TooLarge, match=r"needs about 1\.1\d GB .* may hold 1 GB"):
         most_samples(HUNGRY_BATCHES, 8, cap_gb=1, devices=GPU)
+
+
+def test_a_gpus_cap_or_its_size_cuts_the_batches_in_its_memory() -> None:
+    costs, most = costs_of(HUNGRY_BATCHES), HUNGRY_BATCHES.training.samples_at_once
+    room = int(most_samples(HUNGRY_BATCHES, 8, devices=GPU, gpu_cap_gb=2))
+    assert 1 < room < most
+    assert costs.gpu_bytes(room) <= 2 * GB < costs.gpu_bytes(room + 1)
+    assert most_samples(HUNGRY_BATCHES, 8, devices=GPU, gpu_gb=2) == room
+    assert most_samples(HUNGRY_BATCHES, 8, devices=GPU, gpu_gb=1, gpu_cap_gb=2) == room
+    assert most_samples(HUNGRY_BATCHES, 8, devices=("cuda:0", "cuda:1"), gpu_gb=2) == 2 * room
+    on_processor = most_samples(HUNGRY_BATCHES, 8)
+    assert most_samples(HUNGRY_BATCHES, 8, gpu_cap_gb=0.3) == on_processor, "it has no other memory"
+
+
+def test_a_model_that_does_not_fit_into_the_gpu_is_refused_before_anything_is_fetched() -> None:
+    with pytest.raises(TooLarge, match=r"of a GPU's memory; this node may hold 40 GB") as caught:
+        most_samples(SIXTEEN_GIGABYTES, 64, devices=GPU, gpu_gb=640, gpu_cap_gb=40)
+    assert caught.value.why == "limits.max_device_memory (--max-device-memory) sets this limit."
+    with pytest.raises(TooLarge, match="the GPU here has 80 GB"):
+        most_samples(SIXTEEN_GIGABYTES, 64, devices=GPU, gpu_gb=80)
+    assert most_samples(SIXTEEN_GIGABYTES, 64, devices=GPU, gpu_gb=80, gpu_cap_gb=640) == 4
 
 
 def test_a_gpu_that_shares_the_machines_memory_is_counted_in_it() -> None:

@@ -55,6 +55,7 @@ def test_of_a_large_model_on_a_gpu_the_machine_holds_the_smaller_part() -> None:
 def test_they_say_what_the_owner_allows() -> None:
     caps = {
         "max-memory": "at most 4 GB",
+        "max-device-memory": "at most 12 GB",
         "upload-limit": "at most 2 MB/s",
         "quota": "at most 200 GB a month",
         "schedule": "only 22:00-07:00",
@@ -69,7 +70,8 @@ def test_they_say_what_the_owner_allows() -> None:
     machine, network, stop = three_lines(gpus)
     assert "trains on cuda:0, cuda:1 (one peer)" in machine
     assert (
-        "about 1.7 GB of memory (at most 4 GB), 11 GB of the first GPU's and 5.25 MB of" in machine
+        "about 1.7 GB of memory (at most 4 GB), 11 GB of the first GPU's (at most 12 GB) and "
+        "5.25 MB of" in machine
     )
     assert "(up at most 2 MB/s) (at most 200 GB a month)" in network
     assert stop.endswith("It trains only 22:00-07:00.")

@@ -101,6 +101,12 @@ def test_training_shows_all_that_a_volunteer_asks_for() -> None:
         assert part in shown
 
 
+def test_a_gpus_memory_stands_beside_the_machines() -> None:
+    view = changed(TRAINING, device="cuda:0", device_memory_bytes=11 * 10**9)
+    (line,) = [one for one in text(Scene(view, EVENTS), 100, 40) if "cuda:0" in one]
+    assert "478 MB of memory · 11 GB of the GPU's" in line
+
+
 @pytest.mark.slow
 def test_the_least_important_lines_are_left_out_first() -> None:
     before = 100

@@ -254,7 +254,10 @@ def device_block(view: TrainerView, room: int) -> ScreenBlock:
         return ScreenBlock(11, [])
     threads = "1 thread" if view.threads == 1 else f"{count(view.threads)} threads"
     memory = "" if view.memory_bytes is None else f"{in_words(view.memory_bytes)} of memory"
-    parts = (clean(view.device), threads, f"{count(view.micro_batch)} samples at once", memory)
+    device = view.device_memory_bytes
+    gpus = "" if device is None else f"{in_words(device)} of the GPU's"
+    samples = f"{count(view.micro_batch)} samples at once"
+    parts = (clean(view.device), threads, samples, memory, gpus)
     lines = [named("device", Text(fit(parts, within(room))), room)]
     if not view.checkpoint or room < NAMED_FROM:
         return ScreenBlock(11, [lines])

@@ -245,7 +245,7 @@ def _heading(status: NodeStatus, columns: int | None) -> Text:
         *_warnings(status.membership),
         *([] if status.training is None else training_rows(status.training)),
         *_used(status),
-        ("memory", amount(status.memory_bytes)),
+        ("memory", _memory(status)),
         ("calls", _calls(status.rpc)),
         ("dht", _directory(status.directory)),
         *(("warning", f"cannot join at {at}: {why}") for at, why in cannot_join.items()),
@@ -259,6 +259,13 @@ def _heading(status: NodeStatus, columns: int | None) -> Text:
         text.append(hung(first, printable(value), columns)[len(first) :] + "\n")
     text.rstrip()
     return text
+
+
+def _memory(status: NodeStatus) -> str:
+    """The machine's, and a GPU's if one computes."""
+    device = None if status.training is None else status.training.device_memory_bytes
+    machines = amount(status.memory_bytes)
+    return machines if device is None else f"{machines}, and {amount(device)} of the GPU's"
 
 
 def _reached(connectivity: ConnectivityStatus) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@
 | `upload_limit`, `download_limit` | node/net/transport/traffic.py (over all connections) |
 | `threads`, `device` | devices.py, before the model is built |
 | `max_memory` | memory.py: before joining, and while training |
+| `max_device_memory` | device_memory.py: before joining, and by torch |
 | `quota` | ledger.py |
 | `schedule` | timetable.py |
 | `when_idle` | idleness.py |

@@ -1,9 +1,12 @@
 """The memory limit of this process: checked before joining, and watched while training.
 
-    refuse_above(caps.memory_bytes, needed_bytes, run)    # before any download; TooLarge in words
+    refuse_above(HOST, caps.memory_bytes, there_bytes, needed_bytes, run)    # TooLarge in words
     watch = MemoryWatch(caps.memory_bytes)
     watch.look(memory_in_use(), now)                      # every half a second
     watch.batch_share, watch.must_leave
+
+The machine's memory and a GPU's own are two kinds, with a limit each. Both are compared with the
+estimate here; device_memory.py is the rest of a GPU's.
 
 There are three lines of defence. The estimate refuses runs that cannot fit. A process that comes
 near the cap computes smaller batches, and leaves with a message if that does not help. And on Linux
@@ -17,6 +20,7 @@ share is halved only as often as it can take effect.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from node.core.caps.units import in_words
@@ -41,7 +45,7 @@ BACK_STOP_SHARE = 1.04
 
 
 class TooLarge(PotluckError):
-    """A run that needs more memory than the owner allows."""
+    """A run that needs more memory than the owner allows, or than there is."""
 
     exit_code = 3
 
@@ -52,17 +56,51 @@ class MemoryUsedUp(PotluckError):
     exit_code = 3
 
 
-def refuse_above(memory_bytes: int | None, needed_bytes: int, run: str) -> None:
-    """TooLarge if the run (by the estimate of node/run/costs.py) needs more than the cap."""
-    if memory_bytes is None or needed_bytes <= memory_bytes:
-        return
-    raise TooLarge(
-        f"{run} needs about {in_words(needed_bytes)} of memory; this node may hold "
-        f"{in_words(memory_bytes)}.",
-        why="limits.max_memory (--max-memory) sets this limit.",
-        advice=f"Allow {in_words(needed_bytes)} or more, or join from a larger machine. "
-        "Nothing was downloaded.",
-    )
+@dataclass(frozen=True)
+class MemoryKind:
+    """The words for one kind of memory. `has_it`: what has the whole of it."""
+
+    words: str
+    has_it: str
+    setting: str
+    elsewhere: str
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.setting.replace('_', '-')}"
+
+
+HOST = MemoryKind("memory", "this machine", "max_memory", "join from a larger machine")
+DEVICE = MemoryKind(
+    "a GPU's memory",
+    "the GPU here",
+    "max_device_memory",
+    "take --device cpu, which computes in the machine's memory",
+)
+
+
+def refuse_above(
+    kind: MemoryKind, cap_bytes: int | None, there_bytes: int | None, needed_bytes: int, run: str
+) -> None:
+    """TooLarge if the run (by the estimate of node/run/costs.py) needs more than the cap; without
+    one, more than there is. None: there is no cap, or it is unknown how much there is."""
+    needs = f"{run} needs about {in_words(needed_bytes)} of {kind.words}"
+    if cap_bytes is not None:
+        if needed_bytes <= cap_bytes:
+            return
+        raise TooLarge(
+            f"{needs}; this node may hold {in_words(cap_bytes)}.",
+            why=f"limits.{kind.setting} ({kind.flag}) sets this limit.",
+            advice=f"Allow {in_words(needed_bytes)} or more, or {kind.elsewhere}. "
+            "Nothing was downloaded.",
+        )
+    if there_bytes is not None and needed_bytes > there_bytes:
+        raise TooLarge(
+            f"{needs}; {kind.has_it} has {in_words(there_bytes)}.",
+            why="This is an estimate from the run's definition.",
+            advice=f"{kind.elsewhere.capitalize()}. {kind.flag} overrides the amount that it may "
+            "use. Nothing was downloaded.",
+        )
 
 
 class MemoryWatch:

@@ -24,6 +24,7 @@ CAP_KEYS = (
     "limits.threads",
     "limits.compile",
     "limits.max_memory",
+    "limits.max_device_memory",
     "limits.upload_limit",
     "limits.download_limit",
     "limits.quota",
@@ -57,9 +58,9 @@ them. So it declares less than it shows.
 class Caps:
     """The owner's caps.
 
-    `device` is `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; `compile` is None to do as the run says;
-    sizes are in bytes; `quota_bytes` is for
-    one calendar month and both directions together.
+    `device` is `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; sizes are in bytes; `memory_bytes` is the
+    machine's memory, and `device_memory_bytes` that of each GPU; `quota_bytes` is for one calendar
+    month and both directions together; `compile` is None to do as the run says.
     """
 
     device: str = AUTO
@@ -71,6 +72,7 @@ class Caps:
     schedule: str = ALWAYS
     when_idle: bool = False
     compile: bool | None = None
+    device_memory_bytes: int | None = None
 
     @property
     def timetable(self) -> Timetable:
@@ -92,6 +94,8 @@ class Caps:
             words["threads"] = f"{self.threads}"
         if self.memory_bytes is not None:
             words["max-memory"] = f"at most {in_words(self.memory_bytes)}"
+        if self.device_memory_bytes is not None:
+            words["max-device-memory"] = f"at most {in_words(self.device_memory_bytes)}"
         if self.upload_bytes_per_second is not None:
             words["upload-limit"] = f"at most {in_words(self.upload_bytes_per_second)}/s"
         if self.download_bytes_per_second is not None:
@@ -109,6 +113,7 @@ def caps_of(configuration: Configuration) -> Caps:
     """The caps in the configuration."""
     said = {key.removeprefix("limits."): configuration.values[key] for key in CAP_KEYS}
     memory = amount(said["max_memory"], Measure.SIZE)
+    device_memory = amount(said["max_device_memory"], Measure.SIZE)
     quota = amount(said["quota"], Measure.QUOTA)
     return Caps(
         device=said["device"],
@@ -120,4 +125,5 @@ def caps_of(configuration: Configuration) -> Caps:
         schedule=said["schedule"],
         when_idle=said["when_idle"],
         compile=None if said["compile"] == AUTO else said["compile"] == "true",
+        device_memory_bytes=None if device_memory is None else int(device_memory),
     )

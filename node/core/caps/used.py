@@ -29,6 +29,8 @@ class CapsUsed(msgspec.Struct, frozen=True):
     paused_by: tuple[str, ...] = ()
     goes_on_at: float | None = None
     pauses_at: float | None = None
+    device_memory_bytes: int | None = None
+    device_memory_limit: int | None = None
 
 
 def used_rows(used: CapsUsed) -> list[tuple[str, str]]:
@@ -50,6 +52,9 @@ def used_rows(used: CapsUsed) -> list[tuple[str, str]]:
         if used.batch_share < 1.0:
             words += f"; batches have {used.batch_share:.0%} of their size"
         rows.append(("cap", words))
+    if used.device_memory_limit is not None and used.device_memory_bytes is not None:
+        words = f"{in_words(used.device_memory_bytes)}{_of(used.device_memory_limit)}"
+        rows.append(("GPU cap", words))
     return rows
 
 

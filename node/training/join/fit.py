@@ -6,11 +6,13 @@ definition is downloaded.
     three_lines(Use(...))                                             # for the owner to read
 
 A run above the owner's cap is refused. Without a cap the machine's memory is the limit: a
-definition is a few lines of text, and may ask for a model of terabytes. Both limits are about the
-machine's memory: on a CPU the whole estimate counts, on a GPU the part that is not in its memory.
-The benchmark (node/training/batch_size.py) finds how many samples fit. They share the memory with
-the results of steps, which a peer keeps while others follow the run by them. A peer that keeps a
-run alive without training needs no memory for samples.
+definition is a few lines of text, and may ask for a model of terabytes. On a CPU the whole estimate
+counts as the machine's memory. With a GPU there are two estimates: its own memory has a cap and a
+size, too, and the machine's holds the rest.
+
+The benchmark (node/training/batch_size.py) finds how many samples fit. On a CPU they share the
+memory with the results of steps, which a peer keeps while others follow the run by them. A peer
+that keeps a run alive without training needs no memory for samples.
 
 The three lines say what this machine will give, and how to stop. Memory, disk and traffic are
 estimated from the run's definition (node/run/costs.py), not measured. Unknown figures are left out.
@@ -28,7 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from node.core.caps.memory import PROCESS_BYTES, TooLarge, refuse_above
+from node.core.caps.device_memory import has_own_memory
+from node.core.caps.memory import DEVICE, HOST, PROCESS_BYTES, TooLarge, refuse_above
 from node.core.caps.units import in_words
 
 if TYPE_CHECKING:
@@ -41,9 +44,6 @@ if TYPE_CHECKING:
 CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container, with version 2
 SHARE_OF_RESULTS: Final = 0.5
 """The largest part of a cap's memory above the run's minimum; the rest is for samples."""
-
-IN_MACHINES_MEMORY: Final = ("cpu", "mps")
-"""Devices that compute in the machine's own memory: Apple's GPU shares it."""
 
 
 @dataclass(frozen=True)
@@ -79,29 +79,29 @@ def check_fits(
     *,
     computes: bool = True,
     machine_bytes: int | None,
+    device_bytes: int | None = None,
 ) -> Fit:
-    """The fit. TooLarge if not even one sample fits, or the run itself where none are computed."""
+    """The fit. TooLarge if not even one sample fits, or the run itself where none are computed.
+    `machine_bytes`, `device_bytes`: how much there is of the machine's memory, and of a GPU's."""
     run, most = definition.name, definition.training.samples_at_once
     on_gpu = has_own_memory(devices)
-    least = costs.memory_bytes(1 if computes else 0, on_gpu=on_gpu)
-    if caps.memory_bytes is not None:
-        refuse_above(caps.memory_bytes, least, run)
-    elif machine_bytes is not None and least > machine_bytes:
-        raise TooLarge(
-            f"{run} needs about {in_words(least)} of memory; this machine has "
-            f"{in_words(machine_bytes)}.",
-            why="This is an estimate from the run's definition.",
-            advice="Join from a larger machine. --max-memory overrides the amount that it may use. "
-            "Nothing was downloaded.",
-        )
+    one = 1 if computes else 0
+    least = costs.memory_bytes(one, on_gpu=on_gpu)
+    refuse_above(HOST, caps.memory_bytes, machine_bytes, least, run)
     cap, room = caps.memory_bytes, machine_bytes
     kept = followed = math.inf
     if cap is not None:
         kept = min(costs.results_bytes, SHARE_OF_RESULTS * (cap - least))
         followed = cap - costs.memory_bytes(0, on_gpu=on_gpu)
         room = int(cap - kept)
-    samples = most if on_gpu or room is None else max(1, min(most, costs.most_samples(room)))
-    return Fit(samples, kept, followed)
+    if on_gpu:
+        device_cap = caps.device_memory_bytes
+        refuse_above(DEVICE, device_cap, device_bytes, costs.gpu_bytes(one), run)
+        room = device_bytes if device_cap is None else device_cap
+        fitting = math.inf if room is None else len(devices) * costs.most_samples_on_gpu(room)
+    else:
+        fitting = math.inf if room is None else costs.most_samples(room)
+    return Fit(int(max(1, min(most, fitting))), kept, followed)
 
 
 SHARE_FOR_EXPERTS: Final = 0.5
@@ -170,11 +170,6 @@ def beside_training(experts: int, memory_bytes: int) -> str:
     )
 
 
-def has_own_memory(devices: Sequence[str]) -> bool:
-    """Whether these devices compute in memory of their own."""
-    return not any(one.startswith(IN_MACHINES_MEMORY) for one in devices)
-
-
 def machine_memory() -> int | None:
     """Bytes of memory of this machine (or container); None if the system does not say."""
     try:
@@ -240,7 +235,7 @@ def _on_gpu(use: Use) -> str:
     if not use.gpu_bytes:
         return ""
     whose = "the first GPU's" if len(use.devices) > 1 else "the GPU's"
-    return f", {in_words(use.gpu_bytes)} of {whose}"
+    return f", {in_words(use.gpu_bytes)} of {whose}{_said(use, 'max-device-memory')}"
 
 
 def _said(use: Use, flag: str, before: str = "") -> str:

@@ -26,6 +26,7 @@ import trio
 from msgspec import structs
 
 from models.errors import ModelsError
+from node.core.caps.device_memory import device_bytes, has_own_memory, keep_below
 from node.core.caps.devices import AUTO, check_threads, choose_device, devices_here, use_threads
 from node.core.caps.memory import PROCESS_BYTES
 from node.core.caps.settings import Caps, caps_of
@@ -52,7 +53,6 @@ from node.training.join.fit import (
     check_any_fits,
     check_fits,
     experts_to_serve,
-    has_own_memory,
     machine_memory,
     memory_for_experts,
     serving_lines,
@@ -194,13 +194,21 @@ async def _prepare(
             advice="`potluck join` trains in it.",
         )
     devices, threads = await _in_thread_to_let_go(_devices_of, caps)
+    of_device = await _in_thread_to_let_go(device_bytes, devices)
     if has_own_memory(devices):
         watched.leave_batches_alone()
     fit = costs = plan = None
     if part.trains:
         costs = await _in_thread_to_let_go(_costs_of, own, part.trusted)
-        computes, machine = not part.keeps_only, machine_memory()
-        fit = check_fits(costs, caps, devices, definition, computes=computes, machine_bytes=machine)
+        fit = check_fits(
+            costs,
+            caps,
+            devices,
+            definition,
+            computes=not part.keeps_only,
+            machine_bytes=machine_memory(),
+            device_bytes=of_device,
+        )
         if not part.begins:
             watched.expect(costs.state_bytes, part.run)
     if definition.experts is not None and not part.keeps_only:
@@ -212,6 +220,7 @@ async def _prepare(
             devices,
             definition,
             machine_bytes=_less(machine_memory(), plan.memory_bytes),
+            device_bytes=of_device,
         )
     session.happened(WillUse(_lines(part, definition, caps, devices, threads, costs, fit, plan)))
     freed = await _in_thread_to_let_go(_room_made, node, part)
@@ -430,13 +439,14 @@ def _told_as_the_definitions(signed: SignedDefinition) -> Iterator[None]:
 
 
 def _devices_of(caps: Caps) -> tuple[tuple[str, ...], int]:
-    """All GPUs of this machine are one peer, unless the owner named one."""
+    """All GPUs of this machine are one peer, unless the owner named one. Their memory is capped
+    from here on."""
     threads = use_threads(caps.threads)
+    devices: tuple[str, ...] = (str(choose_device(caps.device)),)
     if caps.device == AUTO:
-        gpus = tuple(one for one in devices_here() if one.startswith("cuda"))
-        if len(gpus) > 1:
-            return gpus, threads
-    return (str(choose_device(caps.device)),), threads
+        devices = tuple(one for one in devices_here() if one.startswith("cuda")) or devices
+    keep_below(caps.device_memory_bytes, devices)
+    return devices, threads
 
 
 def _built(
