@@ -228,6 +228,13 @@ SETTINGS: tuple[Setting, ...] = (
         NONE,
     ),
     Setting(
+        "limits.offload",
+        SettingKind.SWITCH,
+        "keep the copies that averaging needs in the machine's memory, not in a GPU's: for a model "
+        "that just fits",
+        False,
+    ),
+    Setting(
         "limits.upload_limit",
         SettingKind.RATE,
         "the highest rate of sending, over all connections, such as 2MB/s or 16Mbit/s",

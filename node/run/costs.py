@@ -4,6 +4,7 @@
     costs.memory_bytes(samples=8)                   # of the whole process, with 8 samples at once
     costs.memory_bytes(samples=8, on_gpu=True)      # the part of it that is not in the GPU's memory
     costs.gpu_bytes(samples=8)                      # and the part that is
+    costs.gpu_bytes(samples=8, offload=True)        # if the copies for averaging stay off it
     costs.state_bytes                       # a newcomer's first download
     costs.traffic(volunteers=8, samples_per_second=40.0).up_bytes_per_hour
 
@@ -35,20 +36,63 @@ layer held 180 MB more, and one with the tiny GPT 270."""
 FLOAT_BYTES, HALF_BYTES = 4, 2
 KEPT_APART = 1.25  # what allocators hold beyond what is requested: 1.2 to 1.35 measured
 STATISTICS = {"sgd": 0, "lars": 1, "lamb": 2, "adamw": 2}  # tensors of each parameter's size
-# Flat buffers of a parameter's size each: the gradients of the epoch and the result of its round;
-# with `delayed` a second pair; with local steps the starting point and the outer momentum, and what
-# a coarse codec has lost.
-BUFFERS, BUFFERS_DELAYED, BUFFERS_LOCAL, BUFFERS_LOST = 2, 4, 4, 1
-# With a GPU, the buffers that a round reads and writes stay in the machine's memory. The GPU has
-# the gradients of the epoch and the average to step with; with `delayed` the shadow, too.
-HOST_BUFFERS, HOST_BUFFERS_LOCAL = 2, 4
-GPU_BUFFERS, GPU_BUFFERS_DELAYED, GPU_BUFFERS_LOCAL = 2, 3, 1
 IN_FLIGHT = 2  # with experts: the parameters of each batch in flight, and its gradients
 HEADERS = 1.02  # frames, encryption, TCP: measured on loopback
 EXAMPLE_OVERHEAD_BYTES = 200  # of an example in the shuffle buffer, beside its text
 TALK_BYTES_PER_SECOND = 1_500  # the directory, progress and keepalives, each way
 HOUR = 3600.0
 MEGA = 1_000_000
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What a peer keeps beyond a plain training loop, in copies of the trained parameters: on a
+    processor; or with a GPU, in its memory and in the machine's. `while_averaging`: that many more
+    of the machine's while parameters are averaged."""
+
+    on_processor: int
+    on_gpu: int
+    beside_gpu: int
+    while_averaging: int = 0
+
+
+def copies_of(
+    *,
+    delayed: bool,
+    local_steps: int,
+    parameters_every: int,
+    offload: bool,
+    is_coarse: bool = False,
+    statistics: int = 0,
+) -> Copies:
+    """The table of docs/organisers.md. tests/accumulation/test_copies.py measures it.
+
+    A round reads one flat buffer and writes another, in the machine's memory. The GPU has the
+    gradients of the epoch and the average to step with. `delayed` needs a shadow and accumulates
+    during a round. Local steps have the starting point and the outer momentum, and what a coarse
+    codec has lost. `offload` moves the GPU's copies; with `delayed` the optimizer's statistics (so many copies), too.
+    """
+    if local_steps > 1:
+        lost = 1 if is_coarse else 0
+        return Copies(4 + lost, 0, 4 + lost)
+    more = 2 if parameters_every else 0
+    if delayed:
+        if offload:
+            return Copies(4, -statistics, 4 + statistics, more)
+        return Copies(4, 3, 2, more)
+    return Copies(2, 0 if offload else 2, 2, more)
+
+
+@dataclass(frozen=True)
+class GpuBytes:
+    """The memory that does not depend on the batch, when training on a GPU.
+
+    - `on_gpu`: parameters, gradients, statistics, and the copies for averaging there.
+    - `beside`: the machine's: the process, the buffers of a round, the shuffle buffer.
+    """
+
+    on_gpu: int
+    beside: int
 
 
 @dataclass(frozen=True)
@@ -71,11 +115,8 @@ class Costs:
     """Memory that does not depend on the batch, when training on a CPU: Python and torch,
     parameters, gradients, statistics, the collaborative optimizer's buffers, the data's shuffle
     buffer."""
-    fixed_beside_gpu_bytes: int
-    """The machine's memory that does not depend on the batch, when training on a GPU: the process,
-    the buffers of a round, the shuffle buffer."""
-    fixed_on_gpu_bytes: int
-    """The GPU's part of it: parameters, gradients, statistics, and the accumulated gradients."""
+    with_gpu: GpuBytes
+    offloaded: GpuBytes
     sample_bytes: int
     """For each sample at once, in the memory of the device that computes it."""
     disk_bytes: int
@@ -93,24 +134,28 @@ class Costs:
     """For each sample, to the experts of a run with some."""
     call_down_bytes: int = 0
 
-    def memory_bytes(self, samples: int, *, on_gpu: bool = False) -> int:
+    def memory_bytes(self, samples: int, *, on_gpu: bool = False, offload: bool = False) -> int:
         """The machine's memory for the whole process with this many samples at once. A GPU keeps
         its samples in its own memory, however many there are."""
         if on_gpu:
-            return self.fixed_beside_gpu_bytes
+            return self._beyond_samples(offload).beside
         return self.fixed_bytes + samples * self.sample_bytes
 
-    def gpu_bytes(self, samples: int) -> int:
+    def gpu_bytes(self, samples: int, *, offload: bool = False) -> int:
         """The GPU's memory to compute this many samples at once."""
-        return self.fixed_on_gpu_bytes + samples * self.sample_bytes
+        return self._beyond_samples(offload).on_gpu + samples * self.sample_bytes
 
     def most_samples(self, memory_bytes: int) -> int:
         """How many samples a CPU can compute at once in this memory; 0 if not even one."""
         return max(0, (memory_bytes - self.fixed_bytes) // max(1, self.sample_bytes))
 
-    def most_samples_on_gpu(self, memory_bytes: int) -> int:
+    def most_samples_on_gpu(self, memory_bytes: int, *, offload: bool = False) -> int:
         """The same for a GPU with so much memory of its own."""
-        return max(0, (memory_bytes - self.fixed_on_gpu_bytes) // max(1, self.sample_bytes))
+        fixed = self._beyond_samples(offload).on_gpu
+        return max(0, (memory_bytes - fixed) // max(1, self.sample_bytes))
+
+    def _beyond_samples(self, offload: bool) -> GpuBytes:
+        return self.offloaded if offload else self.with_gpu
 
     def traffic(self, *, volunteers: int, samples_per_second: float) -> RunTraffic:
         """With `volunteers` who compute `samples_per_second` each. A lone volunteer has nobody to
@@ -140,13 +185,17 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     model, training = task.model, definition.training
     parameters = parameter_count(model)
     statistics = STATISTICS.get(str(definition.optimizer.get("name")), 2)
-    buffers, on_host, on_gpu = BUFFERS, HOST_BUFFERS, GPU_BUFFERS
-    if training.delayed:
-        buffers, on_gpu = BUFFERS_DELAYED, GPU_BUFFERS_DELAYED
-    if training.local_steps > 1:
-        lost = BUFFERS_LOST if _is_coarse(definition) else 0
-        buffers, on_gpu = BUFFERS_LOCAL + lost, GPU_BUFFERS_LOCAL
-        on_host = HOST_BUFFERS_LOCAL + lost
+    plain, offloaded = (
+        copies_of(
+            delayed=training.delayed,
+            local_steps=training.local_steps,
+            is_coarse=_is_coarse(definition),
+            parameters_every=definition.averaging.parameters_every,
+            offload=offload,
+            statistics=statistics,
+        )
+        for offload in (False, True)
+    )
     state = FLOAT_BYTES * parameters * (1 + statistics)
     tensors = FLOAT_BYTES * parameters * (2 + statistics)  # with the gradients
     if training.precision != "float32":
@@ -162,14 +211,21 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
         tensors += near_bytes(definition, trusted or {})
         up, down = call_bytes(definition, trusted or {})
     process = PROCESS_BYTES + (COMPILER_BYTES if training.compile else 0)
+    buffers = plain.on_processor + plain.while_averaging
     fixed = process + int(KEPT_APART * (tensors + buffers * of_parameters)) + shuffled
     stated = MEGA * definition.limits.memory_mb - sample  # the organiser's figure has one sample
+
+    def with_gpu(copies: Copies) -> GpuBytes:
+        beside = (copies.beside_gpu + copies.while_averaging) * of_parameters
+        on_gpu = int(KEPT_APART * (tensors + copies.on_gpu * of_parameters))
+        return GpuBytes(max(on_gpu, stated), process + GPU_PROCESS_BYTES + shuffled + beside)
+
     return Costs(
         parameters=parameters,
         state_bytes=state,
         fixed_bytes=max(fixed, stated),
-        fixed_beside_gpu_bytes=process + GPU_PROCESS_BYTES + on_host * of_parameters + shuffled,
-        fixed_on_gpu_bytes=max(int(KEPT_APART * (tensors + on_gpu * of_parameters)), stated),
+        with_gpu=with_gpu(plain),
+        offloaded=with_gpu(offloaded),
         sample_bytes=sample,
         disk_bytes=state,
         keeper_disk_bytes=state * (definition.checkpoints.keep_last + 1),

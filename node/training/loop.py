@@ -176,13 +176,14 @@ class Loop:
         *,
         batch_size: BatchSize,
         keeps_only: bool = False,
+        offload: bool = False,
         share: Callable[[], float] = lambda: 1.0,
         position_file: Path | None = None,
         experts_of: ExpertsOf | None = None,
     ) -> None:
         self._definition, self._task, self._session = definition, task, session
         self._batch_size, self._share = batch_size, share
-        self._keeps_only = keeps_only
+        self._keeps_only, self._offload = keeps_only, offload
         self._resting = Resting(session)
         self._position_file = position_file
         self._experts_of = experts_of
@@ -241,6 +242,7 @@ class Loop:
             bridge,
             scheduler=task.schedule_factory,
             buffers=task.buffers,
+            offload=self._offload,
             batch=0 if self._keeps_only else self._size(),
             batch_seconds=self._batch_size.measured_seconds * self._size() / self._batch_size.size,
             **options,

@@ -88,6 +88,7 @@ class TrainerOptions:
     - `begins`: this peer may begin the run anew: the organiser's first one.
     - `from_peers`: it waits for others who have the run's state instead.
     - `keeps_only`: it brings no samples, and helps with the rounds of the others.
+    - `offload`: its copies for averaging stay in the machine's memory.
     - `checkpoints`: this peer keeps the run's.
     - `up_bytes_per_second`, `down_bytes_per_second`: for the plans of rounds; 0 is measured.
     - `upload_limit`, `download_limit`: the owner's limits, to be shown; None is no limit.
@@ -107,6 +108,7 @@ class TrainerOptions:
     begins: bool = False
     from_peers: bool = False
     keeps_only: bool = False
+    offload: bool = False
     checkpoints: CheckpointSettings | None = None
     up_bytes_per_second: float = 0.0
     down_bytes_per_second: float = 0.0
@@ -148,6 +150,7 @@ async def train_run(
         session,
         batch_size=found[0],
         keeps_only=options.keeps_only,
+        offload=options.offload,
         share=options.batch_share,
         position_file=options.position_file,
         experts_of=_experts_of(node, definition, options, session),

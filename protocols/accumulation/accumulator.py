@@ -172,14 +172,19 @@ class _Buffer:
     views: list[Tensor]
 
 
+STAGED_VALUES: Final = 1 << 22  # 16 MB of float32, which a GPU copies in a millisecond
+
+
 class Accumulator:
-    """Keeps at most two buffers on the CPU: one being filled, and one being averaged. (With an
-    accelerator, one more is filled there instead.)
+    """Keeps at most two buffers on the CPU: one being filled, and one being averaged. With an
+    accelerator, one more is filled there instead, unless it is to `offload`.
 
     Invariant: `_mean` is the mean over `samples`; with 0 samples its contents mean nothing.
     """
 
-    def __init__(self, parameters: Parameters, codec: Codecs = "none") -> None:
+    def __init__(
+        self, parameters: Parameters, codec: Codecs = "none", *, offload: bool = False
+    ) -> None:
         segments = parameters.segments(codec)
         plain = parameters.codec_of("none")
         self.layout = Layout(
@@ -192,6 +197,8 @@ class Accumulator:
         )
         self.samples = 0
         self._parameters = parameters
+        self._on_host = offload or parameters.device.type == "cpu"
+        self._staged: Tensor | None = None
         largest = [LARGEST_CARRIED[segment.codec] for segment in segments]
         self._averageable = Averageable(parameters, largest)
         self._mean: _Buffer | None = None
@@ -223,7 +230,7 @@ class Accumulator:
         mean = self._filling().flat
         if not samples:
             mean.zero_()
-        if mean.device.type == "cpu":
+        if self._on_host:
             self._mean = None
             return Contribution(mean, samples)
         host, self._spare = self._spare, None
@@ -234,6 +241,11 @@ class Accumulator:
     @torch.no_grad()
     def put_back(self, contribution: Contribution) -> None:
         """Count a taken contribution again, with the samples accumulated meanwhile."""
+        if self._on_host and not self.samples:
+            values, self.samples = contribution.values, contribution.samples
+            self._spare = None if self._mean is None else self._mean.flat
+            self._mean = _Buffer(values, self._parameters.views(values))
+            return
         if contribution.samples:
             mean = self._filling().flat
             total = self.samples + contribution.samples
@@ -257,7 +269,8 @@ class Accumulator:
         if self._mean is None:
             flat, self._spare = self._spare, None
             if flat is None:
-                flat = self._parameters.buffer(len(self._parameters.names) + LOSS_VALUES + 1)
+                extra = len(self._parameters.names) + LOSS_VALUES + 1
+                flat = self._parameters.buffer(extra, on_host=self._on_host)
             self._mean = _Buffer(flat, self._parameters.views(flat))
         return self._mean
 
@@ -283,6 +296,9 @@ class Accumulator:
                 torch._foreach_div_(values, scale)
             if is_first:
                 torch._foreach_copy_(views, values)
+            elif self._on_host and self._parameters.device.type != "cpu":
+                for view, one in zip(views, values, strict=True):
+                    self._mix_offloaded(view, one, part)
             else:
                 torch._foreach_lerp_(views, values, part)
         if missing:
@@ -295,6 +311,17 @@ class Accumulator:
             dtype=extra.dtype,
         ).to(extra.device)
         extra.copy_(now) if is_first else extra.lerp_(now, part)
+
+    def _mix_offloaded(self, mean: Tensor, gradient: Tensor, part: float) -> None:
+        """The same for one parameter, with a mean on the host and a gradient on the device."""
+        if self._staged is None:
+            largest = max(one.numel() for one in self._parameters.tensors)
+            self._staged = torch.empty(
+                min(STAGED_VALUES, largest), dtype=mean.dtype, pin_memory=gradient.is_cuda
+            )
+        flat = (torch.split(one.reshape(-1), STAGED_VALUES) for one in (mean, gradient))
+        for into, piece in zip(*flat, strict=True):
+            into.lerp_(self._staged[: piece.numel()].copy_(piece), part)
 
 
 def loss_values(loss: float | None) -> tuple[float, float]:

@@ -124,6 +124,10 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
       that round differently do not drift apart; 0: never.
     - `last_epoch`: the run is complete after so many steps, and makes no more; 0: it has no end.
     - `precision`: what `autocast` computes in; fp16 with a loss scale on which all peers agree.
+    - `offload`: keep this peer's copies for averaging on the host, and nothing beyond what a plain
+      optimizer needs on the device. Each batch's gradients are then added up on the host; with
+      `delayed` the optimizer is there, too, and stepped by the processor. Local steps keep their
+      copies on the host anyway. A step of the run leaves `.grad` None.
     - `auxiliary`: bring no gradients, but reduce for the others and make their steps (`assist`).
     - `buffers`: `model.named_buffers()`, if a newcomer needs them.
     - `further`: what else all peers of the run must have alike, by name, such as the settings of
@@ -146,6 +150,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         last_epoch: int = 0,
         precision: Precision = "float32",
         auxiliary: bool = False,
+        offload: bool = False,
         buffers: Iterable[tuple[str, Tensor]] = (),
         further: Mapping[str, str] = NOTHING,
         batch: int = 0,
@@ -183,6 +188,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 codec=settings.codec,
                 scales_loss=precision == "fp16",
                 buffers=dict(buffers),
+                offload=offload,
             )
         self._inner = self._steps.inner.optimizer
         super().__init__(self._parameters.tensors, {})

@@ -44,9 +44,13 @@ class Parameters:
         self._starts = [0, *ends[:-1]]
         self.values = ends[-1]
 
-    def buffer(self, extra: int = 0, device: torch.device | None = None) -> Tensor:
-        """A flat tensor of zeros with room for all parameters, and for `extra` more values."""
-        return torch.zeros(self.values + extra, dtype=self.dtype, device=device or self.device)
+    def buffer(self, extra: int = 0, *, on_host: bool = False) -> Tensor:
+        """A flat tensor of zeros with room for all parameters, and for `extra` more values. On the
+        host it is pinned if they are on a GPU."""
+        size = self.values + extra
+        if on_host:
+            return torch.zeros(size, dtype=self.dtype, pin_memory=self.device.type == "cuda")
+        return torch.zeros(size, dtype=self.dtype, device=self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each parameter's stretch of a flat tensor, in the parameter's shape."""

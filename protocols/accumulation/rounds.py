@@ -27,7 +27,6 @@ import time
 from collections import deque
 from contextlib import nullcontext
 
-import torch
 from torch import Tensor
 
 from protocols.accumulation.batch_plan import MOST_SPARED
@@ -181,7 +180,7 @@ class Rounds:
         """Average parameters that drifted apart because different machines round differently. All
         peers have the same weight."""
         shared, standing = self._steps.shared, self._standing
-        own = shared.copy_into(shared.buffer(device=torch.device("cpu")))
+        own = shared.copy_into(shared.buffer(on_host=True))
         found = self._bridge.estimate
         request = RoundRequest(
             Vector(Layout(shared.segments("none")), own),
@@ -203,7 +202,7 @@ class Rounds:
                 shared.copy_from(outcome.result)
                 history = history_after_parameters(effect.history, effect.epoch, ended.digest)
                 standing.at = (effect.epoch, history)
-            drift = float((own - outcome.result).abs().max())
+            drift = float(own.sub_(outcome.result).abs_().max())  # no further copy of the model
             self._bridge.tell(ParametersAveraged(effect.epoch, outcome.members, drift))
             self._bridge.state_advanced()
         return standing.tell(ended)

@@ -239,7 +239,9 @@ class InnerStep:
     of the run, whatever this peer brought to it.
 
     The gradients are not copied on the CPU: while the optimizer steps, each parameter's `.grad` is
-    a view of the flat result. Afterwards the user's own `.grad` is back.
+    a view of the flat result. Afterwards the user's own `.grad` is back. On another device they are
+    in a buffer that is kept there. To `offload`, they take the place of the user's own, which are
+    dropped.
 
     Easy to get wrong: the averaged values may be changed in place (divided, clipped).
     """
@@ -250,12 +252,15 @@ class InnerStep:
         factory: Factory,
         scheduler: Scheduler | None,
         max_norm: float | None,
+        *,
+        offload: bool = False,
     ) -> None:
         self.parameters = parameters
         self.optimizer = factory(list(parameters.trained))
         _check_steps_only_with(self.optimizer, parameters)
         self.scheduler = None if scheduler is None else scheduler(self.optimizer)
         self._max_norm = max_norm
+        self._keeps_none = offload and parameters.device.type != "cpu"
         self._on_device: Tensor | None = None
 
     @torch.no_grad()
@@ -273,6 +278,10 @@ class InnerStep:
             used = [0.0] * len(used)  # the optimizer and the scheduler see a step without gradients
         views = parameters.views(gradients)
         given = [view if part > 0.0 else None for view, part in zip(views, used, strict=True)]
+        if self._keeps_none:
+            for one in parameters.tensors:
+                one.grad = None
+            given = [None if view is None else view.to(parameters.device) for view in given]
         with gradients_are(parameters.tensors, given):
             self.optimizer.step()
         self.epoch_ended()
@@ -305,8 +314,8 @@ class InnerStep:
         return norm
 
     def _there(self, gradients: Tensor) -> Tensor:
-        """The values on the parameters' device."""
-        if self.parameters.device.type == "cpu":
+        """The values on the parameters' device, if they have a buffer there."""
+        if self._keeps_none or self.parameters.device.type == "cpu":
             return gradients
         if self._on_device is None:
             self._on_device = self.parameters.buffer()
@@ -419,6 +428,9 @@ class GradientSteps:
     with those of the epoch before. `take_over` copies the shadow into the model. So the staleness
     is exactly one step, whenever the shadow is done.
 
+    To `offload` is to keep everything but the model, its gradients and the optimizer's statistics
+    on the host. A shadow is there with its statistics, and stepped by the processor.
+
     Invariant: unless something waits to be taken over, the shadow equals the model's parameters.
 
     Easy to get wrong: the shadow is the state; the model lags behind it. A step may change the loss
@@ -440,14 +452,15 @@ class GradientSteps:
         codec: Codecs,
         scales_loss: bool,
         buffers: dict[str, Tensor],
+        offload: bool = False,
     ) -> None:
         self._own = parameters
-        self.shared = _shadow_of(parameters) if delayed else parameters
-        self.inner = InnerStep(self.shared, factory, scheduler, max_norm)
+        self.shared = _shadow_of(parameters, on_host=offload) if delayed else parameters
+        self.inner = InnerStep(self.shared, factory, scheduler, max_norm, offload=offload)
         self.scale = LossScale()
         self.scales_loss = scales_loss
         self.loss_factor = self.scale.scale if scales_loss else 1.0
-        self._accumulator = Accumulator(parameters, codec)
+        self._accumulator = Accumulator(parameters, codec, offload=offload)
         self.layout = self._accumulator.layout
         self._buffers = StepBuffers(buffers)
         self._own_overflowed = 0.0
@@ -542,8 +555,10 @@ class StepBuffers:
             one.copy_(self.kept[name])
 
 
-def _shadow_of(parameters: Parameters) -> Parameters:
+def _shadow_of(parameters: Parameters, *, on_host: bool) -> Parameters:
     """Copies of the parameters under the same names. Frozen tensors are shared, not copied."""
+    if on_host:
+        return _as_parameters(parameters, parameters.copy_into(parameters.buffer(on_host=True)))
     return Parameters(
         (name, torch.nn.Parameter(one.detach().clone()) if one.requires_grad else one)
         for name, one in parameters.everything
@@ -650,12 +665,11 @@ class LocalSteps:
                 Segment(LOSS, LOSS_VALUES, parameters.codec_of("none")),
             )
         )
-        cpu = torch.device("cpu")
-        self._outer = OuterStep(parameters.copy_into(parameters.buffer(device=cpu)))
+        self._outer = OuterStep(parameters.copy_into(parameters.buffer(on_host=True)))
         self.shared = _as_parameters(parameters, self._outer.start)
         largest = [LARGEST_CARRIED["none"]] * len(parameters.names)
         self._averageable = Averageable(parameters, largest)
-        self._difference = parameters.buffer(LOSS_VALUES, device=cpu)
+        self._difference = parameters.buffer(LOSS_VALUES, on_host=True)
         self._lost = LostValues(self.layout, parameters.values)
         self._samples = 0
         self._loss_sums = torch.zeros(LOSS_VALUES, dtype=self._difference.dtype)

@@ -115,6 +115,19 @@ def test_two_buffers_are_all_that_is_ever_taken() -> None:
     assert len(places) == 2
 
 
+def test_a_failed_round_takes_no_memory_for_what_it_gives_back() -> None:
+    """There was a second buffer from then on, for good."""
+    own = parameters()
+    accumulator = Accumulator(own)
+    set_gradients(own, *of(1.0))
+    accumulator.add(4)
+    taken = accumulator.take()
+    accumulator.put_back(taken)
+    again = accumulator.take()
+    assert again.values.data_ptr() == taken.values.data_ptr()
+    assert again.samples == 4
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_gradients_that_are_not_finite_are_named_and_add_nothing(bad: float) -> None:
     own = parameters()

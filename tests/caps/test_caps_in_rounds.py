@@ -94,6 +94,7 @@ def test_the_settings_file_says_all_of_them(tmp_path: Path) -> None:
         threads = 2
         max_memory = "8GB"
         max_device_memory = "12GB"
+        offload = true
         upload_limit = "16Mbit/s"
         download_limit = "4MB/s"
         quota = "200GB/month"
@@ -102,7 +103,9 @@ def test_the_settings_file_says_all_of_them(tmp_path: Path) -> None:
         """
     )
     caps = caps_of(read_configuration(environment={"POTLUCK_HOME": str(tmp_path)}))
-    assert caps == Caps("cpu", 2, 8 * 10**9, 2e6, 4e6, 200 * 10**9, "22:00-07:00", True, 12 * 10**9)
+    assert caps == Caps(
+        "cpu", 2, 8 * 10**9, 2e6, 4e6, 200 * 10**9, "22:00-07:00", True, 12 * 10**9, True
+    )
     assert caps.words() == {
         "device": "cpu",
         "threads": "2",

@@ -321,7 +321,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_it_needs() -> None:
         TooLarge, match=r"about 9 GB of a GPU's memory; the GPU here has 8 GB"
     ) as it:
         refuse_above(DEVICE, None, 8 * GB, 9 * GB, "poem")
-    assert it.value.advice.startswith("Take --device cpu")
+    assert it.value.advice.startswith("Try --offload")
 
 
 def test_batches_shrink_no_faster_than_it_can_show() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from node.core.caps.memory import TooLarge
 from node.core.caps.settings import Caps
-from node.run.costs import costs_of
+from node.run.costs import KEPT_APART, costs_of
 from node.run.definition import RunDefinition, read_definition
 from node.training.join.fit import Fit, check_any_fits, check_fits, machine_memory
 from tests.runs.definitions import TEXT, changed, with_line
@@ -154,6 +155,32 @@ def test_a_model_that_does_not_fit_into_the_gpu_is_refused_before_anything_is_fe
     with pytest.raises(TooLarge, match="the GPU here has 80 GB"):
         most_samples(SIXTEEN_GIGABYTES, 64, devices=GPU, gpu_gb=80)
     assert most_samples(SIXTEEN_GIGABYTES, 64, devices=GPU, gpu_gb=80, gpu_cap_gb=640) == 4
+
+
+def test_copies_that_stay_off_the_gpu_leave_room_there_and_need_the_machines() -> None:
+    delayed = read_definition(
+        changed("width = 16\nlayers = 1", "width = 1024\nlayers = 4").replace(
+            b"[training]\n", b"[training]\ndelayed = true\n"
+        )
+    )
+    for definition, left, taken in ((MIDDLING, 2, 0), (delayed, 5, 4)):
+        costs = costs_of(definition)
+        model = 4 * costs.parameters
+        saved = costs.gpu_bytes(1) - costs.gpu_bytes(1, offload=True)
+        assert saved == pytest.approx(KEPT_APART * left * model, abs=4)
+        more = costs.memory_bytes(1, on_gpu=True, offload=True) - costs.memory_bytes(1, on_gpu=True)
+        assert more == taken * model
+    room = costs_of(MIDDLING).gpu_bytes(1, offload=True)
+    caps = Caps(device_memory_bytes=room, offload=True)
+    check_fits(costs_of(MIDDLING), caps, GPU, MIDDLING, machine_bytes=None)
+    with pytest.raises(TooLarge, match="of a GPU's memory"):
+        check_fits(
+            costs_of(MIDDLING),
+            dataclasses.replace(caps, offload=False),
+            GPU,
+            MIDDLING,
+            machine_bytes=None,
+        )
 
 
 def test_a_gpu_that_shares_the_machines_memory_is_counted_in_it() -> None:

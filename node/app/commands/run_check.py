@@ -66,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
             "memory_bytes_least": costs.memory_bytes(1),
             "memory_bytes_beside_gpu": costs.memory_bytes(most, on_gpu=True),
             "gpu_bytes": costs.gpu_bytes(most),
+            "memory_bytes_beside_gpu_offload": costs.memory_bytes(most, on_gpu=True, offload=True),
+            "gpu_bytes_offload": costs.gpu_bytes(most, offload=True),
             "samples_at_once": most,
             "step_samples_least": least_samples,
             "step_samples_most": most_samples,
@@ -205,7 +207,8 @@ def _lines(
         (
             "on a GPU",
             f"{_size(costs.gpu_bytes(most))} of its memory with {most} samples at once, and "
-            f"{_size(costs.memory_bytes(most, on_gpu=True))} of the machine's",
+            f"{_size(costs.memory_bytes(most, on_gpu=True))} of the machine's"
+            f"{_offloaded(costs, most)}",
         ),
         (
             "joining",
@@ -246,6 +249,15 @@ def _lines(
             "less, in proportion."
         )
     return lines
+
+
+def _offloaded(costs: Costs, most: int) -> str:
+    """How that changes with --offload, where it does."""
+    if costs.offloaded == costs.with_gpu:
+        return ""
+    there = costs.gpu_bytes(most, offload=True)
+    here = costs.memory_bytes(most, on_gpu=True, offload=True)
+    return f"; with --offload {_size(there)} and {_size(here)}"
 
 
 def _are_mostly_calls(costs: Costs, traffic: RunTraffic, speed: float) -> bool:

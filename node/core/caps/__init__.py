@@ -6,6 +6,7 @@
 | `threads`, `device` | devices.py, before the model is built |
 | `max_memory` | memory.py: before joining, and while training |
 | `max_device_memory` | device_memory.py: before joining, and by torch |
+| `offload` | protocols/accumulation/steps.py: what stays off the GPU |
 | `quota` | ledger.py |
 | `schedule` | timetable.py |
 | `when_idle` | idleness.py |

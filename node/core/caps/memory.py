@@ -75,7 +75,7 @@ DEVICE = MemoryKind(
     "a GPU's memory",
     "the GPU here",
     "max_device_memory",
-    "take --device cpu, which computes in the machine's memory",
+    "try --offload, which keeps less there, or --device cpu, which uses the machine's memory",
 )
 
 

@@ -25,6 +25,7 @@ CAP_KEYS = (
     "limits.compile",
     "limits.max_memory",
     "limits.max_device_memory",
+    "limits.offload",
     "limits.upload_limit",
     "limits.download_limit",
     "limits.quota",
@@ -60,7 +61,8 @@ class Caps:
 
     `device` is `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; sizes are in bytes; `memory_bytes` is the
     machine's memory, and `device_memory_bytes` that of each GPU; `quota_bytes` is for one calendar
-    month and both directions together; `compile` is None to do as the run says.
+    month and both directions together; `compile` is None to do as the run says. With `offload` the
+    copies for averaging stay off the GPU.
     """
 
     device: str = AUTO
@@ -73,6 +75,7 @@ class Caps:
     when_idle: bool = False
     compile: bool | None = None
     device_memory_bytes: int | None = None
+    offload: bool = False
 
     @property
     def timetable(self) -> Timetable:
@@ -126,4 +129,5 @@ def caps_of(configuration: Configuration) -> Caps:
         when_idle=said["when_idle"],
         compile=None if said["compile"] == AUTO else said["compile"] == "true",
         device_memory_bytes=None if device_memory is None else int(device_memory),
+        offload=said["offload"],
     )

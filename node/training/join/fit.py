@@ -85,23 +85,27 @@ def check_fits(
     `machine_bytes`, `device_bytes`: how much there is of the machine's memory, and of a GPU's."""
     run, most = definition.name, definition.training.samples_at_once
     on_gpu = has_own_memory(devices)
-    one = 1 if computes else 0
-    least = costs.memory_bytes(one, on_gpu=on_gpu)
+    one, offload = int(computes), caps.offload
+    least = costs.memory_bytes(one, on_gpu=on_gpu, offload=offload)
     refuse_above(HOST, caps.memory_bytes, machine_bytes, least, run)
     cap, room = caps.memory_bytes, machine_bytes
     kept = followed = math.inf
     if cap is not None:
         kept = min(costs.results_bytes, SHARE_OF_RESULTS * (cap - least))
-        followed = cap - costs.memory_bytes(0, on_gpu=on_gpu)
+        followed = cap - costs.memory_bytes(0, on_gpu=on_gpu, offload=offload)
         room = int(cap - kept)
     if on_gpu:
         device_cap = caps.device_memory_bytes
-        refuse_above(DEVICE, device_cap, device_bytes, costs.gpu_bytes(one), run)
+        least_there = costs.gpu_bytes(one, offload=offload)
+        refuse_above(DEVICE, device_cap, device_bytes, least_there, run)
         room = device_bytes if device_cap is None else device_cap
-        fitting = math.inf if room is None else len(devices) * costs.most_samples_on_gpu(room)
+    if room is None:
+        return Fit(most, kept, followed)
+    if on_gpu:
+        fitting = len(devices) * costs.most_samples_on_gpu(room, offload=offload)
     else:
-        fitting = math.inf if room is None else costs.most_samples(room)
-    return Fit(int(max(1, min(most, fitting))), kept, followed)
+        fitting = costs.most_samples(room)
+    return Fit(max(1, min(most, fitting)), kept, followed)
 
 
 SHARE_FOR_EXPERTS: Final = 0.5

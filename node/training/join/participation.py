@@ -368,6 +368,7 @@ def _options(
         begins=part.begins,
         from_peers=part.from_peers,
         keeps_only=part.keeps_only,
+        offload=caps.offload,
         checkpoints=checkpoints,
         up_bytes_per_second=rates.up_bytes_per_second,
         down_bytes_per_second=rates.down_bytes_per_second,
@@ -484,7 +485,8 @@ def _plan_of(
         all_grids, make = grids(definition), maker(definition, part.trusted, device=devices[0])
         each, saved = (size(definition, part.trusted) for size in (server_bytes, saved_bytes))
     uids = wish.cells_of(all_grids)
-    training = 0 if costs is None else costs.memory_bytes(1, on_gpu=has_own_memory(devices))
+    on_gpu = has_own_memory(devices)
+    training = 0 if costs is None else costs.memory_bytes(1, on_gpu=on_gpu, offload=caps.offload)
     room = memory_for_experts(caps, machine_memory(), training)
     cells = sum(grid.cells for grid in all_grids)
     most = experts_to_serve(part.run, wish, len(uids), cells, each, room)
@@ -543,8 +545,8 @@ def _lines(
     lines = three_lines(
         replace(
             use,
-            memory_bytes=costs.memory_bytes(most, on_gpu=on_gpu),
-            gpu_bytes=costs.gpu_bytes(each) if on_gpu else 0,
+            memory_bytes=costs.memory_bytes(most, on_gpu=on_gpu, offload=caps.offload),
+            gpu_bytes=costs.gpu_bytes(each, offload=caps.offload) if on_gpu else 0,
             state_bytes=costs.state_bytes,
             disk_bytes=costs.disk_bytes if part.checkpoints is None else costs.keeper_disk_bytes,
             round_bytes=costs.round_bytes,

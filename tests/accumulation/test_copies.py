@@ -1,0 +1,148 @@
+"""What a peer keeps beyond a plain training loop is the table in docs/organisers.md.
+
+Two peers train together, on the processor or on a device double. Whenever one of them brings a
+batch or has made a step, the tensors that are alive are counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+
+from node.run.costs import Copies, copies_of
+from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.events import ParametersAveraged, StepTaken
+from protocols.accumulation.optimizer import CollaborativeOptimizer
+from tests.accumulation.device_double import (
+    DOUBLE,
+    Alive,
+    bytes_alive,
+    device_double,
+    only_new_objects,
+)
+from tests.accumulation.training_peers import SETTINGS, training_world, wait_for_company
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "organisers.md"
+PARAMETERS: Final = 16
+VALUES: Final = 1 << 20  # of all of them
+MODEL_BYTES: Final = 4 * VALUES
+EACH_BYTES: Final = MODEL_BYTES // PARAMETERS
+STEPS: Final = 4
+WARM_UP: Final = 2
+PEERS: Final = 2
+PLAIN: Final = 3  # copies of a plain loop: parameters, gradients, and the momentum of SGD
+STATISTICS: Final = 1
+
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "none": {},
+    "`delayed`": {"delayed": True},
+    "`local_steps`": {"local_steps": 2},
+    "`offload`": {"offload": True},
+    "`delayed`, `offload`": {"delayed": True, "offload": True},
+    "`local_steps`, `offload`": {"local_steps": 2, "offload": True},
+}
+SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", OPTIONS)
+async def test_a_peer_with_a_gpu_keeps_what_the_table_says(mode: str) -> None:
+    with device_double():
+        kept = await most_alive(OPTIONS[mode], DOUBLE)
+    told = documented()[mode]
+    assert kept.double == pytest.approx(PLAIN + told.on_gpu, abs=0.1)
+    assert kept.cpu == pytest.approx(told.beside_gpu, abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["none", "`delayed`", "`local_steps`"])
+async def test_a_peer_without_one_keeps_what_the_table_says(mode: str) -> None:
+    kept = await most_alive(OPTIONS[mode], torch.device("cpu"))
+    assert kept.cpu == pytest.approx(PLAIN + documented()[mode].on_processor, abs=0.1)
+
+
+@pytest.mark.slow
+async def test_more_is_held_while_parameters_are_averaged() -> None:
+    with device_double():
+        kept = await most_alive({"average_parameters_every": 1}, DOUBLE)
+    told = documented()["`average_parameters_every`"]
+    assert kept.cpu == pytest.approx(told.beside_gpu + told.while_averaging, abs=0.1)
+    assert kept.double == pytest.approx(PLAIN + told.on_gpu, abs=0.1)
+
+
+def test_the_costs_that_volunteers_are_told_count_these_copies() -> None:
+    usual = {"delayed": False, "local_steps": 1, "parameters_every": 0, "offload": False}
+    for mode, told in documented().items():
+        options = usual | OPTIONS.get(mode, {"parameters_every": 1})
+        assert copies_of(**options, statistics=STATISTICS) == told, mode
+
+
+async def most_alive(options: dict[str, Any], device: torch.device) -> Alive:
+    """The most tensors alive at once after the first steps, in copies of a peer's parameters."""
+    seen: list[Alive] = []
+
+    def watched(bridge: Bridge) -> Callable[[object], None]:
+        tell = bridge.tell
+
+        def told(event: Any) -> None:
+            if isinstance(event, StepTaken | ParametersAveraged) and event.epoch >= WARM_UP:
+                seen.append(bytes_alive(is_counted))
+            tell(event)
+
+        return told
+
+    def loop(bridge: Bridge, peer: int) -> None:
+        bridge.tell = watched(bridge)  # type: ignore[method-assign]
+        each = VALUES // PARAMETERS
+        model = [nn.Parameter(torch.ones(each).to(device)) for _ in range(PARAMETERS)]
+        named = [(f"p{number}", one) for number, one in enumerate(model)]
+        optimizer = CollaborativeOptimizer(named, SGD, bridge, max_norm=1.0, **options)
+        wait_for_company(bridge, PEERS - 1)
+        while optimizer.epoch < STEPS:
+            for one in model:
+                if one.grad is None:
+                    one.grad = torch.full((each,), 1.0 + peer).to(device)
+            seen.append(bytes_alive(is_counted))
+            optimizer.step(samples=8)
+        optimizer.finish()
+
+    settings = replace(SETTINGS, target_batch=8 * PEERS)
+    with only_new_objects():
+        async with training_world() as world:
+            await world.train(await world.peers(PEERS, settings), loop)
+    size = PEERS * MODEL_BYTES
+    return Alive(max(one.cpu for one in seen) / size, max(one.double for one in seen) / size)
+
+
+def is_counted(size: int) -> bool:
+    """Tensors of a parameter's size, and flat buffers of all; not the parts of a round, and no
+    scratch of a fixed size."""
+    return size == EACH_BYTES or size > MODEL_BYTES * 3 // 4
+
+
+def documented() -> dict[str, Copies]:
+    """The table, by its first column."""
+    table = PAGE.read_text("utf-8").split("#### What each option keeps in memory")[1]
+    row = r"^\| (.+?) \| (\d).*? \| (\d.*?) \| (\d.*?) \|$"
+    rows = re.findall(row, table.split("\n\n")[2], re.MULTILINE)
+    return {mode: _copies(*words) for mode, *words in rows}
+
+
+def _copies(on_processor: str, on_gpu: str, beside_gpu: str) -> Copies:
+    moved = STATISTICS if "without the optimizer's statistics" in on_gpu else 0
+    assert ("and the optimizer's statistics" in beside_gpu) == bool(moved)
+    more = re.search(r"and (\d) more while parameters are averaged", beside_gpu)
+    return Copies(
+        int(on_processor),
+        int(on_gpu[0]) - moved,
+        int(beside_gpu[0]) + moved,
+        0 if more is None else int(more[1]),
+    )
