@@ -76,6 +76,9 @@ async def test_more_is_held_while_parameters_are_averaged() -> None:
     told = documented()["`average_parameters_every`"]
     assert kept.cpu == pytest.approx(told.beside_gpu + told.while_averaging, abs=0.1)
     assert kept.double == pytest.approx(PLAIN + told.on_gpu, abs=0.1)
+    kept = await most_alive({"average_parameters_every": 1}, torch.device("cpu"))
+    most = told.on_processor + told.while_averaging
+    assert kept.cpu == pytest.approx(PLAIN + most, abs=0.1)
 
 
 def test_the_costs_that_volunteers_are_told_count_these_copies() -> None:

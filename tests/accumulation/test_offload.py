@@ -13,21 +13,23 @@ from protocols.accumulation.accumulator import STAGED_VALUES
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.steps import GradientSteps
 from tests.accumulation.device_double import DOUBLE, OnDouble, device_double
+from tests.devices import NO_GPU
 
 SHAPES = [(3, 5), (7,), (2, 2)]
 BATCHES = 3
 
 
-@pytest.fixture(autouse=True)
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
 def _double() -> Iterator[None]:
     with device_double():
         yield
 
 
-def stepped(*, delayed: bool, offload: bool) -> tuple[list[nn.Parameter], GradientSteps]:
-    """After three steps of three batches each, of which the first gradient is once missing."""
-    model = [nn.Parameter(torch.ones(shape).to(DOUBLE)) for shape in SHAPES]
-    steps = GradientSteps(
+def gradient_steps(model: list[nn.Parameter], *, delayed: bool, offload: bool) -> GradientSteps:
+    return GradientSteps(
         Parameters((f"p{number}", one) for number, one in enumerate(model)),
         partial(torch.optim.AdamW, lr=0.1),
         None,
@@ -38,6 +40,12 @@ def stepped(*, delayed: bool, offload: bool) -> tuple[list[nn.Parameter], Gradie
         buffers={},
         offload=offload,
     )
+
+
+def stepped(*, delayed: bool, offload: bool) -> tuple[list[nn.Parameter], GradientSteps]:
+    """After three steps of three batches each, of which the first gradient is once missing."""
+    model = [nn.Parameter(torch.ones(shape).to(DOUBLE)) for shape in SHAPES]
+    steps = gradient_steps(model, delayed=delayed, offload=offload)
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
         for batch in range(BATCHES):
@@ -56,6 +64,7 @@ def stepped(*, delayed: bool, offload: bool) -> tuple[list[nn.Parameter], Gradie
     return model, steps
 
 
+@pytest.mark.usefixtures("_double")
 @pytest.mark.parametrize("delayed", [False, True])
 def test_it_steps_as_one_that_keeps_them_there(delayed: bool) -> None:
     there, _ = stepped(delayed=delayed, offload=False)
@@ -66,6 +75,7 @@ def test_it_steps_as_one_that_keeps_them_there(delayed: bool) -> None:
     assert [isinstance(one, OnDouble) for one in statistics] == [not delayed] * len(SHAPES)
 
 
+@pytest.mark.usefixtures("_double")
 def test_a_step_drops_the_gradients_whose_place_it_takes() -> None:
     """Otherwise there were two sets of gradients on the device for a moment."""
     there, _ = stepped(delayed=False, offload=False)
@@ -74,6 +84,7 @@ def test_a_step_drops_the_gradients_whose_place_it_takes() -> None:
     assert all(one.grad is None for one in here)
 
 
+@pytest.mark.usefixtures("_double")
 def test_a_gradient_larger_than_the_staging_memory_is_added_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,6 +93,28 @@ def test_a_gradient_larger_than_the_staging_memory_is_added_in_pieces(
     monkeypatch.setattr("protocols.accumulation.accumulator.STAGED_VALUES", 4)
     here, _ = stepped(delayed=False, offload=True)
     assert all(bits(one) == bits(other) for one, other in zip(here, there, strict=True))
+
+
+@NO_GPU
+@pytest.mark.parametrize(("delayed", "copies"), [(False, 3), (True, 1)])
+def test_between_two_batches_a_gpu_holds_parameters_and_statistics(
+    delayed: bool, copies: int
+) -> None:
+    """Delayed, the statistics are on the host as well."""
+    before = torch.cuda.memory_allocated()
+    own = nn.Parameter(torch.ones(4 * MEBIBYTE, device="cuda"))
+    steps = gradient_steps([own], delayed=delayed, offload=True)
+    for _ in range(3):
+        own.grad = torch.ones_like(own)
+        assert steps.add(4) is None
+        contribution = steps.take()
+        assert contribution.values.is_pinned()
+        steps.apply(contribution.values.clone())
+        steps.done_with(contribution)
+        steps.take_over()
+        own.grad = None
+    held = torch.cuda.memory_allocated() - before
+    assert held == pytest.approx(copies * 16 * MEBIBYTE, abs=MEBIBYTE)
 
 
 def bits(tensor: Tensor) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.bench.size import MANNERS
+from lab.bench.size import MANNERS, SizeEffort
 from lab.bench.size_task import SizeTask
 from lab.bench.training_peer import plain_steps
 from tests.commands.console import laboratory, objects
@@ -30,8 +30,16 @@ def test_a_small_model_beside_torch_alone(tmp_path: Path) -> None:
         alone = sum(told["plain_samples_per_s"]) / 2
         share = told[manner]["samples_per_s"] / alone
         assert told[f"share_{manner}"] == pytest.approx(share, rel=0.01)
+    assert told["bars"]["host_copies"] == 2.2
+    assert told["device_copies"] == told["bars"]["device_copies"] == 0, "there is none"
     assert min(told["plain_samples_per_s"]) > 0.0
     assert max(told["plain_samples_per_s"]) <= 2 * 16 / 0.02
+
+
+def test_a_gpu_may_hold_what_the_table_says_and_with_offload_nothing_more() -> None:
+    assert SizeEffort(device="cuda").memory_bars == {"host_copies": 2.2, "device_copies": 3}
+    offloaded = SizeEffort(device="cuda", offload=True).memory_bars
+    assert offloaded == {"host_copies": 6.2, "device_copies": 0}
 
 
 @pytest.mark.parametrize("device", DEVICES)

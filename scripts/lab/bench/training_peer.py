@@ -66,6 +66,8 @@ class PeerManner:
     """Whether it measures the loss on held-out samples after every step."""
     auxiliary: bool = False
     """Whether it comes to the rounds without samples, as a backbone does."""
+    offload: bool = False
+    """Whether it keeps its copies for averaging off its GPU."""
     company: int = 0
     """How many others it waits to see before its first batch. A peer that began alone could step so
     often that the others, with a state to fetch now, never catch up."""
@@ -235,6 +237,7 @@ class TrainingPeer:
                     local_steps=manner.local_steps,
                     max_norm=manner.max_norm,
                     auxiliary=manner.auxiliary,
+                    offload=manner.offload,
                 )
                 self._catching_up = None
                 self._epoch = optimizer.epoch
