@@ -224,6 +224,22 @@ def test_run_check_tells_the_loss_of_the_first_batch(
     assert told["left_out"] == []
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_run_check_warns_of_a_machine_that_cannot_compile(
+    run_of_nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch._inductor import config
+
+    torch._dynamo.reset()
+    (run_of_nowhere / "run.toml").write_bytes(with_line("compile = true"))
+    with config.patch("cpp.cxx", ("no-such-compiler",)):
+        assert typed(run_of_nowhere, "check", "--samples-per-s", "9", "--json") == 0
+    said = capsys.readouterr()
+    assert "warning: This machine trains without compiling the model" in said.err
+    assert json.loads(said.out)["first_loss"] > 0
+
+
 @pytest.mark.usefixtures("no_such_host")
 def test_run_start_invites_nobody_to_data_that_cannot_be_read(
     run_of_nowhere: Path, capsys: pytest.CaptureFixture[str]
