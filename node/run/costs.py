@@ -70,7 +70,8 @@ def copies_of(
     A round reads one flat buffer and writes another, in the machine's memory. The GPU has the
     gradients of the epoch and the average to step with. `delayed` needs a shadow and accumulates
     during a round. Local steps have the starting point and the outer momentum, and what a coarse
-    codec has lost. `offload` moves the GPU's copies; with `delayed` the optimizer's statistics (so many copies), too.
+    codec has lost. `offload` moves the GPU's copies; with `delayed` the optimizer's statistics (so
+    many copies), too.
     """
     if local_steps > 1:
         lost = 1 if is_coarse else 0
