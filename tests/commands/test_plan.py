@@ -147,8 +147,11 @@ def test_a_person_is_shown_the_cohorts_and_what_each_part_of_a_step_takes(tmp_pa
     assert "among the 4 heads" in text
     assert all(len(line) <= 100 for line in lines)
     # alike peers of a cohort are one row, and the busiest of them is the cohort's head
-    assert sum(line.startswith("p") and "…" in line for line in lines) == 4
-    assert "100 %" in text
+    peers = [line for line in lines if line.startswith("p") and "…" in line]
+    for line, one in zip(peers, strategy.cohorts, strict=True):
+        busy = [strategy.link_seconds[i][0] for i in one.members]
+        assert busy[0] == max(busy)
+        assert f" {busy[0] / strategy.round_seconds:.0%} ".replace("%", " %") in line
 
 
 @pytest.mark.slow

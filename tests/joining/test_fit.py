@@ -198,7 +198,7 @@ def test_with_local_steps_what_a_coarse_codec_loses_takes_a_copy_of_the_paramete
     def fixed(codec: str) -> tuple[int, int]:
         local = with_line("local_steps = 50") + f'[averaging]\ncodec = "{codec}"\n'.encode()
         costs = costs_of(read_definition(local))
-        return costs.fixed_beside_gpu_bytes, 4 * costs.parameters
+        return costs.with_gpu.beside, 4 * costs.parameters
 
     (plain, _), (half, _), (coarse, copy) = map(fixed, ("none", "float16", "blockwise-int4"))
     assert plain == half
