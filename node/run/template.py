@@ -91,8 +91,8 @@ max_norm = 1.0
 #local_steps = 1
 
 [averaging]
-# The codec for gradients on the wire: none, or one in docs/organisers.md that sends half or a
-# quarter of the bytes.
+# The codec for gradients on the wire: none, or one in docs/organisers.md that sends half of the
+# bytes, a quarter or an eighth.
 codec = "float16"
 # The longest that a round waits for expected peers: at least six times what the slowest machine
 # takes for a batch of its own.
