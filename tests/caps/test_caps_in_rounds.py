@@ -92,6 +92,7 @@ def test_the_settings_file_says_all_of_them(tmp_path: Path) -> None:
         [limits]
         device = "cpu"
         threads = 2
+        compile = true
         max_memory = "8GB"
         max_device_memory = "12GB"
         offload = true
@@ -104,7 +105,17 @@ def test_the_settings_file_says_all_of_them(tmp_path: Path) -> None:
     )
     caps = caps_of(read_configuration(environment={"POTLUCK_HOME": str(tmp_path)}))
     assert caps == Caps(
-        "cpu", 2, 8 * 10**9, 2e6, 4e6, 200 * 10**9, "22:00-07:00", True, 12 * 10**9, True
+        device="cpu",
+        threads=2,
+        compile=True,
+        memory_bytes=8 * 10**9,
+        device_memory_bytes=12 * 10**9,
+        offload=True,
+        upload_bytes_per_second=2e6,
+        download_bytes_per_second=4e6,
+        quota_bytes=200 * 10**9,
+        schedule="22:00-07:00",
+        when_idle=True,
     )
     assert caps.words() == {
         "device": "cpu",
