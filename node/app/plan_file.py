@@ -37,7 +37,6 @@ from typing import Any, BinaryIO, NamedTuple
 from nat.relay_limits import RelayLimits
 from node.core.wrong_use import WrongUse, nearest
 from protocols.moshpit.ballots import LARGEST_GROUP
-from protocols.moshpit.cohorts import SMALLEST_GROUP
 from protocols.moshpit.plan_strategy import Computes, PlannedPeer, PlannedPeers, dealt
 from protocols.moshpit.settings import GROUP_SIZE
 
@@ -67,9 +66,7 @@ _TOP: dict[str, _Number] = {
     "bytes_per_value": _Number(1e-3, 16, "bytes that a value takes on the wire"),
     "batch": _Number(1e-3, 1e12, "samples per step"),
 }
-_GROUP_SIZE = _Number(
-    SMALLEST_GROUP, LARGEST_GROUP, "the most peers that average in one group", whole=True
-)
+_GROUP_SIZE = _Number(2, LARGEST_GROUP, "the most peers that average in one group", whole=True)
 _MBPS = "Mb/s, millions of bits per second"
 _PEER: dict[str, _Number] = {
     "samples_per_s": _Number(0, 1e9, "samples per second, 0 for a peer without a GPU"),
@@ -124,13 +121,22 @@ def parse_plan(document: Mapping[str, Any], name: str) -> PlannedPeers:
     for first, second in relayed:
         for way in ((first, second), (second, first)):
             limits.setdefault(way, float(RelayLimits().circuit_bytes_per_second))
+    cohorts = dealt([peer.name for peer in peers], int(group_size), NAMES_DEAL)
+    largest = max(map(len, cohorts)) if cohorts else len(peers)
+    if largest > group_size:
+        together = f"{len(cohorts)} cohorts, of up to {largest} peers" if cohorts else "one group"
+        raise WrongUse(
+            f"The {len(peers):,} peers of {name} are too many for groups of {group_size:g}.",
+            why=f"They would be {together}. In a run, those beyond a group only follow it.",
+            advice=f"Take a larger group_size, up to {LARGEST_GROUP}, or fewer peers.",
+        )
     return PlannedPeers(
         vector_bytes=numbers["values"] * numbers["bytes_per_value"],
         batch=numbers["batch"],
         peers=peers,
         limits=limits,
         relayed=frozenset(relayed),
-        cohorts=dealt([peer.name for peer in peers], int(group_size), NAMES_DEAL),
+        cohorts=cohorts,
     )
 
 

@@ -212,7 +212,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "limits.compile",
         SettingKind.OWN_SWITCH,
-        "compile the run's model for this machine, or do not; auto does as the run says",
+        "compile the run's model (true) or do not (false); auto does as the run says",
         AUTO,
     ),
     Setting(

@@ -49,7 +49,12 @@ from models.registry import (
 from models.synthetic_images import synthetic_images
 from models.trainable import FLOAT32_BYTES, Trainable, on_device, tensors_in, with_each_tensor
 from node.run.batches import FigureBatches, ModuleBatches, ReadBatches, TrainingBatches
-from node.run.compiled_loss import EXPERTS, SEVERAL_DEVICES, CompiledLoss
+from node.run.compiled_loss import (
+    EXPERTS,
+    SEVERAL_DEVICES,
+    CompiledLoss,
+    without_tracebacks,
+)
 from node.run.definition import RunDefinition
 from node.run.mixtures import Mixtures
 from node.run.out_of_memory import is_out_of_memory
@@ -157,11 +162,12 @@ class RunTask:
             except Exception as error:  # compilers raise anything
                 if is_out_of_memory(error):
                     raise
-                for _name, one in self.named_parameters:
-                    one.grad = None
-                loss = self._computed(batch, scaled, self.loss)  # raises what is the model's fault
-                compiled.give_up(error)
-                return loss
+                failed = without_tracebacks(error)  # they hold the memory of the pass
+            for _name, one in self.named_parameters:
+                one.grad = None
+            loss = self._computed(batch, scaled, self.loss)  # raises what is the model's fault
+            compiled.give_up(failed)
+            return loss
         return self._computed(batch, scaled, self.loss)
 
     def _computed(

@@ -86,6 +86,13 @@ def _why(error: Exception) -> str:
     return f"torch's compiler failed ({said})"
 
 
+def without_tracebacks(error: Exception) -> Exception:
+    """This error, no longer holding what was in use when it was raised."""
+    for one in _chain(error):
+        one.with_traceback(None)
+    return error
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

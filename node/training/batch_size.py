@@ -28,6 +28,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -82,11 +83,15 @@ def measure(
             return found
         size = found.micro_batch
         seconds = _tried(lambda size: _seconds(task, size, clock), size)
-        if seconds is None or not task.compiled.is_used:  # it then trains as it was measured first
-            return found
+        if seconds is None:  # compiled passes need more memory
+            half = max(1, size // 2)
+            return MeasuredBatch(half, found.batch_seconds * half / size, half)
         begun = MeasuredBatch(size, seconds, found.fits)
-        return choose(
-            lambda size: _seconds(task, size, clock), found.fits, goes_on, clock, begun=begun
+        further = partial(_seconds, task, clock=clock)
+        return (
+            choose(further, found.fits, goes_on, clock, begun=begun)
+            if task.compiled.is_used
+            else found  # it then trains as it was measured first
         )
     finally:
         for buffer, value in kept:

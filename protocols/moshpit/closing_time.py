@@ -12,7 +12,8 @@ is closed as soon as at least one other has joined and one of these holds:
 Peers that are awaited by name do not count if they are lost, unless others come in their place:
 then the list waits for these as for any that are missing. While an awaited peer is there and has
 not joined, only the deadline closes the list. It also waits for the deadline while those that have
-joined are too few: a large run makes a step only with most of its peers (lifecycle.py).
+joined are too few: a large run makes a step only with most of its peers (lifecycle.py). Some
+gatherings have a later deadline for awaited peers that are there, and the usual one for all others.
 
 Promise: no message can put the deadline off. Joins bring it nearer: a peer that joins says how long
 it will wait, and the list is closed before that.
@@ -58,6 +59,7 @@ class ClosingTime:
         joins: WaitingJoins,
         *,
         seconds: float,
+        more_seconds: float = 0.0,
         group_size: int,
         expected: int | None,
         awaited: Awaited,
@@ -65,8 +67,10 @@ class ClosingTime:
         missing: int = 0,
         now: float,
     ) -> None:
-        """`missing`: how many peers must come, beside those for which this one comes."""
-        self.deadline = now + seconds
+        """`missing`: how many peers must come, beside those for which this one comes.
+        `more_seconds`: for so much longer the list waits for awaited peers that are there."""
+        self.deadline = now + seconds + more_seconds
+        self.usual_deadline = now + seconds
         self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
         self._known = known
         self._joins = joins
@@ -78,7 +82,7 @@ class ClosingTime:
         self._was_read = False
         self._refused: set[PeerId] = set()
         self._reads_since_arrival = 0
-        self._before = (self.deadline, self.gives_up_at, expected)  # a regrouping
+        self._before = self._deadlines  # of a regrouping
         self._stops_excused = 0
 
     # -- what happens
@@ -125,18 +129,23 @@ class ClosingTime:
             return
         self._stops_excused += 1
         self.deadline = max(self.deadline, now + SHORTEST_PATIENCE_SECONDS)
+        self.usual_deadline = max(self.usual_deadline, now + SHORTEST_PATIENCE_SECONDS)
         self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
 
     def regrouped(self, members: int, now: float) -> None:
         """We were put into a group of this size, which must still meet."""
-        self._before = (self.deadline, self.gives_up_at, self._expected)
+        self._before = self._deadlines
         self._expected = members
-        self.deadline = now + REGROUP_SECONDS
+        self.deadline = self.usual_deadline = now + REGROUP_SECONDS
         self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
 
     def regroup_undone(self) -> None:
         """The group was not a valid one: forget it."""
-        self.deadline, self.gives_up_at, self._expected = self._before
+        self.deadline, self.usual_deadline, self.gives_up_at, self._expected = self._before
+
+    @property
+    def _deadlines(self) -> tuple[float, float, float, int | None]:
+        return self.deadline, self.usual_deadline, self.gives_up_at, self._expected
 
     # -- decisions
 
@@ -145,7 +154,7 @@ class ClosingTime:
         if not self._joins:
             return False
         count = 1 + len(self._joins)
-        if now >= self.deadline:
+        if now >= self.deadline or self._is_over(now, self._joins):
             return True
         if self._joins.peers < self._missing and not self._known.is_restricted:
             return False
@@ -158,6 +167,11 @@ class ClosingTime:
         if count >= self._group_size and self._expected is None:
             return True
         return now >= self.quiet_at and self._reads_since_arrival > 0
+
+    def _is_over(self, now: float, joined: Container[PeerId]) -> bool:
+        """Whether the usual deadline has come, and nobody is there for whom to wait longer."""
+        will_come = self._names_count and self._awaited.will_come(joined)
+        return now >= self.usual_deadline and not will_come
 
     def _all_have_come(self, count: int) -> bool:
         if not self._names_count:
@@ -178,6 +192,8 @@ class ClosingTime:
         """Whether no peer has joined, and it is certain before the deadline that none will."""
         if self._known.is_restricted:
             return now >= self.quiet_at
+        if self._is_over(now, ()):
+            return True
         if self._expected is None or self._reads_since_arrival == 0 or self._missing > 0:
             return False
         if self._names_count and self._awaited.is_complete(()):  # all of them are lost

@@ -70,6 +70,7 @@ class GatheringSettings:
     """How to gather.
 
     - `reduces`: this peer can be dialled.
+    - `more_seconds`: for so much longer, awaited peers that are there are waited for.
     - `expected`: how many peers are expected, this one included.
     - `awaited`: which of those are known by name.
     - `unwelcome`: peers whose joins are refused here.
@@ -90,6 +91,7 @@ class GatheringSettings:
     splits: bool = True
     replaces: bool = False
     missing: int = 0
+    more_seconds: float = 0.0
 
 
 class Gathering:
@@ -113,6 +115,7 @@ class Gathering:
             self._known,
             self._joins,
             seconds=settings.seconds,
+            more_seconds=settings.more_seconds,
             group_size=settings.group_size,
             expected=settings.expected,
             awaited=self._awaited,
@@ -551,8 +554,9 @@ class LeadOrFollow:
             waits_for = self._joins.named_again_at if self.has_answered else self._probe_at
             return min(self._closing.gives_up_at, waits_for)
         moments = [self._closing.deadline, self._known.next_deadline(since, self._joins)]
-        if self._closing.quiet_at > since:
-            moments.append(self._closing.quiet_at)
+        for moment in (self._closing.quiet_at, self._closing.usual_deadline):
+            if moment > since:
+                moments.append(moment)
         return min(moments)
 
     def let_go_of(self, leader: PeerId, now: float) -> bool:

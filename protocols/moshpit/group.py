@@ -73,7 +73,8 @@ class Search:
     - `unwelcome`: peers that this peer does not list, because they have held up its rounds.
     - `unled`: peers that this peer does not follow, because they have held up rounds that they led.
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
-      (`closing_time.FOLLOWER_GRACE_SECONDS`) later.
+      (`closing_time.FOLLOWER_GRACE_SECONDS`) later. `more_seconds`: for so much longer it waits for
+      awaited peers that are there.
     """
 
     key: str
@@ -83,6 +84,7 @@ class Search:
     group_size: int = LARGEST_GROUP
     expected: int | None = None
     matchmaking_seconds: float = 10.0
+    more_seconds: float = 0.0
     awaited: frozenset[PeerId] | None = None
     unwelcome: frozenset[PeerId] = frozenset()
     unled: frozenset[PeerId] = frozenset()
@@ -92,7 +94,7 @@ class Search:
 
     def __post_init__(self) -> None:
         check_group_size(self.group_size)
-        check_matchmaking_seconds(self.matchmaking_seconds)
+        check_matchmaking_seconds(self.matchmaking_seconds + self.more_seconds)
         if self.expected is not None and self.expected < 1:
             raise ProtocolMisuse(f"{self.expected} peers are expected, the searching one included.")
         check_offer(self.offer)

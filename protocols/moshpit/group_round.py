@@ -66,7 +66,7 @@ MOST_ROUNDS_UNLED = 1024
 class GridRound:
     """One round of an averaging: the key under which its group meets, the request, and memory for
     the result. `splits`: more peers than fit into a group become several, because other rounds
-    follow. `more_seconds`: how much longer than the settings say the group may take to form."""
+    follow. `more_seconds`: for how much longer it waits for awaited peers that are there."""
 
     key: str
     request: RoundRequest
@@ -311,8 +311,9 @@ class GroupRounds:
             splits=this.splits,
             most_peers=request.most_peers,
             fewest=request.fewest,
-            matchmaking_seconds=min(
-                settings.matchmaking_seconds + this.more_seconds, LONGEST_MATCHMAKING_SECONDS
+            matchmaking_seconds=settings.matchmaking_seconds,
+            more_seconds=min(
+                this.more_seconds, LONGEST_MATCHMAKING_SECONDS - settings.matchmaking_seconds
             ),
         )
 

@@ -340,6 +340,7 @@ class SearchContext:
                 search.splits,
                 search.most_peers > 1,
                 search.fewest - search.offer.peers,
+                search.more_seconds,
             ),
             trio.current_time(),
         )
@@ -506,7 +507,8 @@ class GroupSlots:
         if gathering.ended:
             return
         slot = GroupSlot(context.search.offer.reduces, self._mark, context.own_addresses())
-        seconds = context.search.matchmaking_seconds + SLOT_OUTLIVES_SECONDS
+        search = context.search
+        seconds = search.matchmaking_seconds + search.more_seconds + SLOT_OUTLIVES_SECONDS
         try:
             await self._dht.put(context.terms.key, slot, seconds, keep_up=False)
         except PotluckError as error:  # peers that joined us know us without it

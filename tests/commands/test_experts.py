@@ -11,7 +11,6 @@ from node.app.commands.experts import serving_wish
 from node.app.commands.experts_list import census_lines, picture_of
 from node.app.views.status_view import experts_words
 from node.core.caps.memory import PROCESS_BYTES, TooLarge
-from node.core.caps.settings import Caps
 from node.core.training_view import ExpertsView, GridView
 from node.core.wrong_use import WrongUse
 from node.training.census import CensusServer, CountedGrid, ExpertCensus, OwnExpert
@@ -95,12 +94,18 @@ def test_a_peer_serves_a_quarter_of_the_cells_where_they_fit() -> None:
 
 def test_experts_get_half_of_what_their_owner_did_not_give_to_them_alone() -> None:
     base = PROCESS_BYTES + REQUESTS_BYTES
-    capped = Caps(memory_bytes=base + 1000)
-    assert memory_for_experts(capped, None, 0) == 1000
-    assert memory_for_experts(capped, None, PROCESS_BYTES + 200) == 400
-    assert memory_for_experts(Caps(), base + 1000, 0) == 500
-    assert memory_for_experts(Caps(), None, 0) is None
-    assert memory_for_experts(Caps(memory_bytes=1), None, 0) == 0
+    cap = base + 1000
+    assert memory_for_experts(cap, None, 0) == 1000
+    assert memory_for_experts(cap, None, PROCESS_BYTES + 200) == 400
+    assert memory_for_experts(None, cap, 0) == 500
+    assert memory_for_experts(None, None, 0) is None
+    assert memory_for_experts(1, None, 0) == 0
+
+
+def test_a_gpus_memory_holds_no_process() -> None:
+    cap = REQUESTS_BYTES + 1000
+    assert memory_for_experts(cap, None, 0, on_gpu=True) == 1000
+    assert memory_for_experts(cap, None, 200, on_gpu=True) == 400
 
 
 # ---- the picture

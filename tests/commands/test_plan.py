@@ -131,6 +131,17 @@ def test_as_many_peers_as_fit_into_a_group_or_more_average_by_cohorts(tmp_path: 
         assert len(read_plan_file(str(file)).cohorts) == count
 
 
+@pytest.mark.parametrize(("peers", "group_size"), [(400, 16), (8, 4)])
+def test_more_peers_than_can_average_are_refused(
+    tmp_path: Path, peers: int, group_size: int
+) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text(many(peers, group_size=group_size), encoding="utf-8")
+    with pytest.raises(WrongUse, match="too many for groups") as refused:
+        read_plan_file(str(file))
+    assert "group_size" in refused.value.advice
+
+
 def test_a_person_is_shown_the_cohorts_and_what_each_part_of_a_step_takes(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text(many(64), encoding="utf-8")

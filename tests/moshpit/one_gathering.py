@@ -25,6 +25,7 @@ def gathering(
     splits: bool = True,
     replaces: bool = False,
     missing: int = 0,
+    more_seconds: float = 0.0,
 ) -> Gathering:
     settings = GatheringSettings(
         group_size,
@@ -35,6 +36,7 @@ def gathering(
         splits=splits,
         replaces=replaces,
         missing=missing,
+        more_seconds=more_seconds,
     )
     return Gathering(me, by_name, settings, 0.0)
 

@@ -14,7 +14,7 @@ from protocols.moshpit.closing_time import (
     QUIET_SECONDS,
     SHARE_WAITED_FOR_MISSING,
 )
-from protocols.moshpit.gathering import split
+from protocols.moshpit.gathering import Gathering, split
 from protocols.moshpit.gathering_effects import (
     Candidate,
     End,
@@ -127,6 +127,52 @@ def test_another_may_come_in_place_of_an_awaited_peer_that_is_lost() -> None:
             sees(one, now=0.4)
             assert passes(one, SHARE_WAITED_FOR_MISSING * SECONDS - 0.01) == []
             assert passes(one, SHARE_WAITED_FOR_MISSING * SECONDS) == [led(B)]
+
+
+MORE_SECONDS = 100.0
+
+
+def with_more_time(*awaited: PeerId, missing: int = 0) -> Gathering:
+    """A head: others may come in place of those that are lost."""
+    one = gathering(
+        A, expected=3, awaited=awaited, replaces=True, missing=missing, more_seconds=MORE_SECONDS
+    )
+    sees(one, *awaited)
+    for peer in awaited:
+        one.invitation_answered(peer, Reply.NOT_HERE, None, 0.01, 0.1)
+    one.effects()
+    return one
+
+
+def test_a_later_deadline_is_for_awaited_peers_that_are_there() -> None:
+    one = with_more_time(B, C)
+    one.join_came(Candidate(B), ticket(B), (), 2 * MORE_SECONDS, 0.0)
+    assert passes(one, SECONDS + MORE_SECONDS - 0.01) == []
+    assert passes(one, SECONDS + MORE_SECONDS) == [led(B)]
+
+
+def test_a_later_deadline_puts_nothing_off_when_a_peer_is_lost() -> None:
+    one = with_more_time(B, C)
+    one.join_came(Candidate(B), ticket(B), (), 2 * MORE_SECONDS, 0.0)
+    one.link_lost(C, 0.3)
+    sees(one, now=0.4)
+    assert passes(one, SHARE_WAITED_FOR_MISSING * SECONDS - 0.01) == []
+    assert passes(one, SHARE_WAITED_FOR_MISSING * SECONDS) == [led(B)]
+
+
+def test_a_later_deadline_is_not_for_more_peers_that_are_needed() -> None:
+    for comes in (True, False):
+        one = with_more_time(B, C, missing=9)
+        one.link_lost(C, 0.3)
+        if comes:
+            one.join_came(Candidate(B), ticket(B), (), 2 * MORE_SECONDS, 0.4)
+        else:
+            one.link_lost(B, 0.4)
+        sees(one, now=0.5)
+        assert passes(one, SECONDS - 0.01) == []
+        assert not one.ended
+        effects = passes(one, SECONDS)
+        assert effects == [led(B)] if comes else one.ended
 
 
 def test_a_list_of_too_few_peers_waits_for_more_until_the_deadline() -> None:

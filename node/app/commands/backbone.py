@@ -86,7 +86,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_off_flag(parser, "relay.serve", "--no-relay", "do not relay for others")
     add_setting_flag(parser, "relay.limits")
     add_setting_flag(parser, "relay.for")
-    add_flags(parser)
+    add_flags(parser, without=("limits.compile",))  # it computes no passes
 
 
 def run(arguments: argparse.Namespace) -> int:

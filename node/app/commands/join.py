@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from node.app.cli.output import Output
@@ -58,14 +59,14 @@ def add_parser(subparsers: Subparsers) -> None:
     add_most_experts(parser)
 
 
-def add_invite_flags(parser: CommandParser) -> None:
-    """The flags of a volunteer's peer."""
+def add_invite_flags(parser: CommandParser, *, without: Container[str] = ()) -> None:
+    """The flags of a volunteer's peer, without these settings."""
     from node.app.commands.login import add_code_file
     from node.app.commands.run import add_peer_flags
 
     add_invite(parser)
     add_code_file(parser)
-    add_peer_flags(parser, "dht.client")
+    add_peer_flags(parser, "dht.client", without=without)
 
 
 def add_invite(parser: CommandParser) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,8 +63,11 @@ def add_trust(parser: CommandParser) -> None:
     )
 
 
-def add_peer_flags(parser: CommandParser, *further_settings: str) -> None:
-    """The flags of every peer of a run: its display, trusted modules, limits, network and name."""
+def add_peer_flags(
+    parser: CommandParser, *further_settings: str, without: Container[str] = ()
+) -> None:
+    """The flags of every peer of a run: its display, trusted modules, limits, network and name.
+    `without`: settings that mean nothing to this command."""
     from node.app.cli.configured import add_setting_flag
     from node.core.caps.settings import CAP_KEYS
 
@@ -76,7 +80,8 @@ def add_peer_flags(parser: CommandParser, *further_settings: str) -> None:
     add_trust(parser)
     network = ("network.listen", "network.announce", "dht.bootstrap", *further_settings)
     for key in (*CAP_KEYS, *network, "identity.name", "identity.key_file"):
-        add_setting_flag(parser, key)
+        if key not in without:
+            add_setting_flag(parser, key)
 
 
 def _add_init(actions: Subparsers) -> None:

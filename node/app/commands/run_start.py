@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 import shlex
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,8 +67,8 @@ def add_start(actions: Subparsers) -> None:
     add_flags(start)
 
 
-def add_flags(start: CommandParser) -> None:
-    """The flags of an organiser's peer, whether it trains or only keeps."""
+def add_flags(start: CommandParser, *, without: Container[str] = ()) -> None:
+    """The flags of an organiser's peer, whether it trains or only keeps, without these settings."""
     from node.app.commands.run import add_peer_flags
 
     start.add_argument(
@@ -82,7 +82,7 @@ def add_flags(start: CommandParser) -> None:
         help="if no checkpoint is whole, take the run's state from a volunteer who has it, waiting "
         "for one if necessary, instead of beginning the run",
     )
-    add_peer_flags(start)
+    add_peer_flags(start, without=without)
 
 
 def run(arguments: argparse.Namespace) -> int:

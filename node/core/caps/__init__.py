@@ -7,6 +7,7 @@
 | `max_memory` | memory.py: before joining, and while training |
 | `max_device_memory` | device_memory.py: before joining, and by torch |
 | `offload` | protocols/accumulation/steps.py: what stays off the GPU |
+| `compile` | node/run/compiled_loss.py |
 | `quota` | ledger.py |
 | `schedule` | timetable.py |
 | `when_idle` | idleness.py |

@@ -20,7 +20,7 @@ share is halved only as often as it can take effect.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node.core.caps.units import in_words
@@ -77,6 +77,10 @@ DEVICE = MemoryKind(
     "max_device_memory",
     "try --offload, which keeps less there, or --device cpu, which uses the machine's memory",
 )
+DEVICE_WITH_THE_LEAST = replace(
+    DEVICE, elsewhere="try --device cpu, which uses the machine's memory"
+)
+"""Where --offload is on already, or changes nothing."""
 
 
 def refuse_above(

@@ -31,7 +31,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from node.core.caps.device_memory import has_own_memory
-from node.core.caps.memory import DEVICE, HOST, PROCESS_BYTES, TooLarge, refuse_above
+from node.core.caps.memory import (
+    DEVICE,
+    DEVICE_WITH_THE_LEAST,
+    HOST,
+    PROCESS_BYTES,
+    TooLarge,
+    refuse_above,
+)
 from node.core.caps.units import in_words
 
 if TYPE_CHECKING:
@@ -97,7 +104,9 @@ def check_fits(
     if on_gpu:
         device_cap = caps.device_memory_bytes
         least_there = costs.gpu_bytes(one, offload=offload)
-        refuse_above(DEVICE, device_cap, device_bytes, least_there, run)
+        has_less = not offload and costs.gpu_bytes(one, offload=True) < least_there
+        kind = DEVICE if has_less else DEVICE_WITH_THE_LEAST
+        refuse_above(kind, device_cap, device_bytes, least_there, run)
         room = device_bytes if device_cap is None else device_cap
     if room is None:
         return Fit(most, kept, followed)
@@ -116,15 +125,18 @@ SHARE_OF_CELLS: Final = 0.25
 REQUESTS_BYTES: Final = 200_000_000  # of batches that wait or are computed at a server
 
 
-def memory_for_experts(caps: Caps, machine_bytes: int | None, training_bytes: int) -> int | None:
-    """The memory for experts beside training with this much, 0 if this peer only serves. None if
-    the system does not say how much there is."""
-    cap = caps.memory_bytes
-    whole = machine_bytes if cap is None else cap
+def memory_for_experts(
+    cap_bytes: int | None, there_bytes: int | None, training_bytes: int, *, on_gpu: bool = False
+) -> int | None:
+    """The memory for experts beside training with this much, 0 if this peer only serves: of a GPU's
+    memory if they are there, or of the machine's. None if the system does not say how much there
+    is."""
+    whole = there_bytes if cap_bytes is None else cap_bytes
     if whole is None:
         return None
-    left = max(0, whole - max(PROCESS_BYTES, training_bytes) - REQUESTS_BYTES)
-    is_shared = cap is None or training_bytes > 0
+    used = training_bytes if on_gpu else max(PROCESS_BYTES, training_bytes)
+    left = max(0, whole - used - REQUESTS_BYTES)
+    is_shared = cap_bytes is None or training_bytes > 0
     return int(left * SHARE_FOR_EXPERTS) if is_shared else left
 
 

@@ -212,15 +212,18 @@ async def _prepare(
         if not part.begins:
             watched.expect(costs.state_bytes, part.run)
     if definition.experts is not None and not part.keeps_only:
-        plan = await _in_thread_to_let_go(_plan_of, node, part, signed, caps, devices, costs)
+        plan = await _in_thread_to_let_go(
+            _plan_of, node, part, signed, caps, devices, of_device, costs
+        )
     if fit is not None and costs is not None and plan is not None:
+        there = has_own_memory(devices)
         fit = check_fits(
             costs,
-            _without(caps, plan.memory_bytes),
+            _without(caps, plan.memory_bytes, of_gpu=there),
             devices,
             definition,
-            machine_bytes=_less(machine_memory(), plan.memory_bytes),
-            device_bytes=of_device,
+            machine_bytes=_less(machine_memory(), 0 if there else plan.memory_bytes),
+            device_bytes=_less(of_device, plan.memory_bytes),
         )
     session.happened(WillUse(_lines(part, definition, caps, devices, threads, costs, fit, plan)))
     freed = await _in_thread_to_let_go(_room_made, node, part)
@@ -471,6 +474,7 @@ def _plan_of(
     signed: SignedDefinition,
     caps: Caps,
     devices: tuple[str, ...],
+    of_device: int | None,
     costs: Costs | None,
 ) -> ServingPlan:
     """TooLarge, or WrongUid if the run does not have the cells that the owner names."""
@@ -485,9 +489,12 @@ def _plan_of(
         all_grids, make = grids(definition), maker(definition, part.trusted, device=devices[0])
         each, saved = (size(definition, part.trusted) for size in (server_bytes, saved_bytes))
     uids = wish.cells_of(all_grids)
-    on_gpu = has_own_memory(devices)
-    training = 0 if costs is None else costs.memory_bytes(1, on_gpu=on_gpu, offload=caps.offload)
-    room = memory_for_experts(caps, machine_memory(), training)
+    if has_own_memory(devices):
+        training = 0 if costs is None else costs.gpu_bytes(1, offload=caps.offload)
+        room = memory_for_experts(caps.device_memory_bytes, of_device, training, on_gpu=True)
+    else:
+        training = 0 if costs is None else costs.memory_bytes(1)
+        room = memory_for_experts(caps.memory_bytes, machine_memory(), training)
     cells = sum(grid.cells for grid in all_grids)
     most = experts_to_serve(part.run, wish, len(uids), cells, each, room)
     if not (most or part.trains):
@@ -505,8 +512,10 @@ def _plan_of(
     )
 
 
-def _without(caps: Caps, taken_bytes: int) -> Caps:
+def _without(caps: Caps, taken_bytes: int, *, of_gpu: bool) -> Caps:
     """The caps of what is left for training."""
+    if of_gpu:
+        return replace(caps, device_memory_bytes=_less(caps.device_memory_bytes, taken_bytes))
     return replace(caps, memory_bytes=_less(caps.memory_bytes, taken_bytes))
 
 
