@@ -243,7 +243,8 @@ class Accumulator:
         """Count a taken contribution again, with the samples accumulated meanwhile."""
         if self._on_host and not self.samples:
             values, self.samples = contribution.values, contribution.samples
-            self._spare = None if self._mean is None else self._mean.flat
+            if self._mean is not None:
+                self._spare = self._mean.flat
             self._mean = _Buffer(values, self._parameters.views(values))
             return
         if contribution.samples:

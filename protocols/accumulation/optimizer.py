@@ -127,7 +127,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     - `offload`: keep this peer's copies for averaging on the host, and nothing beyond what a plain
       optimizer needs on the device. Each batch's gradients are then added up on the host; with
       `delayed` the optimizer is there, too, and stepped by the processor. Local steps keep their
-      copies on the host anyway. A step of the run leaves `.grad` None.
+      copies on the host anyway. On a device, a step of the run leaves `.grad` None, unless it is
+      `delayed`.
     - `auxiliary`: bring no gradients, but reduce for the others and make their steps (`assist`).
     - `buffers`: `model.named_buffers()`, if a newcomer needs them.
     - `further`: what else all peers of the run must have alike, by name, such as the settings of

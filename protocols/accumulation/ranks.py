@@ -15,10 +15,13 @@ statistics; the others have a copy of the parameters. Torch has reduced the grad
 backward pass ends, so rank 0 counts its own, for the samples of all ranks. Whenever its parameters
 have changed, by a step or a fetched state, it broadcasts them.
 
-Promises: after each call all ranks hold the same bits, and the same `epoch`. Rank 0 may wait for
-the network as long as it has to (for a round, a state, a place): meanwhile it sends the others a
-word every `WORD_SECONDS`, so that no timeout of torch's ends them. If a process ends, the calls of
-all others raise `RankLost`, also when they wait; if rank 0's node ends, CollaborationEnded.
+Promises: after each call all ranks hold the same parameters to the bit, and the same `epoch`.
+(Buffers are DistributedDataParallel's, which broadcasts them before each pass. What is done to
+`first` alone, such as to restore a checkpoint, reaches the others with its next step.) Rank 0 may
+wait for the network as long as it has to (for a round, a state, a place): meanwhile it sends the
+others a word every `WORD_SECONDS`, so that no timeout of torch's ends them. If a process ends, the
+calls of all others raise `RankLost`, also when they wait; if rank 0's node ends,
+CollaborationEnded.
 
 Easy to get wrong: the methods are for all ranks, in the same order. DistributedDataParallel takes
 the mean over ranks, so each must bring equally many samples; `step` checks that.
@@ -244,6 +247,8 @@ class RankedOptimizer:
         try:
             yield
         except RuntimeError as error:
+            if not _is_of_ranks(error):
+                raise
             raise self._rank_lost() from error
 
     def _rank_lost(self) -> RankLost:

@@ -61,6 +61,7 @@ from protocols.moshpit.roster import Entry, Terms
 from protocols.moshpit.settings import AveragerSettings
 from protocols.network import Network
 from protocols.rpc import Rpc
+from protocols.tensors import CODECS
 
 log = logging.getLogger("potluck.moshpit")
 
@@ -244,7 +245,7 @@ class CohortRounds:
     def _seconds_apart(self, layout: Layout) -> float:
         """How long after the first head the last one may come: a cohort exchanges the vector both
         ways, some over slow links, and a cohort of one is ready at once."""
-        size = layout.encoded_bytes(0, layout.values, self._settings.chunk_bytes)
+        size = sum(CODECS[one.codec].encoded_bytes(one.values) for one in layout.segments)
         exchange = 2.0 * size / SLOWEST_BYTES_PER_SECOND
         return min(exchange, self._settings.round_seconds / 2)
 

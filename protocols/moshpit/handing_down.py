@@ -60,7 +60,7 @@ log = logging.getLogger("potluck.moshpit")
 
 HOLD_SECONDS: Final = 10.0  # an exchange may end that much later here than at the first member
 OPEN_SECONDS: Final = 6.0
-LEAVING_SECONDS: Final = 2.0  # of the five in which a node leaves
+LEAVING_SECONDS: Final = 2.0  # a node that trains may be ended earlier (node/training/departure.py)
 MOST_HELD: Final = 2 * LARGEST_GROUP
 MOST_HELD_OF_PEER: Final = 4  # a member asks for a decision and for its bytes
 SHELVES_KEPT: Final = 2  # each has the bytes of a result

@@ -243,7 +243,7 @@ def test_a_relay_carries_parts_if_nobody_is_met_directly_by_all(tmp_path: Path) 
         (TOP.replace("1000", "0") + ALICE, "`values`"),
         (TOP.replace("= 4", "= 0") + ALICE, "`bytes_per_value`"),
         (TOP.replace("32", "nan") + ALICE, "`batch`"),
-        (TOP + "group_size = 7\n" + ALICE, "`group_size`"),
+        (TOP + "group_size = 1\n" + ALICE, "`group_size`"),
         (TOP + "group_size = 257\n" + ALICE, "`group_size`"),
         (TOP + "group_size = 8.5\n" + ALICE, "`group_size`"),
         (TOP + ALICE + BOB + LINK.replace('"bob"', '"bbo"'), "`to` of link 1"),

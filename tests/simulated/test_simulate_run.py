@@ -107,7 +107,7 @@ def test_peers_that_only_dial_out_and_are_unlike_take_part_and_deaths_are_made_u
 
 
 @pytest.mark.slow
-def test_of_peers_that_lie_no_sample_counts_and_the_others_hold_the_same_bits(
+def test_peers_that_lie_are_named_and_the_others_hold_the_same_bits(
     simulate: Run,
 ) -> None:
     """One claims samples, one keeps most of what it has back."""

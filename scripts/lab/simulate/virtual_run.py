@@ -341,7 +341,8 @@ class _Run:
             self.world.heal(cuts)
             struck = trio.current_time()
         before = self._furthest()
-        while not all(one.steps and one.steps[-1].epoch > before for one in self._living()):
+        honest = [one for one in self._living() if one.lie is None]
+        while not all(one.steps and one.steps[-1].epoch > before for one in honest if one.alive):
             await self._step_made.wait()
         self._back_seconds = trio.current_time() - struck
 

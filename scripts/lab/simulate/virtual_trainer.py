@@ -18,6 +18,7 @@ same steps with the same members and weights.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -197,13 +198,15 @@ class Trainer:
     async def leave(self, *, patience: float = 0.0) -> None:
         """It ends. With patience it does first what a volunteer does on Ctrl-C: it ends its batch,
         and brings what it has to a round that begins within this time."""
+        until = trio.current_time() + (patience or math.inf)
         if patience:
-            self._departs_until = trio.current_time() + patience
-            with trio.move_on_after(patience):
+            self._departs_until = until
+            with trio.move_on_at(until):
                 await self._seen_out.wait()
         self.alive, self.died = False, trio.current_time()
         self.leaving.set()
-        await self.ended.wait()
+        with trio.move_on_at(until):
+            await self.ended.wait()
         self.world.crash(self.network)  # its process ends
 
     def away(self, seconds: float) -> None:
