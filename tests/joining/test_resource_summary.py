@@ -9,7 +9,7 @@ from node.core.caps.settings import Caps
 from node.run.costs import costs_of
 from node.run.definition import read_definition
 from node.training.join import participation
-from node.training.join.fit import Fit, Use, three_lines
+from node.training.join.fit import Fit, Use, beside_training, serving_lines, three_lines
 from node.training.join.participation import Participation
 from tests.runs.definitions import changed
 
@@ -41,6 +41,17 @@ def test_they_say_devices_memory_disk_traffic_and_how_to_stop() -> None:
 def test_the_gpus_memory_is_told_apart_from_the_machines() -> None:
     gpu = dataclasses.replace(USE, devices=("cuda:0",), gpu_bytes=11 * 10**9)
     assert "about 363 MB of memory, 11 GB of the GPU's and 5.25 MB" in three_lines(gpu)[0]
+
+
+def test_experts_on_a_gpu_take_its_memory() -> None:
+    caps = {"max-memory": "at most 4 GB", "max-device-memory": "at most 12 GB"}
+    for devices, words in (
+        (("cpu",), "about 2 GB of memory (at most 4 GB)"),
+        (("cuda:0",), "about 2 GB of the GPU's memory (at most 12 GB)"),
+    ):
+        use = dataclasses.replace(USE, devices=devices, caps=caps)
+        assert words in serving_lines(use, 8, 2 * 10**9, 10**9)[0]
+    assert "2 GB more of the GPU's memory" in beside_training(8, 2 * 10**9, ("cuda:0",))
 
 
 def test_of_a_large_model_on_a_gpu_the_machine_holds_the_smaller_part() -> None:

@@ -167,9 +167,10 @@ def serving_lines(
 ) -> tuple[str, str, str]:
     """The three lines of a peer that only serves."""
     about = f" ({use.description})" if use.description else ""
+    flag = "max-device-memory" if has_own_memory(use.devices) else "max-memory"
     machine = (
         f"{use.run}{about}: serves up to {experts:,} experts on {_devices(use)}, with about "
-        f"{in_words(memory_bytes)} of memory{_said(use, 'max-memory')} and up to "
+        f"{in_words(memory_bytes)} of {_whose(use.devices)}{_said(use, flag)} and up to "
         f"{in_words(disk_bytes)} of disk"
     )
     network = "network: the others' batches and their answers, as many as this machine computes"
@@ -178,12 +179,17 @@ def serving_lines(
     return machine, network, three_lines(use)[2]
 
 
-def beside_training(experts: int, memory_bytes: int) -> str:
+def beside_training(experts: int, memory_bytes: int, devices: Sequence[str]) -> str:
     """The line about the experts of a peer that trains as well."""
     return (
         f"experts: serves up to {experts:,} of the run's beside the training, with about "
-        f"{in_words(memory_bytes)} more of memory; --experts 0 serves none"
+        f"{in_words(memory_bytes)} more of {_whose(devices)}; --experts 0 serves none"
     )
+
+
+def _whose(devices: Sequence[str]) -> str:
+    """The memory that experts on these devices take."""
+    return "the GPU's memory" if has_own_memory(devices) else "memory"
 
 
 def machine_memory() -> int | None:

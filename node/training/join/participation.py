@@ -547,7 +547,7 @@ def _lines(
     )
     if costs is None or fit is None:
         assert plan is not None
-        memory = PROCESS_BYTES + plan.memory_bytes
+        memory = plan.memory_bytes + (0 if has_own_memory(devices) else PROCESS_BYTES)
         return serving_lines(use, plan.most, memory, plan.disk_bytes)
     most, on_gpu = fit.most_samples, has_own_memory(devices)
     each = -(-most // len(devices))  # each of several GPUs computes a part
@@ -564,4 +564,4 @@ def _lines(
     if plan is None or not plan.most:
         return lines
     machine, network, stop = lines
-    return machine, network, beside_training(plan.most, plan.memory_bytes), stop
+    return machine, network, beside_training(plan.most, plan.memory_bytes, devices), stop
