@@ -13,7 +13,8 @@ Peers that are awaited by name do not count if they are lost, unless others come
 then the list waits for these as for any that are missing. While an awaited peer is there and has
 not joined, only the deadline closes the list. It also waits for the deadline while those that have
 joined are too few: a large run makes a step only with most of its peers (lifecycle.py). Some
-gatherings have a later deadline for awaited peers that are there, and the usual one for all others.
+gatherings have a later deadline; a peer to which nobody has come leaves by the usual one if all
+that are awaited are lost.
 
 Promise: no message can put the deadline off. Joins bring it nearer: a peer that joins says how long
 it will wait, and the list is closed before that.
@@ -68,13 +69,13 @@ class ClosingTime:
         now: float,
     ) -> None:
         """`missing`: how many peers must come, beside those for which this one comes.
-        `more_seconds`: for so much longer the list waits for awaited peers that are there."""
+        `more_seconds`: by so much the deadline is later than usual."""
         self.deadline = now + seconds + more_seconds
         self.usual_deadline = now + seconds
         self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
         self._known = known
         self._joins = joins
-        self._seconds = seconds
+        self._seconds = seconds + more_seconds
         self._group_size = group_size
         self._expected = expected
         self._awaited, self._replaces, self._missing = awaited, replaces, missing
@@ -154,7 +155,7 @@ class ClosingTime:
         if not self._joins:
             return False
         count = 1 + len(self._joins)
-        if now >= self.deadline or self._is_over(now, self._joins):
+        if now >= self.deadline:
             return True
         if self._joins.peers < self._missing and not self._known.is_restricted:
             return False
@@ -167,11 +168,6 @@ class ClosingTime:
         if count >= self._group_size and self._expected is None:
             return True
         return now >= self.quiet_at and self._reads_since_arrival > 0
-
-    def _is_over(self, now: float, joined: Container[PeerId]) -> bool:
-        """Whether the usual deadline has come, and nobody is there for whom to wait longer."""
-        will_come = self._names_count and self._awaited.will_come(joined)
-        return now >= self.usual_deadline and not will_come
 
     def _all_have_come(self, count: int) -> bool:
         if not self._names_count:
@@ -192,7 +188,7 @@ class ClosingTime:
         """Whether no peer has joined, and it is certain before the deadline that none will."""
         if self._known.is_restricted:
             return now >= self.quiet_at
-        if self._is_over(now, ()):
+        if now >= self.usual_deadline and self._awaited.is_complete(()):
             return True
         if self._expected is None or self._reads_since_arrival == 0 or self._missing > 0:
             return False

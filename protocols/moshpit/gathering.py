@@ -70,7 +70,7 @@ class GatheringSettings:
     """How to gather.
 
     - `reduces`: this peer can be dialled.
-    - `more_seconds`: for so much longer, awaited peers that are there are waited for.
+    - `more_seconds`: by so much the deadline is later than usual.
     - `expected`: how many peers are expected, this one included.
     - `awaited`: which of those are known by name.
     - `unwelcome`: peers whose joins are refused here.

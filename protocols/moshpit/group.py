@@ -73,8 +73,7 @@ class Search:
     - `unwelcome`: peers that this peer does not list, because they have held up its rounds.
     - `unled`: peers that this peer does not follow, because they have held up rounds that they led.
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
-      (`closing_time.FOLLOWER_GRACE_SECONDS`) later. `more_seconds`: for so much longer it waits for
-      awaited peers that are there.
+      (`closing_time.FOLLOWER_GRACE_SECONDS`) later. `more_seconds`: by so much it is later.
     """
 
     key: str

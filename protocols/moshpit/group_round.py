@@ -66,7 +66,7 @@ MOST_ROUNDS_UNLED = 1024
 class GridRound:
     """One round of an averaging: the key under which its group meets, the request, and memory for
     the result. `splits`: more peers than fit into a group become several, because other rounds
-    follow. `more_seconds`: for how much longer it waits for awaited peers that are there."""
+    follow. `more_seconds`: by how much the deadline of its list is later than usual."""
 
     key: str
     request: RoundRequest
