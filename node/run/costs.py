@@ -45,7 +45,7 @@ MEGA = 1_000_000
 
 
 @dataclass(frozen=True)
-class Copies:
+class KeptCopies:
     """What a peer keeps beyond a plain training loop, in copies of the trained parameters: on a
     processor; or with a GPU, in its memory and in the machine's. `while_averaging`: that many more
     of the machine's while parameters are averaged."""
@@ -64,7 +64,7 @@ def copies_of(
     offload: bool,
     is_coarse: bool = False,
     statistics: int = 0,
-) -> Copies:
+) -> KeptCopies:
     """The table of docs/organisers.md. tests/accumulation/test_copies.py measures it.
 
     A round reads one flat buffer and writes another, in the machine's memory. The GPU has the
@@ -75,13 +75,13 @@ def copies_of(
     """
     if local_steps > 1:
         lost = 1 if is_coarse else 0
-        return Copies(4 + lost, 0, 4 + lost)
+        return KeptCopies(4 + lost, 0, 4 + lost)
     more = 2 if parameters_every else 0
     if delayed:
         if offload:
-            return Copies(4, -statistics, 4 + statistics, more)
-        return Copies(4, 3, 2, more)
-    return Copies(2, 0 if offload else 2, 2, more)
+            return KeptCopies(4, -statistics, 4 + statistics, more)
+        return KeptCopies(4, 3, 2, more)
+    return KeptCopies(2, 0 if offload else 2, 2, more)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     fixed = process + int(KEPT_APART * (tensors + buffers * of_parameters)) + shuffled
     stated = MEGA * definition.limits.memory_mb - sample  # the organiser's figure has one sample
 
-    def with_gpu(copies: Copies) -> GpuBytes:
+    def with_gpu(copies: KeptCopies) -> GpuBytes:
         beside = (copies.beside_gpu + copies.while_averaging) * of_parameters
         on_gpu = int(KEPT_APART * (tensors + copies.on_gpu * of_parameters))
         return GpuBytes(max(on_gpu, stated), process + GPU_PROCESS_BYTES + shuffled + beside)

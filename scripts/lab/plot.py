@@ -5,6 +5,7 @@ It is imported in the functions that draw, so that everything else works where i
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,16 @@ DOTS_PER_INCH = 120
 
 class PlotFailed(PotluckError):
     """There is no picture."""
+
+
+def add_plot_flag(parser: argparse.ArgumentParser, what: str) -> None:
+    """`what` is drawn."""
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help=f"draw {what} into this file, .png or .svg; needs the extra `plot`",
+    )
 
 
 def check_plot(file: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from node.run.costs import Copies, copies_of
+from node.run.costs import KeptCopies, copies_of
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import ParametersAveraged, StepTaken
 from protocols.accumulation.optimizer import CollaborativeOptimizer
@@ -131,7 +131,7 @@ def is_counted(size: int) -> bool:
     return size == EACH_BYTES or size > MODEL_BYTES * 3 // 4
 
 
-def documented() -> dict[str, Copies]:
+def documented() -> dict[str, KeptCopies]:
     """The table, by its first column."""
     table = PAGE.read_text("utf-8").split("#### What each option keeps in memory")[1]
     row = r"^\| (.+?) \| (\d).*? \| (\d.*?) \| (\d.*?) \|$"
@@ -139,11 +139,11 @@ def documented() -> dict[str, Copies]:
     return {mode: _copies(*words) for mode, *words in rows}
 
 
-def _copies(on_processor: str, on_gpu: str, beside_gpu: str) -> Copies:
+def _copies(on_processor: str, on_gpu: str, beside_gpu: str) -> KeptCopies:
     moved = STATISTICS if "without the optimizer's statistics" in on_gpu else 0
     assert ("and the optimizer's statistics" in beside_gpu) == bool(moved)
     more = re.search(r"and (\d) more while parameters are averaged", beside_gpu)
-    return Copies(
+    return KeptCopies(
         int(on_processor),
         int(on_gpu[0]) - moved,
         int(beside_gpu[0]) + moved,

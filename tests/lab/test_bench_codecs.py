@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from lab.bench.codec_convergence import Arm, Exchange, _codecs, arms_of, summary
+from lab.bench.codec_convergence import CodecTrial, PeersExchange, _codecs, arms_of, summary
 from protocols.moshpit.layout import Layout, Segment
 from tests.commands.console import laboratory, objects
 
 
 def run(codec: str, seed: int, final: float, *, feeds_back: bool = True) -> dict[str, Any]:
     return {
-        "name": Arm(codec, feeds_back=feeds_back).name,  # type: ignore[arg-type]
+        "name": CodecTrial(codec, feeds_back=feeds_back).name,  # type: ignore[arg-type]
         "codec": codec,
         "feeds_back": feeds_back,
         "seed": seed,
@@ -57,7 +57,7 @@ def test_all_peers_get_the_same_mean() -> None:
     layout = Layout((Segment("a", 5_001, "blockwise-int4"), Segment("b", 300, "none")))
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randn(layout.values, generator=generator) for _ in range(3)]
-    exchange = Exchange(layout, 3)
+    exchange = PeersExchange(layout, 3)
     results = exchange.averages(sources)
     assert all(torch.equal(one, results[0]) for one in results)
     mean = torch.stack(sources).mean(0)

@@ -21,7 +21,7 @@ from lab import Talk
 from lab.bench.command import report
 from lab.bench.experts_convergence import mean_curve, seeds
 from lab.bench.machine import machine_facts
-from lab.plot import check_plot, write_plot
+from lab.plot import add_plot_flag, check_plot, write_plot
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ SEEDS_APART = 1 << 40  # the numbers of a seed's samples: no training has so man
 
 
 @dataclass(frozen=True)
-class Arm:
+class CodecTrial:
     """A codec, and whether what it loses is added to the next pseudo-gradient. The product does
     that with every coarse codec."""
 
@@ -63,14 +63,14 @@ class OutOfStep(PotluckError):
     """Two peers have different parameters after a step."""
 
 
-def arms_of(codecs: Sequence[CodecName]) -> list[Arm]:
+def arms_of(codecs: Sequence[CodecName]) -> list[CodecTrial]:
     """Without a codec comes first: all others are compared with it."""
     from protocols.tensors import CODECS
 
-    arms = [Arm("none", feeds_back=True)]
+    arms = [CodecTrial("none", feeds_back=True)]
     for codec in codecs:
-        arms += [Arm(codec, feeds_back=True)] if codec != "none" else []
-        arms += [Arm(codec, feeds_back=False)] if CODECS[codec].is_coarse else []
+        arms += [CodecTrial(codec, feeds_back=True)] if codec != "none" else []
+        arms += [CodecTrial(codec, feeds_back=False)] if CODECS[codec].is_coarse else []
     return arms
 
 
@@ -108,7 +108,7 @@ async def measure_convergence(arguments: argparse.Namespace, say: Talk) -> dict[
     return result
 
 
-def train(task: BenchTask, arm: Arm, extent: Extent, seed: int) -> dict[str, Any]:
+def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[str, Any]:
     """One training. The loss is that of held-out samples, in nats for each byte."""
     import torch
 
@@ -131,7 +131,7 @@ def train(task: BenchTask, arm: Arm, extent: Extent, seed: int) -> dict[str, Any
         )
         for model in models
     ]
-    exchange = Exchange(peers[0].layout, extent.peers)
+    exchange = PeersExchange(peers[0].layout, extent.peers)
     curve = []
     for number in range(extent.rounds):
         for place, (model, steps) in enumerate(zip(models, peers, strict=True)):
@@ -159,7 +159,9 @@ def train(task: BenchTask, arm: Arm, extent: Extent, seed: int) -> dict[str, Any
     }
 
 
-def _step_together(peers: Sequence[LocalSteps], exchange: Exchange, *, feeds_back: bool) -> None:
+def _step_together(
+    peers: Sequence[LocalSteps], exchange: PeersExchange, *, feeds_back: bool
+) -> None:
     """A round of all peers, and the step that follows."""
     import torch
 
@@ -178,7 +180,7 @@ def _step_together(peers: Sequence[LocalSteps], exchange: Exchange, *, feeds_bac
             )
 
 
-class Exchange:
+class PeersExchange:
     """The exchanges of peers of equal weight, each of which reduces an equal part."""
 
     def __init__(self, layout: Layout, peers: int) -> None:
@@ -290,12 +292,7 @@ def add_parser(kinds: Subparsers) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="one seed and a few short rounds: rough figures"
     )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw the curves into this file, .png or .svg; needs the extra `plot`",
-    )
+    add_plot_flag(parser, "the curves")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lab import Talk
 from lab.bench.command import report
 from lab.bench.machine import machine_facts
-from lab.plot import check_plot, write_plot
+from lab.plot import add_plot_flag, check_plot, write_plot
 from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
@@ -218,12 +218,7 @@ def add_parser(kinds: Subparsers) -> None:
             help="the JSON of an earlier call, whose trainings are not repeated; may be given "
             "several times",
         )
-        parser.add_argument(
-            "--plot",
-            type=Path,
-            metavar="FILE",
-            help="draw the curves into this file, .png or .svg; needs the extra `plot`",
-        )
+        add_plot_flag(parser, "the curves")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.plot import check_plot
+from lab.plot import add_plot_flag, check_plot
 from node.app.cli.output import Output
 from node.core.wrong_use import WrongUse
 
@@ -102,12 +101,7 @@ def add_parser(kinds: Subparsers) -> None:
         "mean (1)",
     )
     add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw the result into this file, .png or .svg; needs the extra `plot`",
-    )
+    add_plot_flag(parser, "the result")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,11 +6,10 @@ import argparse
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab import NOTHING_MEASURED
-from lab.plot import check_plot
+from lab.plot import add_plot_flag, check_plot
 from lab.simulate.command_dht import share
 from node.app.cli.exit_codes import DONE, FAILED
 from node.app.cli.output import Output
@@ -173,13 +172,7 @@ def add_parser(kinds: Subparsers) -> None:
         help="let more peers take part, over a grid, as a definition may ask for",
     )
     add_flag(parser, "--seed", int, SEED, "the seed of all random choices")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw the costs over the number of peers into this file, .png or .svg; needs the "
-        "extra `plot`",
-    )
+    add_plot_flag(parser, "the costs over the number of peers")
 
 
 def run(arguments: argparse.Namespace) -> int:
