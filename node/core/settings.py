@@ -65,7 +65,10 @@ def _own_switch_as_written(text: str) -> str:
     if word in ("", AUTO):
         return AUTO
     if word not in _SWITCH_WORDS:
-        raise WrongUse(f"{text.strip()!r} is not {SettingKind.OWN_SWITCH.value}.")
+        raise WrongUse(
+            f"{text.strip()!r} is not {SettingKind.OWN_SWITCH.value}.",
+            advice="Write one of these; with auto it is as the run says.",
+        )
     return "true" if _SWITCH_WORDS[word] else "false"
 
 
