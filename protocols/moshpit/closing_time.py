@@ -16,8 +16,9 @@ joined are too few: a large run makes a step only with most of its peers (lifecy
 gatherings have a later deadline; a peer to which nobody has come leaves by the usual one if all
 that are awaited are lost.
 
-Promise: no message can put the deadline off. Joins bring it nearer: a peer that joins says how long
-it will wait, and the list is closed before that.
+Promise: no message can put the deadline off, except for the first join, once and by little: a peer
+that began long before the others must not close its list while they come. Joins bring it nearer: a
+peer that joins says how long it will wait, and the list is closed before that.
 
 Easy to get wrong: a time in which no arrival could be noticed says nothing. After following another
 peer, and after this process or machine was stopped, the quiet period begins anew.
@@ -36,6 +37,10 @@ have begun later, and learns of our deadline only when we join."""
 
 SHORTEST_PATIENCE_SECONDS = 1.0
 """A leader gathers for at least this long after a join, whatever deadline the follower claims."""
+
+COMPANY_SECONDS = 3.0
+"""After its first join, a list stays open for so long at least if not all have come. Peers that end
+their step together arrive within two seconds or so, however long this one has waited for them."""
 
 REGROUP_SECONDS = 3.0
 """The time that a group that was split off has to meet: all its members are there and waiting."""
@@ -82,6 +87,7 @@ class ClosingTime:
         self._arrivals = Arrivals(now)
         self._was_read = False
         self._refused: set[PeerId] = set()
+        self._has_company = False
         self._reads_since_arrival = 0
         self._before = self._deadlines  # of a regrouping
         self._stops_excused = 0
@@ -95,6 +101,10 @@ class ClosingTime:
 
     def joined(self, patience_seconds: float, now: float) -> None:
         """A peer waits here from now on, for this long."""
+        if not (self._has_company or self._known.is_restricted):
+            self._has_company = True
+            self.deadline = max(self.deadline, now + COMPANY_SECONDS)
+            self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self.deadline = min(self.deadline, now + patience)
 

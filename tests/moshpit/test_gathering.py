@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from protocols.identity import PeerId
 from protocols.moshpit.closing_time import (
+    COMPANY_SECONDS,
     LONGEST_QUIET_SECONDS,
     QUIET_SECONDS,
     SHARE_WAITED_FOR_MISSING,
@@ -299,6 +300,30 @@ def test_a_peer_that_waits_less_long_brings_its_deadline_along_within_bounds() -
     one.join_came(Candidate(B), 1, (), 0.0, 0.5)
     assert passes(one, 1.49) == []
     assert passes(one, 1.5) == [Lead({B: 1})]
+
+
+def test_one_that_has_waited_long_does_not_close_its_list_while_the_others_come() -> None:
+    """A head that began ten seconds before the others closed it with half of them."""
+    one = gathering(A, expected=4, awaited=(B, C, D))
+    sees(one, B, C, D)
+    late = SECONDS - 0.1
+    one.join_came(Candidate(B), ticket(B), (), SECONDS, late)
+    assert passes(one, SECONDS) == []
+    one.join_came(Candidate(C), ticket(C), (), SECONDS, late + 0.5)
+    assert passes(one, late + 1.0) == []
+    one.join_came(Candidate(D), ticket(D), (), SECONDS, late + 1.5)
+    assert one.effects() == [led(B, C, D)]
+
+
+def test_only_the_first_join_puts_the_deadline_off_and_only_once() -> None:
+    one = gathering(A, expected=4, awaited=(B, C, D))
+    sees(one, B, C, D)
+    late = SECONDS - 0.1
+    one.join_came(Candidate(B), ticket(B), (), SECONDS, late)
+    one.join_gone(B, ticket(B), late + 1.0)
+    one.join_came(Candidate(C), ticket(C), (), SECONDS, late + 2.0)
+    assert led(C) not in passes(one, late + COMPANY_SECONDS - 0.01)
+    assert passes(one, late + COMPANY_SECONDS) == [led(C)]
 
 
 def test_a_leader_that_is_there_ends_the_waiting_for_one_that_is_silent() -> None:
