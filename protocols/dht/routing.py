@@ -146,7 +146,7 @@ class RoutingTable:
                 yield entry.contact
 
     def __contains__(self, node_id: int) -> bool:
-        return node_id in self._buckets[self._index_of(node_id)].entries
+        return node_id in self._buckets[self.bucket_of(node_id)].entries
 
     @property
     def bucket_sizes(self) -> list[int]:
@@ -160,7 +160,7 @@ class RoutingTable:
         `failed` with that contact.
         """
         node_id = contact.node_id
-        bucket = self._buckets[self._index_of(node_id)]
+        bucket = self._buckets[self.bucket_of(node_id)]
         entry = bucket.entries.get(node_id)
         if entry is not None:
             # out and in again, to keep the order of hearing
@@ -178,7 +178,7 @@ class RoutingTable:
         while len(bucket.entries) >= self.k and bucket is self._buckets[-1]:
             if not self._split_last():
                 break
-            bucket = self._buckets[self._index_of(node_id)]
+            bucket = self._buckets[self.bucket_of(node_id)]
         if len(bucket.entries) < self.k:
             bucket.spares.pop(node_id, None)
             bucket.add(_Entry(contact, now))
@@ -187,7 +187,7 @@ class RoutingTable:
 
     def failed(self, contact: Contact) -> None:
         """This peer did not answer, or could not be dialled."""
-        bucket = self._buckets[self._index_of(contact.node_id)]
+        bucket = self._buckets[self.bucket_of(contact.node_id)]
         bucket.spares.pop(contact.node_id, None)
         entry = bucket.entries.get(contact.node_id)
         if entry is None:
@@ -198,7 +198,7 @@ class RoutingTable:
 
     def remove(self, contact: Contact) -> None:
         """This peer said that it leaves, or that it can no longer be dialled."""
-        bucket = self._buckets[self._index_of(contact.node_id)]
+        bucket = self._buckets[self.bucket_of(contact.node_id)]
         bucket.spares.pop(contact.node_id, None)
         if contact.node_id in bucket.entries:
             _replace(bucket, contact.node_id)
@@ -246,7 +246,7 @@ class RoutingTable:
 
         If the bucket is split later, only the half with the target stays fresh.
         """
-        bucket = self._buckets[self._index_of(target)]
+        bucket = self._buckets[self.bucket_of(target)]
         bucket.looked_up = now
         bucket.looked_up_target = target
 
@@ -269,7 +269,8 @@ class RoutingTable:
         bit = 1 << (ID_BITS - 1 - index)
         return self.own_id ^ (bit | chance.getrandbits(ID_BITS - 1 - index))
 
-    def _index_of(self, node_id: int) -> int:
+    def bucket_of(self, node_id: int) -> int:
+        """The number of the bucket for this id."""
         shared_bits = ID_BITS - (node_id ^ self.own_id).bit_length()
         last = len(self._buckets) - 1
         return shared_bits if shared_bits < last else last
@@ -302,7 +303,7 @@ class RoutingTable:
         self._buckets[-1:] = [far, near]
         self.looked_up(old.looked_up_target, old.looked_up)
         for node_id, entry in old.entries.items():
-            self._buckets[self._index_of(node_id)].add(entry)
+            self._buckets[self.bucket_of(node_id)].add(entry)
         return True
 
     def _make_room_for(self, bucket: _Bucket, newcomer: Contact, now: float) -> Contact | None:

@@ -110,6 +110,7 @@ class Dht:
         start(self._upkeep.refresh)
         start(self._upkeep.settle, self._bootstrap.joined)
         start(self._upkeep.find_lost_peers)
+        start(self._upkeep.look_around)
         start(self._upkeep.check_links)
         start(self._upkeep.tidy)
         await trio.lowlevel.checkpoint()

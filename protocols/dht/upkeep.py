@@ -1,9 +1,9 @@
 """Background work that keeps the routing table correct and the slots at their replicas.
 
-Parts of the id space without recent lookups are looked up. Lost peers are tried again, and when one
-is back, its part of the swarm is looked up. Silent peers are pinged. Links that were opened for a
-lookup are closed when they are no longer needed. Expired slots are dropped. A newcomer that is
-closer to a key than this node gets the key's slots.
+Parts of the id space without recent lookups are looked up. Lost peers are tried again, and when
+some are back, their parts of the swarm are looked up. Silent peers are pinged. Links that were
+opened for a lookup are closed when they are no longer needed. Expired slots are dropped. A newcomer
+that is closer to a key than this node gets the key's slots.
 
 Every replica notices a newcomer, and it is enough if one hands over. So only the few that are
 closest to a key do, and a slot that the newcomer already has costs a message at most. A link that
@@ -23,7 +23,7 @@ from protocols.dht.ids import distance, node_id_of, position_of
 from protocols.dht.publisher import batches
 from protocols.dht.reader import SlotReader
 from protocols.dht.requester import Requester
-from protocols.dht.routing import REFRESH_WIDTH
+from protocols.dht.routing import REFRESH_WIDTH, REUNION_SECONDS
 from protocols.dht.state import DhtState
 from protocols.dht.storage import EXPIRED_AT_ONCE
 from protocols.identity import PeerId
@@ -58,6 +58,9 @@ class Upkeep:
         self._requester = requester
         self._reader = reader
         self._lost_may_be_back = trio.Event()
+        self._some_are_back = trio.Event()
+        self._returned: dict[int, int] = {}
+        """The id of the last peer that has come back, by its bucket."""
 
     async def refresh(self) -> None:
         """Keep looking up the parts without recent lookups, a bucket at a time."""
@@ -91,6 +94,19 @@ class Upkeep:
                 await self._lost_may_be_back.wait()
             for contact in state.lost.due(trio.current_time(), LOST_AT_ONCE):
                 state.chore(self._requester.probe, contact)
+
+    async def look_around(self) -> None:
+        """Keep looking up the parts of the swarm from which lost peers have come back: at once for
+        the first, and then each part once in the time in which all are tried. When a cut heals,
+        hundreds come back, and a lookup for each would cost slow uplinks more than their training.
+        """
+        while True:
+            await self._some_are_back.wait()
+            self._some_are_back = trio.Event()
+            returned, self._returned = self._returned, {}
+            for node_id in returned.values():
+                self._state.chore(self._look_up, node_id)
+            await trio.sleep(REUNION_SECONDS)
 
     def try_lost_peers_now(self) -> None:
         """Try lost peers now, because something has changed."""
@@ -135,7 +151,8 @@ class Upkeep:
         """A new contact is in the table."""
         state = self._state
         if state.lost.found(contact, trio.current_time()):
-            state.chore(self._look_up, contact.node_id)
+            self._returned[state.table.bucket_of(contact.node_id)] = contact.node_id
+            self._some_are_back.set()
         if len(state.storage):
             state.chore(self._hand_over, contact)
 
