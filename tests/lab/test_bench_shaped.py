@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from lab.bench import shaped as bench_shaped
+from lab.bench.cables import host_of
 from lab.bench.own_network import NoOwnNetwork, check_own_networks
 from lab.bench.shaped import (
     BYTES_PER_MEGABIT,
@@ -22,7 +23,6 @@ from lab.bench.shaped import (
     MeasuredWay,
     Setup,
     figures_of,
-    host_of,
     open_lab,
     ratios,
     setup_of,

@@ -28,6 +28,7 @@ KINDS: Final = {
     "shaped": "shaped",
     "interference": "interference",
     "state": "state",
+    "newcomer": "newcomer",
     "caps": "caps",
     "join": "join",
     "nat": "nat",

@@ -103,6 +103,19 @@ async def configure_network(commands: list[str]) -> None:
             )
 
 
+class InOwnNetwork:
+    """The orders to a peer that may have a network of its own: each public coroutine is one."""
+
+    async def leave_network(self, window: int, unsent: int) -> None:
+        """Have an empty network, with TCP connections that hold this many bytes."""
+        leave_for_own_network()
+        limit_tcp(window, unsent)
+
+    async def configure(self, commands: list[str]) -> None:
+        """Run commands of iproute2 in this process's network."""
+        await configure_network(commands)
+
+
 def limit_tcp(window: int, unsent: int) -> None:
     """The most that a connection into this network has under way, and that waits to be sent."""
     (_TCP / "tcp_rmem").write_text(f"4096 {2 * window} {2 * window}")

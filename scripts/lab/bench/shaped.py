@@ -1,6 +1,6 @@
 """`scripts/bench shaped`: rounds over links of limited rate, beside what the plan says of them.
 
-One of the paper's setups is built of network namespaces (`lay_cables`), each peer a process
+One of the paper's setups is built of network namespaces (cables.py), each peer a process
 with a node that averages for real, with tokens and encrypted channels. It is measured with the
 plan's shares, with equal shares, and with the best single reducer; each time in a lab of its own.
 
@@ -10,21 +10,6 @@ prediction uses the payload's part of the rate ("efficiency"). Potluck's own add
 frames, signatures and agreement) are not taken out; they have to fit into the allowed difference.
 
 The first round of a lab opens connections and fills caches, so it is not counted.
-
-Cables of limited rate lead from the peers' networks into one bridge, in the hub's network.
-
-             eth0 of peer i ════ cable ════ port i of the hub
-    tbf at both ends: what leaves the peer is its upload, what leaves the hub its download
-
-Everything is set up by the processes that it belongs to, in networks of their own, and is gone with
-them (own_network.py).
-
-Easy to get wrong: the links are many times slower than the paper's, but TCP keeps as much under way
-as on fast ones. With 15 connections on one link that is a second of it and more, in which they drop
-each other's packets from its queue, and small messages wait behind large ones. So windows, and the
-data that a connection may have waiting in the kernel, are scaled down like the links, and the queue
-holds everything that all of them have under way. Frames are long, because two cores' work is per
-frame. The bench measures how a round shares its links, not how TCP recovers.
 
 The setups are those of the DeDLOC paper, scaled down, and each is averaged in three ways.
 
@@ -57,6 +42,7 @@ import trio
 
 from auth.keys import SEED_BYTES
 from lab import Talk
+from lab.bench.cables import host_of, lay_cables
 from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.own_network import check_own_networks
@@ -73,70 +59,6 @@ from protocols.moshpit.plan import (
 
 if TYPE_CHECKING:
     from node.app.cli.parser import Subparsers
-
-
-NET = "10.77.0.0/16"
-MTU = 9_000
-BURST_BYTES = 2 * MTU  # what is sent above the rate after a pause
-WINDOW_BYTES_PER_MBPS = 683  # 32 KiB at 48 Mb/s for a Gb/s
-UNSENT_BYTES_PER_MBPS = 341
-SMALLEST_WINDOW_BYTES = 14 << 10  # three frames: fewer, and acknowledgements are waited for
-QUEUE_BYTES = 4 << 20  # the windows of 30 connections, with room
-
-
-def host_of(peer: int) -> str:
-    """The address of a peer in the lab."""
-    return f"10.77.{peer // 250}.{peer % 250 + 1}"
-
-
-def hub_commands() -> list[str]:
-    return ["ip link set lo up", "ip link add bridge0 type bridge", "ip link set bridge0 up"]
-
-
-def port_commands(peer: int, process_id: int, mbps: float) -> list[str]:
-    """At the hub: a cable to the network of that process, and its download."""
-    port = f"port{peer}"
-    return [
-        f"ip link add {port} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {process_id}",
-        f"ip link set {port} gso_max_segs 1 master bridge0 up",
-        *_limits(port, mbps),
-    ]
-
-
-def peer_commands(peer: int, mbps: float) -> list[str]:
-    """At the peer: its end of the cable, and its upload."""
-    return [
-        "ip link set lo up",
-        f"ip addr add {host_of(peer)}/{NET.split('/')[1]} dev eth0",
-        "ip link set eth0 gso_max_segs 1 up",
-        *_limits("eth0", mbps),
-    ]
-
-
-def _limits(device: str, mbps: float) -> list[str]:
-    return [
-        f"tc qdisc add dev {device} root tbf rate {round(mbps * 1e6)}bit "
-        f"burst {BURST_BYTES} limit {QUEUE_BYTES}",
-    ]
-
-
-async def lay_cables(
-    hub: BenchProcess,
-    peers: Sequence[BenchProcess],
-    mbps: Sequence[float],
-    mbps_per_gigabit: float,
-) -> None:
-    """Put each process into a network of its own, and connect them all."""
-    tcp = {
-        "window": max(SMALLEST_WINDOW_BYTES, round(WINDOW_BYTES_PER_MBPS * mbps_per_gigabit)),
-        "unsent": round(UNSENT_BYTES_PER_MBPS * mbps_per_gigabit),
-    }
-    await hub.ask("leave", **tcp)
-    await hub.ask("configure", commands=hub_commands())
-    for number, (process, rate) in enumerate(zip(peers, mbps, strict=True)):
-        await process.ask("leave", **tcp)
-        await hub.ask("configure", commands=port_commands(number, process.process_id, rate))
-        await process.ask("configure", commands=peer_commands(number, rate))
 
 
 MBPS_PER_GIGABIT = 48.0

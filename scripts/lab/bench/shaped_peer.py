@@ -19,12 +19,7 @@ import trio
 
 from lab.bench.averaging_peer import open_averaging_node
 from lab.bench.orders import run_or_fork
-from lab.bench.own_network import (
-    configure_network,
-    leave_for_own_network,
-    limit_tcp,
-    resent_segments,
-)
+from lab.bench.own_network import InOwnNetwork, resent_segments
 from protocols.moshpit.averager import Averager
 from protocols.moshpit.layout import Vector
 from protocols.moshpit.outcome import Committed
@@ -45,7 +40,7 @@ CHUNK_BYTES = 16 << 10  # parts are short here: results must come back while gra
 BASE_SEED = 0
 
 
-class ShapedPeer:
+class ShapedPeer(InOwnNetwork):
     """The orders of this process: each public coroutine is one."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
@@ -53,15 +48,6 @@ class ShapedPeer:
         self._factor = 0.0
         self._vector: Vector | None = None
         self._offset = time.perf_counter() - trio.current_time()  # of the two clocks
-
-    async def leave(self, window: int, unsent: int) -> None:
-        """Have an empty network, with TCP connections that hold this many bytes."""
-        leave_for_own_network()
-        limit_tcp(window, unsent)
-
-    async def configure(self, commands: list[str]) -> None:
-        """Run commands of iproute2 in this process's network."""
-        await configure_network(commands)
 
     async def listen_for_pouring(self) -> None:
         """Take whatever comes by plain TCP, from now on."""

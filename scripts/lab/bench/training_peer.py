@@ -29,6 +29,7 @@ import trio
 from torch import Tensor
 
 from lab.bench.orders import run_or_fork
+from lab.bench.own_network import InOwnNetwork
 from lab.bench.size_task import NoSamples, SizedModel, SizeTask
 from lab.bench.slow_uplink import open_slow_network
 from lab.bench.time_sheet import ADDING, COMPUTING, RECORDING, TURNING, WAITING, TimeSheet
@@ -49,7 +50,7 @@ from protocols.network import TraversableNetwork
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+LOOPBACK = "127.0.0.1"
 JOIN_SECONDS = 60.0
 NEWS_SECONDS = 1.0  # between two looks at who is there, if nothing is heard
 LEAVE_SECONDS = 20.0  # for a loop that waits for a round; then it is woken
@@ -95,7 +96,7 @@ class _Guest:
     log: TrainingLog
 
 
-class TrainingPeer:
+class TrainingPeer(InOwnNetwork):
     """The orders of this process: each public coroutine is one."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
@@ -111,10 +112,15 @@ class TrainingPeer:
         self._writing = threading.Lock()
 
     async def join(
-        self, home: str, addresses: list[str], up_bytes_per_second: float = 0.0
+        self,
+        home: str,
+        addresses: list[str],
+        up_bytes_per_second: float = 0.0,
+        host: str = LOOPBACK,
     ) -> dict[str, Any]:
         """Start a node that joins through these. Returns its id and addresses."""
-        flags = {"network.listen": (LOOPBACK,), "dht.bootstrap": tuple(addresses)}
+        listen = f"/ip4/{host}/tcp/0"
+        flags = {"network.listen": (listen,), "dht.bootstrap": tuple(addresses)}
         configuration = read_configuration(flags, environment={}, home=home)
         with trio.fail_after(JOIN_SECONDS):
             node: Node = await self._nursery.start(

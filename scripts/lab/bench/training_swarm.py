@@ -28,6 +28,7 @@ from typing import Any
 
 import trio
 
+from lab.bench.cables import host_of, lay_cable, make_hub
 from lab.bench.processes import BenchFailed, BenchProcess, PeerForge, open_forge
 from lab.bench.training_audit import AuditedLife, RunAudit, audit_run
 from lab.bench.training_log import read_log
@@ -43,7 +44,8 @@ GLANCE_SECONDS = 0.2  # between two looks at how far the peers are
 class Training:
     """The same settings for all peers of a swarm. `task` and `manner` are the fields of
     training_task.Task and of training_peer.Manner that are not their defaults (neither is imported
-    here: they need torch); `up_bytes_per_second` is each peer's uplink, 0 for no limit."""
+    here: they need torch); `up_bytes_per_second` is each peer's uplink, 0 for no limit. With
+    `link_mbps` each peer has a network of its own, on a cable of this rate up and down."""
 
     target_batch: int
     task: dict[str, Any] = field(default_factory=dict)
@@ -51,6 +53,7 @@ class Training:
     codec: str = "none"
     grace_seconds: float = 10.0
     up_bytes_per_second: float = 0.0
+    link_mbps: float = 0.0
     group_size: int = 64
 
 
@@ -76,7 +79,15 @@ class TrainingProcess:
 class TrainingSwarm:
     """The processes of one bench. Made by `open_training_swarm`."""
 
-    def __init__(self, training: Training, folder: Path, logs: Path, forge: PeerForge) -> None:
+    def __init__(
+        self,
+        training: Training,
+        folder: Path,
+        logs: Path,
+        forge: PeerForge,
+        hub: BenchProcess | None,
+    ) -> None:
+        """`hub`: has the other ends of the peers' cables; None: all are on loopback."""
         self.living: list[TrainingProcess] = []
         self.training = training
         self._folder = folder
@@ -84,6 +95,7 @@ class TrainingSwarm:
         self._forge = forge
         self._lives: list[TrainingProcess] = []
         self._numbers = itertools.count(1)
+        self._hub = hub
 
     async def start(self, **manner: Any) -> TrainingProcess:
         """A fresh volunteer, which trains once it has caught up. `manner`: its own settings."""
@@ -91,9 +103,10 @@ class TrainingSwarm:
         await self.train(life, manner)
         return life
 
-    async def join(self, count: int) -> list[TrainingProcess]:
-        """So many volunteers whose nodes are there; they have not begun to train."""
-        return [await self._join() for _ in range(count)]
+    async def join(self, count: int, *, mbps: float | None = None) -> list[TrainingProcess]:
+        """So many volunteers whose nodes are there; they have not begun to train. `mbps`: the rate
+        of their cables, if it is not the others'."""
+        return [await self._join(mbps or self.training.link_mbps) for _ in range(count)]
 
     async def start_together(self, manners: Iterable[dict[str, Any]]) -> list[TrainingProcess]:
         """This many volunteers, which begin when all are there: none has a state to fetch."""
@@ -105,19 +118,24 @@ class TrainingSwarm:
                 nursery.start_soon(self.train, life, company | manner)
         return lives
 
-    async def _join(self) -> TrainingProcess:
+    async def _join(self, mbps: float) -> TrainingProcess:
         """A process of its own with a node that has joined the others'."""
         number = next(self._numbers)  # at once: several may be starting
         async with AsyncExitStack() as starting:
             process = await starting.enter_async_context(self._forge.open_process(f"life {number}"))
             life = TrainingProcess(number, process, starting, self._logs / f"{number}.jsonl")
             self._lives.append(life)
+            where: dict[str, Any] = {}
+            if self._hub is not None:
+                await lay_cable(self._hub, process, number, mbps, self.training.link_mbps)
+                where = {"host": host_of(number)}
             known = [other.address for other in self.living][:BOOTSTRAP_PEERS]
             joined = await process.ask(
                 "join",
                 home=str(self._folder / f"home{number}"),
                 addresses=known,
                 up_bytes_per_second=self.training.up_bytes_per_second,
+                **where,
             )
             life.peer, life.address = joined["peer"], joined["address"]
             life.end_of_life = starting.pop_all()
@@ -214,8 +232,12 @@ async def open_training_swarm(
     """A swarm without peers. Its processes are killed when the block ends.
     The peers' logs stay in `logs`, an existing folder, if one is given."""
     with tempfile.TemporaryDirectory(prefix="potluck-bench-") as folder:
-        async with open_forge(PEER) as forge:
-            swarm = TrainingSwarm(training, Path(folder), logs or Path(folder), forge)
+        async with open_forge(PEER) as forge, AsyncExitStack() as stack:
+            hub = None
+            if training.link_mbps:
+                hub = await stack.enter_async_context(forge.open_process("the hub"))
+                await make_hub(hub, training.link_mbps)
+            swarm = TrainingSwarm(training, Path(folder), logs or Path(folder), forge, hub)
             try:
                 yield swarm
             finally:
