@@ -223,7 +223,7 @@ class Collaboration:
     Easy to get wrong: the slot that is published is made of two halves that change at different
     times: what the training thread reports, and the digest of the state, which is computed a little
     after each step. A digest goes into the slot only while it is of the slot's own epoch and
-    history.
+    history, or while a copy and results are kept that lead there.
     """
 
     def __init__(
@@ -490,17 +490,17 @@ class Collaboration:
 
     def _completed(self, slot: ProgressSlot) -> ProgressSlot:
         """Add what only this side knows: whether this node can only dial out, its name, and the
-        state's digest, if that is of this epoch and history."""
+        digest of a state that leads to this epoch and history."""
         settings = self.settings
         slot = msgspec.structs.replace(slot, client=settings.client(), name=settings.name)
         offer = None if self._server is None else self._server.offer
-        if (
-            offer is None
-            or slot.client
-            or (offer.epoch, offer.history) != (slot.epoch, slot.history)
-        ):
+        if self._server is None or offer is None or slot.client:
             return slot
-        return msgspec.structs.replace(slot, state_digest=offer.digest)
+        if (offer.epoch, offer.history) == (slot.epoch, slot.history):
+            return msgspec.structs.replace(slot, state_digest=offer.digest)
+        if self._server.leads_to(Lineage(slot.epoch, slot.history)):
+            return msgspec.structs.replace(slot, earlier_digest=offer.digest)
+        return slot
 
     def _sources(self) -> list[StateSource]:
         return [
@@ -508,10 +508,11 @@ class Collaboration:
                 peer,
                 slot.epoch,
                 slot.history,
-                slot.state_digest,
+                slot.state_digest or slot.earlier_digest,
                 slot.signature,
                 slot.torch,
                 slot.follows,
+                bool(slot.earlier_digest),
             )
             for peer, slot in self.tracker.slots().items()
             if not slot.client

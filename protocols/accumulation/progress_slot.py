@@ -84,6 +84,8 @@ class ProgressSlot(Message, frozen=True):
     - `rest_cohorts`: 0 unless this is the own slot of a cohort's head that has read the sums of so
       many other cohorts. `rest_samples`, `rest_per_second` are what those have together, so that
       its members need not read all of them.
+    - `earlier_digest`: of the state of an earlier epoch, of which it keeps a copy for others. The
+      results that it keeps lead on from there to its own epoch and history.
     - `step_peers`: how many peers were in the step that made its state; 0 if it does not know.
     - `came_seconds`: if it was not in the round that began this epoch, how long after that round it
       came; negative if it was in it. It does not change within an epoch.
@@ -116,6 +118,7 @@ class ProgressSlot(Message, frozen=True):
     rest_samples: Samples = 0
     rest_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
     step_peers: Annotated[int, Meta(ge=0, le=MOST_COHORTS * LARGEST_GROUP)] = 0
+    earlier_digest: Annotated[bytes, Meta(max_length=STATE_DIGEST_BYTES)] = b""
 
     @property
     def was_in_round(self) -> bool:
@@ -136,8 +139,11 @@ def _check(_key: str, slot: Any) -> str | None:
     times = (slot.batch_seconds, slot.under_way, slot.epoch_seconds, slot.came_seconds)
     if not all(map(math.isfinite, times)):
         return "One of its times is not a finite number."
-    if len(slot.state_digest) not in (0, STATE_DIGEST_BYTES):
-        return f"The digest of its state has {len(slot.state_digest)} bytes."
+    for digest in (slot.state_digest, slot.earlier_digest):
+        if len(digest) not in (0, STATE_DIGEST_BYTES):
+            return f"The digest of its state has {len(digest)} bytes."
+    if slot.state_digest and slot.earlier_digest:
+        return "It names two states."
     return None
 
 

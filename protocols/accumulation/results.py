@@ -242,10 +242,21 @@ class ResultsKept:
         held = max((len(one.memory) for one in tuple(self._results)), default=0)
         return max(held, usual_bytes(self.layouts))
 
+    def usual_steps(self, state_bytes: int) -> int:
+        """How many results are kept beside a state of this size."""
+        kept = int(self._room(state_bytes) / max(1, self.usual_bytes))
+        return max(1, min(MOST_RESULTS, kept))
+
     def limit(self, most_bytes: float) -> None:
         """Hold no more than this from now on."""
         with self._lock:
             self._limit = most_bytes
+
+    def lead(self, before: Lineage, after: Lineage) -> bool:
+        """Whether the kept results lead from one place to the other."""
+        results = tuple(self._results)
+        starts = [place for place, one in enumerate(results) if one.before == before]
+        return bool(starts) and any(one.after == after for one in results[starts[0] :])
 
     def follow(self, state_bytes: int = 0) -> None:
         """A peer wants the results of the next steps."""
@@ -311,9 +322,12 @@ class ResultsKept:
         return Offered(found, self.layouts, digests)
 
     def _keep_few(self) -> None:
-        room = min(max(self._most_bytes, ROOM_OF_SMALL_BYTES), self._limit)
+        room = self._room(self._most_bytes)
         while len(self._results) > 1 and (
             len(self._results) > MOST_RESULTS
             or sum(len(one.memory) for one in self._results) > room
         ):
             self._results.popleft()
+
+    def _room(self, state_bytes: int) -> float:
+        return min(max(state_bytes, ROOM_OF_SMALL_BYTES), self._limit)

@@ -63,6 +63,9 @@ from protocols.tensors import raw_bytes
 # run. They are asked for a state only if they name it. If unlike hardware makes the digests differ,
 # there is no majority, and one digest is chosen and fetched from the peers that name it.
 #
+# A state that takes longer to name than a step is named by peers that are further by then: they
+# keep a copy, and the results that lead on from it. So peers of other epochs may have it, too.
+#
 # Each newcomer has an order of its own (a hash of both peers), so many newcomers spread over all
 # donors.
 #
@@ -86,6 +89,8 @@ class StateSource:
     torch: str = ""
     follows: bool = False
     """The peer has taken this state from others, and has made no step with it."""
+    is_earlier: bool = False
+    """The digest is of an earlier state, from which results lead to this epoch and history."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,9 @@ class Choice:
     history: bytes
     digest: bytes
     sources: tuple[StateSource, ...]
+    is_earlier: bool = False
+    """The state is of an earlier epoch, whose history its manifest says. Results must lead from
+    there to this epoch and history."""
 
 
 def choose(
@@ -130,11 +138,21 @@ def choose(
         best = max(voices, key=lambda name: voices[name])  # the first of equals in the order
         chosen = by_digest[best]
         silent = [one for one in ordered if not one.digest and not one.follows]
+        elsewhere = [
+            one
+            for other in groups.values()
+            if other is not group
+            for one in other
+            if one.digest == best and not one.follows
+            if one.is_earlier or chosen[0].is_earlier
+        ]
+        elsewhere.sort(key=lambda one: rank(one.peer, me))
         return Choice(
             epoch=group[0].epoch,
             history=group[0].history,
-            digest=chosen[0].digest,
-            sources=(*chosen, *silent),
+            digest=best,
+            sources=(*chosen, *elsewhere, *silent),
+            is_earlier=chosen[0].is_earlier,
         )
     return None
 

@@ -11,11 +11,16 @@ A digest is a hash over the whole state. It takes as long as reading the state: 
 seconds of each step. So only the first state is named, and those that a peer may want (`is_needed`
 in state_download.py) or has asked for lately.
 
+A large state takes longer to name, to be heard of and to be asked for than a short step. So the
+first thing is a copy, which names the state, and which stays while the results lead on from it.
+It is made in epochs that are multiples of a number (`naming_interval`), so that all donors have the
+same one. While a peer downloads it, no other is made.
+
 In this file: `RecentStates` keeps small states of the last steps; `Snapshots` holds the copy that
 is served; `send_result` sends what a step was made of; `StateServer` answers requests.
 
-Promises: the training thread waits only if it steps while a copy is being made (some 60 ms for
-100 MB), once for each epoch that a peer downloads. The upload rate is limited so that serving costs
+Promises: the training thread waits only if it steps while a copy is being made (some 30 ms for
+100 MB), once for each epoch that is named. The upload rate is limited so that serving costs
 training a twentieth of its time at most, and the newcomer that came first is served first
 (state_pace.py).
 
@@ -153,6 +158,9 @@ def is_small(live: LiveState) -> bool:
 # ---- the copy that is served
 
 MOST_COPIES = 2
+HEARD_SECONDS = 1.0
+"""From a named state to a newcomer's request: the slot is written, and read, and the donors are
+asked, one after the other if the first does not answer."""
 KEPT_SECONDS = 15.0  # for an unused copy: a peer may have lost its link, or be about to begin
 
 
@@ -164,9 +172,10 @@ class _Snapshot:
 
 
 class Snapshots:
-    """Copies of states, made when a peer asks.
+    """Copies of states, made when a peer asks, or to name a large state.
 
         async with snapshots.use(digest) as state: ...      # StateGone if the state has changed
+        state = await snapshots.make()                      # Busy if two are being downloaded
 
     The state does not change between steps, so it can be copied at any time before the next one.
     The copy lasts as long as a peer downloads it, and a short while longer, so that no newcomer is
@@ -177,7 +186,7 @@ class Snapshots:
     on top.
 
     Easy to get wrong: a copy may differ from the state that was hashed, if a buffer changed outside
-    of a step. A copy with another digest is discarded, and the state is reported as gone.
+    of a step. Then the state is reported as gone.
     """
 
     def __init__(self, look: Callable[[], LiveState], lock: StateLock) -> None:
@@ -225,15 +234,34 @@ class Snapshots:
         if not self._copies:
             self._spare = None
 
+    def is_used(self, digest: bytes) -> bool:
+        """Whether a peer downloads the state with this digest, or is about to."""
+        known = self._copies.get(digest)
+        if known is None:
+            return False
+        return known.users > 0 or trio.current_time() < known.last_used + HEARD_SECONDS
+
+    async def make(self) -> TrainingState:
+        """A copy of the present state. It is kept like one that a peer has asked for."""
+        async with self._copying:
+            return (await self._made()).state
+
     async def _snapshot(self, digest: bytes) -> _Snapshot:
         async with self._copying:
-            known = self._copies.get(digest)
-            if known is None:
-                self._make_room()
-                memory, self._spare = self._spare, None
-                state = await in_thread(self._copy, memory, digest)
-                known = self._copies[digest] = _Snapshot(state)
-            return known
+            known = self._copies.get(digest) or await self._made()
+        if known.state.digest != digest:
+            raise StateGone(
+                f"This peer is at epoch {known.state.epoch} now, which is another state.",
+                why="It has stepped since it named that state.",
+                advice="Look at the progress of the peers again.",
+            )
+        return known
+
+    async def _made(self) -> _Snapshot:
+        self._make_room()
+        memory, self._spare = self._spare, None
+        state = await in_thread(self._copy, memory)
+        return self._copies.setdefault(state.digest, _Snapshot(state))
 
     def _make_room(self) -> None:
         """Drop the unused copies; their memory is used for the next one."""
@@ -244,17 +272,11 @@ class Snapshots:
         if len(self._copies) >= MOST_COPIES:
             raise Busy("Two older states are being downloaded from this peer.")
 
-    def _copy(self, memory: Tensor | None, digest: bytes) -> TrainingState:
+    def _copy(self, memory: Tensor | None) -> TrainingState:
         """Runs in a worker thread."""
         with self._lock.reading():
-            live = self._look()
-            state = live.copy(memory)
-        if state.digest != digest:
-            raise StateGone(
-                f"This peer is at epoch {state.epoch} now, which is another state.",
-                why="It has stepped since it named that state.",
-                advice="Look at the progress of the peers again.",
-            )
+            state = self._look().copy(memory)
+        _ = state.digest  # computed here, while others may step
         return state
 
 
@@ -337,6 +359,17 @@ class StateServingSettings:
     upload_bytes_per_second: float | None = None
 
 
+def naming_interval(naming_seconds: float, step_seconds: float, kept_steps: int) -> int | None:
+    """Large states are named in epochs that are multiples of this: a power of two, so that donors
+    of unlike speed have some of them in common, and as small as leaves the time to name a state and
+    to ask for it. None if that would be more than half of `kept_steps`: a newcomer must find all
+    results after its state."""
+    interval, needed = 1, naming_seconds + HEARD_SECONDS
+    while 0.0 < interval * step_seconds < needed:
+        interval *= 2
+    return interval if interval == 1 or 2 * interval <= kept_steps else None
+
+
 class StateServer:
     """Serves this peer's state of one run. Make only one for each rpc."""
 
@@ -368,6 +401,7 @@ class StateServer:
         self._changes, self._naming, self._named = 0, -1, -1
         """How often the state has changed, and the count for which a digest is being computed, and
         was computed last."""
+        self._is_large, self._naming_seconds, self._skipped_until = False, 0.0, -math.inf
         self._taking_pieces: Counter[PeerId] = Counter()
         self._stepped_at: deque[float] = deque(maxlen=STEPS_MEASURED)
         rpc.serve(MANIFEST, self._answer_manifest)
@@ -377,8 +411,9 @@ class StateServer:
     def needed(self) -> None:
         """A peer may want a state of this one: name the present one, and those of the next
         WANTED_SECONDS."""
-        self._needed_until = trio.current_time() + WANTED_SECONDS
-        if self._naming != self._changes:
+        now = trio.current_time()
+        self._needed_until = now + WANTED_SECONDS
+        if self._naming != self._changes and now >= self._skipped_until:
             self._advanced.set()
 
     @property
@@ -399,9 +434,11 @@ class StateServer:
         """The state has changed: name it anew, if it is needed. Call it in trio's thread, as all
         methods here."""
         self._changes += 1
+        self._skipped_until = -math.inf
         self._advanced.set()
         self._stepped_at.append(trio.current_time())
-        if self._results is not None and self._desk.downloading:
+        is_kept_for_others = self._is_large and self._is_needed
+        if self._results is not None and (self._desk.downloading or is_kept_for_others):
             self._results.follow()  # keep results on: a download may outlast the last request
 
     async def offered(self, after: StateOffer | None = None) -> StateOffer:
@@ -409,6 +446,15 @@ class StateServer:
         while self.offer is None or self.offer == after:
             await self._offered.wait()
         return self.offer
+
+    def leads_to(self, place: Lineage) -> bool:
+        """Whether a copy of the state of `offer` is here, and the results that lead from it to this
+        place."""
+        offer, results = self.offer, self._results
+        if offer is None or results is None or not self._snapshots.has(offer.digest):
+            return False
+        start = Lineage(offer.epoch, offer.history)
+        return start == place or results.lead(start, place)
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Name the first state and those that are needed, and serve, until cancelled."""
@@ -420,30 +466,88 @@ class StateServer:
                 while True:
                     await self._advanced.wait()
                     self._advanced = trio.Event()
-                    if trio.current_time() < self._needed_until:
+                    if self._is_needed:
                         await self._name_state()
         finally:
             self.offer = self._run = None
 
+    @property
+    def _is_needed(self) -> bool:
+        return trio.current_time() < self._needed_until
+
     async def _name_state(self) -> None:
-        recent, self._naming = self._snapshots.recent, self._changes
-        run, offer, state = await in_thread(self._measure, recent.is_wanted)
-        self._named = self._naming
+        self._naming = self._changes
+        if self._is_large and self._is_needed:
+            await self._name_by_a_copy()
+        else:
+            await self._name_live()
+
+    async def _name_live(self) -> None:
+        recent, naming = self._snapshots.recent, self._naming
+        run, offer, state, self._is_large = await in_thread(self._measure, recent.is_wanted)
+        self._named = naming
         if state is not None:
             recent.keep(state)
+        self._set_offer(run, offer)
+
+    async def _name_by_a_copy(self) -> None:
+        """Name a large state, unless the copy that peers download will do for others, or the next
+        epoch that all donors choose is not there yet."""
+        naming = self._naming
+        place, state_bytes = await in_thread(self._place)
+        began = trio.current_time()
+        if self._results is not None:
+            kept_steps = self._results.usual_steps(state_bytes)
+            interval = naming_interval(self._naming_seconds, self._step_seconds(), kept_steps)
+            if interval is None:  # the newest state has the fewest results after it
+                await self._name_live()
+                return
+            if self._will_do(place, kept_steps):
+                return
+            named_by = self._naming_seconds + HEARD_SECONDS
+            if place.epoch % interval and began < self._stepped_at[-1] + named_by:
+                self._naming, self._skipped_until = -1, self._stepped_at[-1] + named_by
+                return  # the next step is probably made before somebody has asked for this state
+            self._results.follow(state_bytes)  # from before the copy is made
+        try:
+            state = await self._snapshots.make()
+        except Busy:
+            return
+        self._naming_seconds = trio.current_time() - began
+        if (state.epoch, state.history) == place:
+            self._named = naming
+        self._set_offer(state.run, StateOffer(state.epoch, state.history, state.digest))
+
+    def _will_do(self, place: Lineage, kept_steps: int) -> bool:
+        """Whether peers download the state of `offer`, and half of the results that may be kept
+        after it are still to come."""
+        offer = self.offer
+        if offer is None or 2 * (place.epoch - offer.epoch) > kept_steps:
+            return False
+        return self._snapshots.is_used(offer.digest) and self.leads_to(place)
+
+    def _set_offer(self, run: str, offer: StateOffer) -> None:
         if offer != self.offer:
             self._run, self.offer = run, offer
             self._offered.set()
             self._offered = trio.Event()
 
-    def _measure(self, is_wanted: bool) -> tuple[str, StateOffer, TrainingState | None]:
-        """Runs in a worker thread. Also returns a copy if one is wanted and the state is small."""
+    def _place(self) -> tuple[Lineage, int]:
+        """Runs in a worker thread. Also returns the size of the state."""
+        with self._lock.reading():
+            live = self._look()
+        return Lineage(live.epoch, live.history), sum(one.bytes for one in live.specs)
+
+    def _measure(self, is_wanted: bool) -> tuple[str, StateOffer, TrainingState | None, bool]:
+        """Runs in a worker thread. Also returns a copy if one is wanted and the state is small, and
+        whether it is large."""
         with self._lock.reading():
             live = self._look()
             state = live.copy() if is_wanted and is_small(live) else None
             body = b"" if state is not None else encode(live.manifest())
         digest = name_of(body) if state is None else state.digest
-        return live.run, StateOffer(live.epoch, live.history, digest), state
+        offer = StateOffer(live.epoch, live.history, digest)
+        return live.run, offer, state, not is_small(live)
 
     async def _sweep(self) -> None:
         while True:

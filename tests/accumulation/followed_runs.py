@@ -151,9 +151,12 @@ class RunDonor:
         if self.server is not None:
             self.server.needed()
         member, offer = self.member, None if self.server is None else self.server.offer
-        if offer is None or (offer.epoch, offer.history) != member.at:
+        if self.server is None or offer is None:
             return StateSource(self.network.peer_id, *member.at)
-        return StateSource(self.network.peer_id, *member.at, offer.digest)
+        is_earlier = (offer.epoch, offer.history) != member.at
+        if is_earlier and not self.server.leads_to(member.at):
+            return StateSource(self.network.peer_id, *member.at)
+        return StateSource(self.network.peer_id, *member.at, offer.digest, is_earlier=is_earlier)
 
 
 class FollowedRun:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 import trio
 
+from protocols.accumulation.results import ResultLayouts
 from protocols.accumulation.state_fetching import (
     FetchedState,
     FetchSettings,
@@ -182,6 +183,7 @@ class Newcomer:
         settings: FetchSettings | None = None,
         at_least_epoch: int = 0,
         progress: Callable[[int, int], None] | None = None,
+        layouts: ResultLayouts | None = None,
     ) -> FetchedState:
         return await fetch_state(
             self.rpc,
@@ -191,6 +193,7 @@ class Newcomer:
             settings=settings,
             at_least_epoch=at_least_epoch,
             progress=progress,
+            layouts=layouts,
         )
 
 

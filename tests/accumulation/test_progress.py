@@ -430,6 +430,7 @@ def test_a_slot_is_small_and_says_nothing_that_is_no_number() -> None:
     assert PROGRESS.check("", slot(0, math.nan)) is not None
     assert PROGRESS.check("", slot(0, math.inf)) is not None
     assert PROGRESS.check("", slot(0, 1.0)) is None
+    assert PROGRESS.check("", msgspec.structs.replace(full, earlier_digest=b"e" * 32)) is not None
     for wrong in (slot(-1), slot(0, -1.0), slot(0, epoch=1 << 41), slot(0, signature=b"short")):
         with pytest.raises(SlotRefused):
             PROGRESS.encode(wrong)

@@ -20,6 +20,7 @@ from protocols.accumulation.state_fetching import (
 from protocols.accumulation.state_manifest import StateRefused, encode, name_of
 from protocols.accumulation.state_messages import (
     MANIFEST,
+    MOST_RESULTS,
     PIECES,
     ManifestAnswer,
     ManifestRequest,
@@ -30,6 +31,7 @@ from protocols.errors import MalformedMessage
 from protocols.guard import Caller
 from protocols.rpc import Empty
 from protocols.testing.world import SimulatedWorld
+from tests.accumulation.followed_runs import RunMember
 from tests.accumulation.states import (
     BYTES_PER_SECOND,
     STATE_BYTES,
@@ -161,6 +163,34 @@ def test_an_older_state_that_is_said_to_be_newer_is_refused_by_name() -> None:
         with pytest.raises(FetchFailed) as failed:
             await newcomer.fetch([donor], settings=IMPATIENT)
         assert "a state of epoch 1 as that of epoch 9" in failed.value.why
+
+    with_newcomer(scenario)
+
+
+@pytest.mark.parametrize("epoch", [0, 1 + MOST_RESULTS + 1])
+def test_a_state_to_which_no_results_can_lead_is_refused_by_name(epoch: int) -> None:
+    """It is said to be of an epoch a little earlier than the donor's."""
+
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        donor.claim = dataclasses.replace(donor.source(), epoch=epoch, is_earlier=True)
+        introduce(world, newcomer, [donor])
+        layouts = RunMember().layouts
+        with pytest.raises(FetchFailed) as failed:
+            await newcomer.fetch([donor], settings=IMPATIENT, layouts=layouts)
+        assert f"a state of epoch 1 as that of epoch {epoch}" in failed.value.why
+
+    with_newcomer(scenario)
+
+
+def test_an_earlier_state_is_not_fetched_where_no_results_can_be() -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        donor.claim = dataclasses.replace(donor.source(), epoch=2, is_earlier=True)
+        introduce(world, newcomer, [donor])
+        with pytest.raises(FetchFailed) as failed:
+            await newcomer.fetch([donor], settings=IMPATIENT)
+        assert "No peer offers one." in failed.value.why
 
     with_newcomer(scenario)
 

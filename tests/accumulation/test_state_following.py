@@ -11,7 +11,7 @@ import pytest
 import torch
 import trio
 
-from protocols.accumulation import results
+from protocols.accumulation import results, state_serving
 from protocols.accumulation.keeping_up import (
     MOST_OF_LINK,
     ROOM_OF_STATE,
@@ -208,6 +208,32 @@ def test_a_newcomer_gets_into_a_run_whose_states_are_over_before_it_hears_of_the
 
     latency_seconds = epoch_seconds / 10  # or no result could come in the time of a step
     with_newcomer(scenario, bytes_per_second=1000 * STATE_BYTES, latency_seconds=latency_seconds)
+
+
+@pytest.mark.parametrize(("epoch_seconds", "slot_seconds"), [(0.6, 0.8), (0.4, 1.0)])
+def test_a_newcomer_gets_a_large_state_of_a_run_of_short_steps_from_all_donors(
+    epoch_seconds: float, slot_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each state is over before the newcomer hears of it. So all donors keep one for it, while the
+    results follow."""
+    monkeypatch.setattr(state_serving, "LARGEST_BYTES", 1)
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=epoch_seconds, donors=3)
+        nursery.start_soon(run.hand_on_slots, slot_seconds)
+        await trio.sleep(10 * epoch_seconds)
+        newcomer, began = RunMember(seed=1), trio.current_time()
+        fetched = await run.fetch(rpc, newcomer, run.old_sources)
+        assert trio.current_time() - began < 4.0 + slot_seconds + 6 * epoch_seconds
+        assert len(fetched.bytes_from) == 3
+        assert len(fetched.results) >= 2
+        newcomer.take(fetched.state, fetched.results)
+        assert newcomer.at in run.places
+        assert all(one.server is not None and one.server.copies == 1 for one in run.donors)
+
+    with_newcomer(scenario, bytes_per_second=STATE_BYTES / epoch_seconds)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from protocols.accumulation.state_pace import (
     DownloadDesk,
     UploadPace,
 )
+from protocols.accumulation.state_serving import naming_interval
 from protocols.accumulation.training_state import TrainingState, capture, look
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId
@@ -39,6 +41,39 @@ def source(name: str, epoch: int = 7, digest: bytes = A, history: bytes = b"h") 
 
 
 # Whose state
+
+
+def test_a_state_that_was_named_late_is_fetched_from_all_who_keep_it() -> None:
+    """Its donors are further by now, and not all at the same epoch."""
+    here = [replace(source(name, epoch=9), is_earlier=True) for name in ("1", "2")]
+    further = replace(source("3", epoch=10), is_earlier=True)
+    others = [
+        source("4", epoch=9, digest=b""),
+        source("5", epoch=8),
+        source("6", epoch=9, digest=B),
+    ]
+    chosen = choose([*here, further, *others], ME)
+    assert chosen is not None
+    assert (chosen.epoch, chosen.digest, chosen.is_earlier) == (9, A, True)
+    assert {one.peer for one in chosen.sources} == {"1", "2", "3", "4", "5"}
+    assert chosen.sources[-1].peer == "4", "it names none"
+
+
+@pytest.mark.parametrize(
+    ("naming_seconds", "step_seconds", "kept_steps", "interval"),
+    [
+        (0.1, 0.0, 16, 1),  # not known yet
+        (0.1, 1.3, 11, 1),
+        (1.5, 1.3, 6, 2),
+        (3.0, 1.3, 12, 4),
+        (3.0, 1.3, 6, None),
+        (0.1, 0.28, 5, None),
+    ],
+)
+def test_a_state_is_named_in_epochs_that_leave_the_time_to_ask_for_it(
+    naming_seconds: float, step_seconds: float, kept_steps: int, interval: int | None
+) -> None:
+    assert naming_interval(naming_seconds, step_seconds, kept_steps) == interval
 
 
 def test_the_digest_that_most_up_to_date_peers_name_is_chosen() -> None:
