@@ -252,14 +252,14 @@ async def start_run(
     machines: Sequence[NodeSettings] = (),
     member: Callable[[], RunMember] = RunMember,
     serving: StateServingSettings = UNPACED,
-    cost: ServingCost | None = None,
+    costs: Sequence[ServingCost] = (),
 ) -> FollowedRun:
-    """Start a run that the newcomers know. `cost`: the cost of serving for the donors."""
+    """Start a run that the newcomers know. `costs`: the cost of serving for each of the donors."""
     started = []
     for number in range(donors):
         machine = machines[number] if number < len(machines) else None
         network = world.add_node(f"donor-{number}", machine)
-        donor = RunDonor(network, member(), serving, cost)
+        donor = RunDonor(network, member(), serving, costs[number] if number < len(costs) else None)
         for newcomer in newcomers:
             world.introduce(newcomer, network)
         world.start(network, donor.run)

@@ -3,6 +3,7 @@ rates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,6 +43,7 @@ from protocols.testing.world import (
 from tests.accumulation.followed_runs import (
     RESULT_BYTES,
     STATE_BYTES,
+    VALUES,
     FollowedRun,
     RunMember,
     start_run,
@@ -57,6 +59,8 @@ STEP_SECONDS = 0.1  # that a newcomer needs to take a state over, or to make a s
 WATCHED_SECONDS = 22.0
 BAR_SECONDS = 10.0
 TOLD_BAR_SECONDS = 20.0
+INT8_BYTES = VALUES * (1 + 4 / 1024)
+SLOT_SECONDS = 0.5  # how old the slots are that a newcomer reads
 ALONE_SECONDS = STATE_BYTES / (ENOUGH_FOR_ONE - RESULT_BYTES / EPOCH_SECONDS)
 
 Scenario = Callable[
@@ -196,9 +200,9 @@ class Cell:
                 serving=StateServingSettings(
                     upload_bytes_per_second=None if cap is None else cap * 1e6 / self.smaller
                 ),
-                cost=cost,
+                costs=[cost],
             )
-            nursery.start_soon(self._compute, cost)
+            nursery.start_soon(self.compute, cost)
             await trio.sleep(8 * self.epoch_seconds)
             began = trio.current_time()
 
@@ -228,7 +232,7 @@ class Cell:
         with_newcomers(self.newcomers, scenario, WATCHED_SECONDS + 60.0)
         return in_after, told
 
-    async def _compute(self, cost: CountingCost) -> None:
+    async def compute(self, cost: CountingCost) -> None:
         """Acts as the donor's training thread: batches take longer while bytes are sent."""
         while True:
             cost.computes()
@@ -261,6 +265,60 @@ def test_newcomers_at_once_are_in_within_ten_seconds(
     assert not told
     assert len(in_after) == cell.newcomers
     assert max(in_after) < BAR_SECONDS
+
+
+OF_ITS_LINK = 1.2  # times what its link takes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("state_megabytes", "epoch_seconds", "link_megabytes", "most_seconds"),
+    [(130.0, 1.3, 12.5, math.inf), (130.0, 1.3, 100.0, 15.0), (1500.0, 3.0, 100.0, 60.0)],
+)
+def test_a_newcomer_gets_in_as_fast_as_its_link_allows(
+    state_megabytes: float,
+    epoch_seconds: float,
+    link_megabytes: float,
+    most_seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From three donors on links of 100 MB/s, which train, and measure what serving costs them."""
+    cell = Cell(1, epoch_seconds, state_megabytes)
+    cell.shrink(monkeypatch)
+    link = link_megabytes * 1e6 / cell.smaller
+    needed = STATE_BYTES / (link - INT8_BYTES / cell.epoch_seconds) + 2 * cell.epoch_seconds
+    seconds: list[float] = []
+
+    async def main(world: SimulatedWorld) -> None:
+        network = world.add_node("newcomer", NodeSettings(download_bytes_per_second=link))
+        async with open_rpc(network) as rpc, trio.open_nursery() as nursery:
+            member = partial(RunMember, codec="blockwise-int8")
+            run = await start_run(
+                world,
+                nursery,
+                network,
+                epoch_seconds=cell.epoch_seconds,
+                donors=3,
+                machines=[NodeSettings(upload_bytes_per_second=100e6 / cell.smaller)] * 3,
+                member=member,
+                costs=[CountingCost(trio.current_time) for _ in range(3)],
+            )
+            for donor in run.donors:
+                assert isinstance(donor.cost, CountingCost)
+                nursery.start_soon(cell.compute, donor.cost)
+            nursery.start_soon(run.hand_on_slots, SLOT_SECONDS)
+            await trio.sleep(20 * cell.epoch_seconds)
+            newcomer, began = member(seed=1), trio.current_time()
+            with trio.fail_after(2.0 * needed):
+                fetched = await run.fetch(rpc, newcomer, run.old_sources)
+            newcomer.take(fetched.state, fetched.results)
+            assert run.at.epoch - newcomer.at.epoch <= 1, "the others wait for it"
+            assert len(fetched.bytes_from) == 3
+            seconds.append(trio.current_time() - began)
+            nursery.cancel_scope.cancel()
+
+    run_simulation(main, settings=WorldSettings(link=LinkSettings(latency_seconds=0.005)))
+    assert seconds[0] < min(OF_ITS_LINK * needed, most_seconds)
 
 
 @pytest.mark.slow

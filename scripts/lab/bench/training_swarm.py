@@ -37,6 +37,7 @@ PEER = ("-m", "lab.bench.training_peer")
 RUN = "bench"
 BOOTSTRAP_PEERS = 3  # that a new peer gets
 NUMBERS_PER_LIFE = 1 << 32
+WINDOW_FACTOR = 20  # of TCP's windows on cables: a tenth of a second of the link
 GLANCE_SECONDS = 0.2  # between two looks at how far the peers are
 
 
@@ -127,7 +128,7 @@ class TrainingSwarm:
             self._lives.append(life)
             where: dict[str, Any] = {}
             if self._hub is not None:
-                await lay_cable(self._hub, process, number, mbps, self.training.link_mbps)
+                await lay_cable(self._hub, process, number, mbps, WINDOW_FACTOR * mbps)
                 where = {"host": host_of(number)}
             known = [other.address for other in self.living][:BOOTSTRAP_PEERS]
             joined = await process.ask(
@@ -236,7 +237,7 @@ async def open_training_swarm(
             hub = None
             if training.link_mbps:
                 hub = await stack.enter_async_context(forge.open_process("the hub"))
-                await make_hub(hub, training.link_mbps)
+                await make_hub(hub, WINDOW_FACTOR * training.link_mbps)
             swarm = TrainingSwarm(training, Path(folder), logs or Path(folder), forge, hub)
             try:
                 yield swarm
