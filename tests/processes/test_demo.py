@@ -79,6 +79,25 @@ def test_the_demo_keeps_what_it_promises(the_demo: Played) -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("demo")
+async def test_on_a_device_twenty_times_as_fast_the_demo_shows_everything_and_ends(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "tests.processes.fast_device", "--json"]
+    async with started(command, {"TMPDIR": str(tmp_path)}) as child:
+        with trio.fail_after(DEMO_SECONDS):
+            printed = await child.read_rest()
+            code = await child.exit_code()
+    events = [json.loads(line) for line in printed.splitlines()]
+    summary = events[-1]
+    assert (code, summary["failures"]) == (0, []), summary
+    assert [one["name"] for one in summary["killed"]] == ["cleo"]
+    assert summary["late"]["samples"] > 0
+    assert summary["digests_equal"]
+    assert processes_in(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("demo")
 async def test_the_demo_of_experts_loses_none_of_them(tmp_path: Path) -> None:
     code, events = await played(tmp_path / "t", "--experts")
     summary = events[-1]
