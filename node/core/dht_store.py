@@ -1,20 +1,15 @@
 """The peers and slots of the directory that a backbone keeps over a restart, in SQLite.
 
-One file in WAL mode: a batch of slots is one transaction, so after `kill -9` or a power loss the
-file has the state after some batch, never half of one. A file that cannot be ours (damaged, of
-another program, or with other tables) is moved aside with a warning, and a new one is begun. A
-backbone that starts without its memory fills it from its neighbours; one that does not start helps
-nobody. Only a file of a newer potluck is refused: it is sound, and worth an update.
-
-SQLite runs code that is in a file (views, triggers, generated columns). So the schema of an opened
-file is compared, word for word, with the result of our own migrations.
+A batch of slots is one transaction, so after `kill -9` or a power loss the file has the state after
+some batch, never half of one. A file that cannot be ours is moved aside with a warning
+(sqlite_file.py): a backbone that starts without its memory fills it from its neighbours; one that
+does not start helps nobody.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +20,8 @@ from typing import TypeVar
 import msgspec
 
 from node.core.peer_cache import newest_first
-from node.core.private_file import FILE_MODE, FOLDER_MODE, check_is_ours
+from node.core.private_file import FOLDER_MODE
+from node.core.sqlite_file import FileKind, NotOurs, open_or_begin_anew
 from protocols.dht import (
     LARGEST_VALUE_BYTES,
     LONGEST_KEY_BYTES,
@@ -42,7 +38,6 @@ from protocols.rpc import decode
 # "pot1" in ASCII, in SQLite's field for the application of a file.
 APPLICATION_ID = 0x706F7431
 
-# A file is at version n after the first n have run on it. Append; never change one.
 MIGRATIONS = (
     """
     CREATE TABLE contacts (
@@ -63,29 +58,17 @@ MIGRATIONS = (
     """,
 )
 
+KIND = FileKind(
+    "The directory's file", APPLICATION_ID, MIGRATIONS, "this node starts without what was in it"
+)
+
 KEPT_CONTACTS = 2048  # every peer meets a backbone; each costs some hundred bytes
 LONGEST_ADDRESSES_BYTES = 4096  # of one contact: eight of the longest
 LOADED_BYTES = 128 << 20  # keys and values together; twice what a node keeps for others
 
-# How long to wait for another process with the file open (a backup, a person with sqlite3).
-BUSY_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class _NotOurs(Exception):
-    """The file is damaged or foreign; the text says how."""
-
-
-# The errors of SQLite that blame the file, and not the disk or a lock.
-_THE_FILE_ITSELF = (
-    sqlite3.SQLITE_ERROR,
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_FORMAT,
-    sqlite3.SQLITE_NOTADB,
-)
-_SIDE_FILES = ("", "-wal", "-shm")
 
 
 class DhtStore:
@@ -97,8 +80,8 @@ class DhtStore:
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-            self._connection = _open_or_begin_anew(path)
-        except (OSError, sqlite3.Error, _NotOurs) as error:
+            self._connection = open_or_begin_anew(path, KIND)
+        except (OSError, sqlite3.Error, NotOurs) as error:
             raise PotluckError(
                 f"The directory cannot be kept in {path}: {error}.",
                 why="A backbone needs a place for it on disk.",
@@ -221,95 +204,3 @@ def _slots(connection: sqlite3.Connection) -> Iterator[KeptSlot]:
         with contextlib.suppress(msgspec.ValidationError):  # no valid slot: nothing is lost
             slot = msgspec.convert((*row[:5], bool(row[5]), row[6]), Slot)
             yield KeptSlot(slot, row[7])
-
-
-def _open_or_begin_anew(path: Path) -> sqlite3.Connection:
-    try:
-        return _open(path)
-    except _NotOurs as error:
-        reason = str(error)
-    except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _THE_FILE_ITSELF:
-            raise
-        reason = str(error)
-    aside = path.with_name(path.name + ".damaged")
-    for side in _SIDE_FILES:
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(f"{path}{side}", f"{aside}{side}")
-    log.warning(
-        "The directory's file %s cannot be used: %s. It is moved to %s, and this node starts "
-        "without what was in it.", path, reason, aside
-    )  # fmt: skip
-    return _open(path)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    _check_place(path)
-    connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-    )
-    try:
-        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        for statement in (
-            "PRAGMA trusted_schema = OFF",
-            "PRAGMA cell_size_check = ON",
-            "PRAGMA mmap_size = 0",  # so that a damaged disk gives an error, not a signal
-        ):
-            connection.execute(statement)
-        version = _check_content(path, connection)
-        connection.execute("PRAGMA journal_mode = WAL")
-        # With WAL the file is sound after a power loss; the last few batches may be missing.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        _migrate(connection, version)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _check_place(path: Path) -> None:
-    """Make an empty file of our own, or check the existing one and its side files."""
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
-    for side in _SIDE_FILES:
-        with contextlib.suppress(FileNotFoundError):
-            check_is_ours(Path(f"{path}{side}"), os.lstat(f"{path}{side}"))
-
-
-def _check_content(path: Path, connection: sqlite3.Connection) -> int:
-    """The version of the file, 0 if it is new. _NotOurs if it is foreign or damaged."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    if application == APPLICATION_ID and version > len(MIGRATIONS):
-        raise PotluckError(
-            f"{path} was written by a newer potluck.",
-            why=f"It is of version {version}, and this one knows {len(MIGRATIONS)}.",
-            advice="Update potluck, or move that file away to start without it.",
-        )
-    if application not in (0, APPLICATION_ID) or (application == 0 and version):
-        raise _NotOurs("it belongs to another program")
-    if _schema_of(connection) != _schema_of_version(max(0, version)):
-        raise _NotOurs("its tables are not ours")
-    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        raise _NotOurs(str(verdict).splitlines()[0])
-    return int(version)
-
-
-def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
-        connection.executescript(
-            f"BEGIN IMMEDIATE; {script} PRAGMA application_id = {APPLICATION_ID};"
-            f" PRAGMA user_version = {number}; COMMIT;"
-        )
-
-
-def _schema_of_version(version: int) -> list[tuple[str, str, str]]:
-    with contextlib.closing(sqlite3.connect(":memory:")) as model:
-        for script in MIGRATIONS[:version]:
-            model.executescript(script)
-        return _schema_of(model)
-
-
-def _schema_of(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
-    return connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name").fetchall()
