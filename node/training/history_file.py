@@ -1,0 +1,158 @@
+"""A run's history (history.py) on the disk, in SQLite, for the page of a node.
+
+    async with open_history(path, session, target=lambda: 2048) as history:
+        ...                                                  # while the page is served
+
+What is new is written every few seconds and at the end, in a thread. Points of the curve are rows;
+everything else is one small document. A full disk costs the history, not the training.
+
+Promises: bounded as history.py is, and nothing is read from the file that is larger than what is
+written. A file that cannot be ours is moved aside, and the history begins anew (sqlite_file.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from node.core.disk_trouble import disk_trouble
+from node.core.private_file import FOLDER_MODE
+from node.core.sqlite_file import FileKind, NotOurs, open_or_begin_anew
+from node.training.history import OLD_POINTS, RECENT_STEPS, Beside, Point, RunHistory
+from node.training.session import TrainingSession
+from protocols.blocking import in_thread
+from protocols.errors import PotluckError
+
+WRITE_SECONDS: Final = 5.0  # of the history that a kill may lose
+LARGEST_BESIDE: Final = 1 << 20  # bytes; 512 peers and a hundred events take a fifth of it
+LARGEST_FILE: Final = 16 << 20  # bytes: SQLite refuses to write more, whatever goes wrong
+
+KIND = FileKind(
+    "The run's history",
+    0x706F7432,  # "pot2" in ASCII
+    (
+        """
+        CREATE TABLE points (
+            step INTEGER PRIMARY KEY, steps INTEGER NOT NULL, loss REAL, samples REAL NOT NULL,
+            total REAL NOT NULL, seconds REAL NOT NULL, busy_seconds REAL NOT NULL,
+            peers INTEGER NOT NULL
+        );
+        CREATE TABLE beside (only_row INTEGER PRIMARY KEY, value BLOB NOT NULL);
+        """,
+    ),
+    "the page begins its history anew",
+)
+
+_log = logging.getLogger("potluck.page")
+
+
+class HistoryFile:
+    """One open file. Blocking code, for one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it. PotluckError if neither works."""
+        self.path = path
+        try:
+            path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            self._connection = open_or_begin_anew(path, KIND)
+            (page,) = self._connection.execute("PRAGMA page_size").fetchone()
+            self._connection.execute(f"PRAGMA max_page_count = {LARGEST_FILE // int(page)}")
+        except (OSError, sqlite3.Error, NotOurs) as error:
+            why = disk_trouble(error, path)[0] if isinstance(error, OSError) else str(error)
+            raise PotluckError(
+                f"The run's history cannot be kept in {path}.",
+                why=why,
+                advice="Free some space and allow this user to write there.",
+            ) from error
+        self._written: dict[int, Point] = {}
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def load(self) -> tuple[tuple[Point, ...], Beside]:
+        """What was kept; values that cannot be ours are left out."""
+        points, beside = [], Beside()
+        rows = self._connection.execute(
+            "SELECT * FROM points ORDER BY step DESC LIMIT ?", (OLD_POINTS + RECENT_STEPS,)
+        ).fetchall()
+        for row in reversed(rows):
+            with contextlib.suppress(msgspec.ValidationError):
+                points.append(msgspec.convert(row, Point))
+        self._written = {one.step: one for one in points}
+        found = self._connection.execute(
+            "SELECT value FROM beside WHERE typeof(value) = 'blob' AND length(value) <= ?",
+            (LARGEST_BESIDE,),
+        ).fetchone()
+        if found is not None:
+            with contextlib.suppress(msgspec.DecodeError):
+                beside = msgspec.json.decode(found[0], type=Beside)
+        return tuple(points), beside
+
+    def save(self, points: tuple[Point, ...], beside: Beside) -> None:
+        """Write what differs from the last time. sqlite3.Error if the disk is full or gone."""
+        now = {one.step: one for one in points}
+        gone = [(step,) for step in self._written.keys() - now.keys()]
+        new = [one for step, one in now.items() if self._written.get(step) != one]
+        value = msgspec.json.encode(beside)
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany("DELETE FROM points WHERE step = ?", gone)
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                map(msgspec.structs.astuple, new),
+            )
+            if len(value) <= LARGEST_BESIDE:
+                self._connection.execute("INSERT OR REPLACE INTO beside VALUES (1, ?)", (value,))
+        self._written = now
+
+
+@asynccontextmanager
+async def open_history(
+    path: Path,
+    session: TrainingSession,
+    *,
+    target: Callable[[], int],
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+) -> AsyncIterator[RunHistory]:
+    """The history of the session's run, kept until the block ends."""
+    file = await in_thread(HistoryFile, path)
+    try:
+        points, beside = await in_thread(file.load)
+        history = RunHistory(
+            target=target, clock=clock, wall_clock=wall_clock, points=points, beside=beside
+        )
+        session.follow(history.take)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_write_on, file, history, session)
+            yield history
+            nursery.cancel_scope.cancel()
+    finally:
+        _write(file, history.curve.points, history.beside())
+        file.close()
+
+
+async def _write_on(file: HistoryFile, history: RunHistory, session: TrainingSession) -> None:
+    """Look who is there and write what is new, every few seconds, forever."""
+    while True:
+        await trio.sleep(WRITE_SECONDS)
+        history.look(session.view().peers)
+        points, beside = history.curve.points, history.beside()
+        with trio.CancelScope(shield=True):  # the file is for one thread at a time
+            await in_thread(_write, file, points, beside)
+
+
+def _write(file: HistoryFile, points: tuple[Point, ...], beside: Beside) -> None:
+    try:
+        file.save(points, beside)
+    except sqlite3.Error as error:
+        _log.warning("the history of the run cannot be kept in %s: %s", file.path, error)
