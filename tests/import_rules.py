@@ -45,6 +45,7 @@ FACES = (
     "node.app.screen",
     "node.app.demo",
     "node.app.doctor",
+    "node.app.page",
 )
 
 # Packages without such a face, because it would load more than a light command needs: others use

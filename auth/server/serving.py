@@ -44,6 +44,10 @@ BACKLOG = 512  # connections that the kernel holds while we are busy with others
 _log = logging.getLogger("potluck.auth.serving")
 
 
+class ClientGone(OSError):
+    """For an application that answers in pieces: nobody reads them any more."""
+
+
 class HttpServer:
     """Serves an application on some sockets, over TLS if it is given a certificate."""
 
@@ -337,6 +341,8 @@ class Connection:
         }
         try:
             await self._app(scope, self._receive, partial(self._send, request, is_last))
+        except ClientGone:
+            pass
         except Exception as error:  # noqa: BLE001 - as one that answered nothing
             _log.exception("the application failed: %r", error)
         if self._http.our_state is h11.SEND_RESPONSE:
@@ -355,8 +361,9 @@ class Connection:
         return {"type": "http.disconnect"}
 
     async def _send(self, request: h11.Request, is_last: bool, message: Message) -> None:
-        """A piece of the application's answer. It is held back until its end: one record of TLS
-        and one system call, and not three."""
+        """A piece of the application's answer. The head is held back until the first piece of the
+        body: one record of TLS and one system call, and not three. ClientGone if it has left before
+        the last piece, or reads nothing."""
         if message["type"] == "http.response.start":
             last = [(b"connection", b"close")] if is_last else []
             headers = [*message["headers"], _date(), *last]
@@ -367,6 +374,8 @@ class Connection:
         if not message.get("more_body", False):
             self._hold(h11.EndOfMessage())
             await self._write()
+        elif not await self._write():
+            raise ClientGone
 
     async def _send_status(self, status: int) -> None:
         """An answer of ours to something that is no request, or that the application left."""
@@ -402,17 +411,19 @@ class Connection:
     def _hold(self, event: h11.Event) -> None:
         self._unsent += self._http.send(event) or b""
 
-    async def _write(self) -> None:
-        """Send what was held back, even when cancelled, with the timeout of a write."""
+    async def _write(self) -> bool:
+        """Send what was held back, even when cancelled, with the timeout of a write. Whether all of
+        it was sent; else the connection is ending."""
         unsent, self._unsent = self._unsent, b""
         deadline = trio.current_time() + WRITE_SECONDS
         with trio.CancelScope(deadline=deadline, shield=True):
             try:
                 await self._stream.send_all(unsent)
-                return
+                return True
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # the client has left
         self._is_ending = True
+        return False
 
 
 def _date() -> tuple[bytes, bytes]:

@@ -15,7 +15,8 @@ reads every figure at the request and counts nothing itself; docs/operators.md l
 holds a secret, but they show who computes how much, so it listens on this machine only, unless its
 operator names another address.
 
-A backbone without a run (`--relay-only`) has the same answers, without the run's part.
+A backbone without a run (`--relay-only`) has the same answers, without the run's part. With a run
+it serves the run's page (node/app/page/), too.
 
 Promises: bounded in connections, requests and bytes (auth/server/serving.py), and it ends with the
 task that runs it. An answer waits for nothing of the run, or a health check would be slow just when
@@ -51,6 +52,7 @@ from nat.connectivity import ReachMode
 from nat.punching import PunchOutcome
 from nat.reachability import OUTCOMES
 from nat.relaying import Refusal
+from node.app.page import MOST_VIEWERS, Page
 from node.core.caps.units import in_words
 from node.core.status import ConnectivityStatus, NodeStatus, RelayStatus
 from node.core.training_view import TrainerView
@@ -427,14 +429,18 @@ class BackboneHealth:
 
 
 async def serve_backbone(
-    address: ListenAddress, health: BackboneHealth, listening: Callable[[str], None]
+    address: ListenAddress,
+    health: BackboneHealth,
+    listening: Callable[[str], None],
+    page: Page | None = None,
 ) -> None:
-    """Serve until cancelled; `listening` is told the URL. CannotServeHttp if it cannot."""
+    """Serve until cancelled; `listening` is told the URL. CannotServeHttp if it cannot. `page`: the
+    run's page, which is run elsewhere; None without a run."""
     listeners = await _listeners(address)
     server = HttpServer(
-        backbone_app(health),
+        backbone_app(health, page),
         None,
-        most_connections=MOST_CONNECTIONS,
+        most_connections=MOST_CONNECTIONS + (0 if page is None else MOST_VIEWERS),
         most_connections_per_address=MOST_CONNECTIONS,
         handshakes=AllowedRate.per_minute(CONNECTIONS_A_MINUTE),
         proxies=THIS_MACHINE,
@@ -445,8 +451,8 @@ async def serve_backbone(
         listening(f"http://{ListenAddress(host, port)}")
 
 
-def backbone_app(health: BackboneHealth) -> Starlette:
-    """The routes of the three answers."""
+def backbone_app(health: BackboneHealth, page: Page | None = None) -> Starlette:
+    """The routes of the three answers, and of the page."""
 
     async def healthz(_request: Request) -> Answer:
         troubles = await health.troubles()
@@ -468,7 +474,8 @@ def backbone_app(health: BackboneHealth) -> Starlette:
         return Answer(made, CONTENT_TYPE_LATEST)
 
     routes = (("/healthz", healthz), ("/readyz", readyz), ("/metrics", metrics))
-    app = Starlette(routes=[Route(path, answer) for path, answer in routes])
+    own = [Route(path, answer) for path, answer in routes]
+    app = Starlette(routes=own if page is None else [*own, *page.routes()])
     app.router.redirect_slashes = False
     return app
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -106,14 +106,20 @@ def with_names(words: str, peers: Iterable[PeerNames]) -> str:
         **{one.peer: one for one in named},
     }
 
-    def said(found: re.Match[str]) -> str:
-        one = by_id.get(found[1])
-        behind = f" ({found[2]})" if found[2] is not None else ""
+    def said(peer: str, person: str | None) -> str:
+        one = by_id.get(peer)
+        behind = f" ({person})" if person is not None else ""
         if one is None:
-            return f"{short(found[1])}{behind}"
-        return one.label if found[2] == one.verified else f"{one.label}{behind}"
+            return f"{short(peer)}{behind}"
+        return one.label if person == one.verified else f"{one.label}{behind}"
 
-    return _NAMED.sub(said, words)
+    return with_peers(words, said)
+
+
+def with_peers(words: str, said: Callable[[str, str | None], str]) -> str:
+    """Replace each peer id in the words. `said` is given the id, whole or short, and what stands in
+    brackets after it."""
+    return _NAMED.sub(lambda found: said(found[1], found[2]), words)
 
 
 def _clipped(name: str, most_cells: int) -> str:

@@ -7,6 +7,7 @@
 | access pass, newest revocations | `HOME/access.pass`, `HOME/revocations` | beside the key |
 | organiser's key, and what is kept of runs | `HOME/organiser.key`, `HOME/runs/` | beside the key |
 | peers known, and a backbone's slots | `HOME/peers.json`, `HOME/dht.sqlite` | beside the key |
+| the history of a run, for its page | `HOME/runs/` | beside the key |
 | records of who gave what to runs | `HOME/credit/` | beside the key |
 | what was sent and received this month | `HOME/traffic.json` | beside the key |
 | what was relayed for others this month | `HOME/relayed.json` | beside the key |

@@ -184,6 +184,16 @@ class CheckpointsSection(_Section, frozen=True, kw_only=True):
     keep_every: OrNone = 0
 
 
+class PageSection(_Section, frozen=True, kw_only=True):
+    """`[page]`: what the run's page shows to everybody who can open it (node/app/page/)."""
+
+    names: Literal["auto", "names", "pseudonyms"] = "auto"
+    """How peers are named: `auto` is by their names in an open run, and by pseudonyms in a closed
+    one."""
+    events: bool = True
+    """Whether the page has the last events."""
+
+
 class RunDefinition(_Section, frozen=True, kw_only=True):
     """The whole definition. `model`, `optimizer` and `schedule` are those of models/registry.py,
     `data` is that of models/data/settings.py. `model` and `data` may each name a module of the
@@ -200,6 +210,7 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
     experts: ExpertsSection | None = None
     limits: LimitsSection = LimitsSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
+    page: PageSection = PageSection()
 
     @property
     def name(self) -> str:

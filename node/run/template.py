@@ -151,6 +151,12 @@ codec = "float16"
 #keep_last = 3
 # Keeps a checkpoint for ever every this many steps; 0: none.
 #keep_every = 0
+
+# What is public on the run's page: "names" or "pseudonyms" ("auto": names in an open run,
+# pseudonyms in a closed one), and whether the last events are. Needs the newest potluck.
+#[page]
+#names = "auto"
+#events = true
 """
 
 

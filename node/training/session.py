@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
@@ -66,6 +66,11 @@ from protocols.accumulation.events import (
 )
 from protocols.identity import PeerId
 
+if TYPE_CHECKING:
+    from node.run.costs import Costs
+    from node.run.definition import RunDefinition
+    from node.training.credit import Board
+
 LINES_KEPT: Final = 2_000
 """Events for `potluck logs`: some hours, at most half a megabyte."""
 
@@ -103,6 +108,11 @@ class TrainingSession:
         self.watched: Watched | None = None
         self.experts: Callable[[], ExpertsView] | None = None
         """The experts of the run, once it is known to have some."""
+        self.definition: RunDefinition | None = None
+        """The run's definition, and what it costs a peer that trains, once they are known."""
+        self.costs: Costs | None = None
+        self.leaderboard: Callable[[], Awaitable[Board]] | None = None
+        """Adds up the records that are here, once this peer keeps some."""
         self.take_served_rows: Callable[[], Mapping[PeerId, int]] = dict
         """The rows that each server of experts has computed for this peer since the last call."""
         self.lines: deque[tuple[float, str]] = deque(maxlen=LINES_KEPT)

@@ -28,6 +28,7 @@ COMMANDS = (
     "leave",
     "peers",
     "leaderboard",
+    "page",
     "logs",
     "service",
     "listen",

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from node.core.configuration import Configuration
     from node.core.node import Node
     from node.core.settings import Value
-    from node.training.session import TrainingSession
 
 DEFAULT_HTTP = "127.0.0.1:8481"  # a first auth server is at 8480
 
@@ -45,11 +44,13 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "backbone",
-        help="keep a run alive and relay for its peers: checkpoints, /metrics, /healthz, /readyz",
+        help="keep a run alive and relay for its peers: checkpoints, a page, /metrics, /healthz",
         description="Run an organiser's peer that computes no samples: others join through it, it "
         "relays for those whom nobody can dial, keeps the run's checkpoints in DIR/checkpoints, "
         "helps to average, and serves the state to newcomers. It does all that `potluck run start "
-        "DIR --keep-only` does. Over HTTP it answers /metrics for Prometheus, /healthz with 200 "
+        "DIR --keep-only` does. Over HTTP it serves the run's page, which `potluck page` opens in "
+        "a browser: the loss, the speed, who is there, the leaderboard, how to join. It also "
+        "answers /metrics for Prometheus, /healthz with 200 "
         "while it listens, has joined and writes checkpoints, and /readyz with 200 while it "
         "listens, has joined and its relay has room; otherwise 503 with the reasons. See "
         "docs/operators.md.\n\n"
@@ -75,8 +76,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--http",
         metavar="HOST:PORT",
         default=DEFAULT_HTTP,
-        help=f"the address of /metrics, /healthz and /readyz ({DEFAULT_HTTP}); a port of 0 is any "
-        "that is free",
+        help=f"the address of the page, /metrics, /healthz and /readyz ({DEFAULT_HTTP}); a port "
+        "of 0 is any that is free",
     )
     parser.add_argument(
         "--systemd",
@@ -158,35 +159,10 @@ def _check_room(configuration: Configuration) -> None:
 
 
 def _keep_run(arguments: argparse.Namespace, address: ListenAddress) -> int:
-    import time
-
-    import trio
-
-    from node.app.backbone import BackboneRecord
     from node.app.commands.run_start import start_peer
-    from node.run.definition import read_definition
-    from node.run.folder import RunFolder
-
-    folder = RunFolder(Path(arguments.folder).expanduser().absolute())
-    every_seconds = read_definition(folder.text()).checkpoints.every_seconds
-    record = BackboneRecord(checkpoint_seconds=every_seconds, clock=time.monotonic)
-
-    async def serve(node: Node, session: TrainingSession, lines: LineQueue) -> None:
-        from node.app.backbone import BackboneHealth, KeptRun, serve_backbone
-
-        def ailing(troubles: tuple[str, ...]) -> None:
-            session.troubles = troubles
-            session.changed()
-
-        session.follow(record.take)
-        kept = KeptRun(record, session.view, folder.trouble)
-        health = BackboneHealth(node.status, node.network.traffic, kept)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(health.watch, ailing)
-            await serve_backbone(address, health, _telling_url(lines))
 
     return start_peer(
-        arguments, "potluck backbone", keeps_only=True, beside=serve, defaults=OTHER_DEFAULTS
+        arguments, "potluck backbone", keeps_only=True, http=address, defaults=OTHER_DEFAULTS
     )
 
 

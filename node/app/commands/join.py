@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from node.app.cli.output import Output
 
 if TYPE_CHECKING:
+    from auth.server.settings import ListenAddress
     from node.app.cli.parser import CommandParser, Subparsers
     from node.core.configuration import Configuration
     from node.run.invite import RunInvite
@@ -32,6 +33,7 @@ LOGIN_SECONDS = 900.0  # a person goes to another device, and finds the second f
 
 def add_parser(subparsers: Subparsers) -> None:
     from node.app.commands.experts import add_most_experts
+    from node.app.commands.run_start import add_http
 
     parser = subparsers.add_parser(
         "join",
@@ -56,6 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "potluck join --schedule 22:00-07:00 --max-memory 4GB",
     )
     add_invite_flags(parser)
+    add_http(parser)
     add_most_experts(parser)
 
 
@@ -85,9 +88,12 @@ def add_invite(parser: CommandParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from node.app.cli.listen_flag import listen_flag
     from node.training.join import ServingWish
 
-    return join(arguments, "potluck join", serving=ServingWish(arguments.experts), trains=True)
+    http = None if arguments.http is None else listen_flag("--http", arguments.http)
+    serving = ServingWish(arguments.experts)
+    return join(arguments, "potluck join", serving=serving, trains=True, http=http)
 
 
 def typed_invite(arguments: argparse.Namespace) -> str | None:
@@ -95,8 +101,16 @@ def typed_invite(arguments: argparse.Namespace) -> str | None:
     return " ".join(arguments.invite) if arguments.invite else None
 
 
-def join(arguments: argparse.Namespace, command: str, *, serving: ServingWish, trains: bool) -> int:
-    """Take part with a volunteer's peer. `command`: the typed words, to continue with later."""
+def join(
+    arguments: argparse.Namespace,
+    command: str,
+    *,
+    serving: ServingWish,
+    trains: bool,
+    http: ListenAddress | None = None,
+) -> int:
+    """Take part with a volunteer's peer. `command`: the typed words, to continue with later.
+    `http`: the address of the run's page, for this peer's owner."""
     from node.app.cli.configured import configuration_for
     from node.app.login_inputs import read_code
     from node.core.caps.settings import caps_of
@@ -151,7 +165,7 @@ def join(arguments: argparse.Namespace, command: str, *, serving: ServingWish, t
             return exit_code
         need = Need.NOTHING
 
-    from node.app.foreground import train_in_foreground
+    from node.app.foreground import Beside, nothing_beside, train_in_foreground
     from node.training.happenings import LOGGING_IN, STARTING, Notice, Preparing
     from node.training.join import Participation, enrol_with_code
     from node.training.session import TrainingSession
@@ -170,8 +184,18 @@ def join(arguments: argparse.Namespace, command: str, *, serving: ServingWish, t
     part = Participation(
         invite.run, invite.organiser, trusted=trusted, serving=serving, trains=trains
     )
+    beside: Beside = nothing_beside
+    if http is not None:
+        from node.app.run_http import RunHttp
+
+        beside = RunHttp(http, invite.run, invite.organiser).serve
     return train_in_foreground(
-        with_places(configuration, invite), part, output, before=get_in, again=command
+        with_places(configuration, invite),
+        part,
+        output,
+        before=get_in,
+        beside=beside,
+        again=command,
     )
 
 

@@ -24,6 +24,7 @@ from node.core.wrong_use import WrongUse
 from node.run.folder import RunFolder, organiser_here, organiser_key
 
 if TYPE_CHECKING:
+    from auth.server.settings import ListenAddress
     from node.app.cli.line_queue import LineQueue
     from node.app.cli.parser import CommandParser, Subparsers
     from node.app.foreground import Beside
@@ -64,7 +65,18 @@ def add_start(actions: Subparsers) -> None:
         action="store_true",
         help="compute no samples: keep checkpoints, help to average, and serve the state",
     )
+    add_http(start)
     add_flags(start)
+
+
+def add_http(parser: CommandParser) -> None:
+    """The address of the run's page, which is served only if it is given."""
+    parser.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        help="serve the run's page (`potluck page` opens it), /metrics, /healthz and /readyz at "
+        "this address, for example 127.0.0.1:8481; a port of 0 is any that is free",
+    )
 
 
 def add_flags(start: CommandParser, *, without: Container[str] = ()) -> None:
@@ -86,8 +98,11 @@ def add_flags(start: CommandParser, *, without: Container[str] = ()) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from node.app.cli.listen_flag import listen_flag
+
     command = "potluck run start --keep-only" if arguments.keep_only else "potluck run start"
-    return start_peer(arguments, command, keeps_only=arguments.keep_only)
+    http = None if arguments.http is None else listen_flag("--http", arguments.http)
+    return start_peer(arguments, command, keeps_only=arguments.keep_only, http=http)
 
 
 def start_peer(
@@ -95,11 +110,11 @@ def start_peer(
     command: str,
     *,
     keeps_only: bool,
-    beside: Beside | None = None,
+    http: ListenAddress | None = None,
     defaults: Mapping[str, Value] | None = None,
 ) -> int:
-    """The work of `run start` and `potluck backbone`, which has its own task `beside` and its own
-    `defaults` of settings. `command`: the typed words before the folder."""
+    """The work of `run start` and `potluck backbone`, which has its own `defaults` of settings.
+    `command`: the typed words before the folder. `http`: the address of the run's page."""
     from node.app.cli.configured import configuration_for
     from node.core.running_lock import hold_running_lock
     from node.core.stopping_signals import undisturbed
@@ -131,7 +146,7 @@ def start_peer(
         configuration = listening_as_before(configuration, folder, output)
         check_listening(configuration.listen_addresses)  # before a code is made and spent
         way_in = _way_in(configuration, signed, getattr(arguments, "home", None))
-        return _run(configuration, folder, part, way_in, arguments, command, output, beside)
+        return _run(configuration, folder, part, way_in, arguments, command, output, http)
 
 
 def _run(
@@ -142,7 +157,7 @@ def _run(
     arguments: argparse.Namespace,
     command: str,
     output: Output,
-    beside: Beside | None,
+    http: ListenAddress | None,
 ) -> int:
     """Run until told to leave. Returns the exit code."""
     from node.app.foreground import nothing_beside, train_in_foreground
@@ -163,15 +178,34 @@ def _run(
     def introduce(node: Node, lines: LineQueue) -> None:
         _introduce(node, folder, signed, arguments, lines)
 
+    beside: Beside = nothing_beside
+    if http is not None:
+        beside = _page_of(http, folder, signed)
     return train_in_foreground(
         configuration,
         part,
         output,
         before=get_in,
         started=introduce,
-        beside=beside or nothing_beside,
+        beside=beside,
         again=f"{command} {shlex.quote(arguments.folder)}",
     )
+
+
+def _page_of(http: ListenAddress, folder: RunFolder, signed: SignedDefinition) -> Beside:
+    """The task that serves the run's page."""
+    from node.app.run_http import RunHttp
+    from node.run.invite import write_invite
+
+    return RunHttp(
+        http,
+        signed.definition.name,
+        signed.organiser,
+        checkpoint_seconds=signed.definition.checkpoints.every_seconds,
+        folder_trouble=folder.trouble,
+        invite=lambda node: write_invite(_invite_of(node, signed)),
+        definition=signed.definition,
+    ).serve
 
 
 async def _try_out(part: Participation, session: TrainingSession) -> None:
@@ -330,10 +364,9 @@ def _introduce(
     lines: LineQueue,
 ) -> None:
     """The node listens: remember the ports, and print the invite."""
-    from auth.invites import Invite
-    from node.app.commands.run_invite import auth_server_of, wants_qr, worth_naming
+    from node.app.commands.run_invite import auth_server_of, wants_qr
     from node.app.views.qr import lines_that_fit
-    from node.run.invite import RunInvite, write_invite
+    from node.run.invite import write_invite
 
     addresses = node.network.addresses()
     try:
@@ -343,16 +376,11 @@ def _introduce(
             f"warning: this run's ports cannot be saved ({error.strerror}: {folder.path}). After a "
             "restart the invite may be useless: choose a port with --listen."
         )
-    access = None
-    if node.membership is not None:
-        kept = node.membership.kept
-        access = Invite(kept.run, (), kept.auth_url, kept.fingerprint, "", kept.pin)
-    bootstrap = worth_naming(addresses)
-    invite = RunInvite(signed.definition.name, bootstrap, signed.organiser, 0, access)
+    invite = _invite_of(node, signed)
     text = write_invite(invite)
     to_people = not getattr(arguments, "json", False)
     if to_people:  # before the text: a code can fill a terminal, and the text must stay visible
-        wanted = wants_qr(arguments.qr, bootstrap)
+        wanted = wants_qr(arguments.qr, invite.bootstrap)
         for line in lines_that_fit(text, wanted=wanted, colour=False):
             lines.say(line)
     lines.data(
@@ -362,15 +390,31 @@ def _introduce(
             "organiser": invite.organiser,
             "peer_id": node.network.peer_id,
             "addresses": list(addresses),
-            "closed": access is not None,
+            "closed": invite.access is not None,
             "invite": text,
         },
         text,
     )
     if to_people:
         makes_codes = auth_server_of(invite.run, getattr(arguments, "home", None)) is not None
-        for line in for_people(access is not None, makes_codes, shlex.quote(arguments.folder)):
+        for line in for_people(
+            invite.access is not None, makes_codes, shlex.quote(arguments.folder)
+        ):
             lines.say(line)
+
+
+def _invite_of(node: Node, signed: SignedDefinition) -> RunInvite:
+    """The way to this node, without a code."""
+    from auth.invites import Invite
+    from node.app.commands.run_invite import worth_naming
+    from node.run.invite import RunInvite
+
+    access = None
+    if node.membership is not None:
+        kept = node.membership.kept
+        access = Invite(kept.run, (), kept.auth_url, kept.fingerprint, "", kept.pin)
+    addresses = worth_naming(node.network.addresses())
+    return RunInvite(signed.definition.name, addresses, signed.organiser, 0, access)
 
 
 def for_people(is_closed: bool, makes_codes: bool, folder: str) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""A QR code of an invite, drawn with characters: two rows of it in each line of the terminal.
+"""A QR code of an invite: as rows of modules, or drawn with characters, two rows of it in each line
+of the terminal.
 
 On a dark terminal a block in the foreground colour is light. So the colours are set explicitly if
 the terminal has colours (dark on light, which every reader knows); otherwise blocks stand for
@@ -17,12 +18,17 @@ BLACK_ON_WHITE, PLAIN = "\033[30;107m", "\033[0m"
 DARK_BLOCKS = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
 
 
-def qr_lines(text: str, *, colour: bool) -> list[str]:
-    """The lines of the drawing."""
+def qr_rows(text: str) -> list[list[bool]]:
+    """The modules of the code, row by row; True is dark."""
     import segno
 
     code = segno.make(text, error="l", micro=False, boost_error=False)
-    rows = [[bool(module) for module in row] for row in code.matrix_iter(border=QUIET_MODULES)]
+    return [[bool(module) for module in row] for row in code.matrix_iter(border=QUIET_MODULES)]
+
+
+def qr_lines(text: str, *, colour: bool) -> list[str]:
+    """The lines of the drawing."""
+    rows = qr_rows(text)
     if len(rows) % 2:
         rows.append([False] * len(rows[0]))
     lines = []

@@ -5,9 +5,11 @@ pages), `shelf` (pages on disk, and fetching others'), `tally` (adding up record
 lie), `sums` (a keeper's sums, and checking them).
 """
 
-from node.training.credit.service import CreditTerms, open_credit
+from node.training.credit.service import Board, CreditTerms, Rank, open_credit
 
 __all__ = [
+    "Board",
     "CreditTerms",
+    "Rank",
     "open_credit",
 ]

@@ -328,6 +328,7 @@ async def open_credit(
     node.rpc.serve(CONTENTS, credit.contents)
     node.rpc.serve(PAGE, credit.page)
     node.control.add(LEADERBOARD, credit.answer)
+    session.leaderboard = credit.board
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(credit.write_on)
@@ -504,12 +505,21 @@ class CreditService:
         checks = (
             await self._checking().check(self._keepers_here()) if arguments.get("check") else ()
         )
+        await answer(await self.board(asked, unheard, checks))
+
+    async def board(
+        self,
+        asked: int = 0,
+        unheard: dict[PeerId, str] | None = None,
+        checks: tuple[Check, ...] = (),
+    ) -> Board:
+        """The leaderboard, by the records that are here."""
         names = {
             self._identity.peer_id: self._session.name,
             **self._names,
             **{PeerId(one.peer): one.said_name for one in self._session.view().peers},
         }
-        await answer(await in_thread(self._add_up, asked, unheard, checks, names))
+        return await in_thread(self._add_up, asked, unheard or {}, checks, names)
 
     async def _gather(self, only: Collection[PeerId] = ()) -> tuple[int, dict[PeerId, str]]:
         """Fetch the pages of these peers, or of all that can be reached."""

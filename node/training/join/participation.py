@@ -186,7 +186,7 @@ async def _prepare(
         session.happened(Preparing(LOADING))
     session.happened(Preparing(WORKING_OUT))
     own = _as_its_owner_wants(signed, caps, part)
-    definition = own.definition
+    definition = session.definition = own.definition
     if not part.trains and definition.experts is None:
         raise NothingToServe(
             f"{part.run} has no experts to serve.",
@@ -199,7 +199,7 @@ async def _prepare(
         watched.leave_batches_alone()
     fit = costs = plan = None
     if part.trains:
-        costs = await _in_thread_to_let_go(_costs_of, own, part.trusted)
+        costs = session.costs = await _in_thread_to_let_go(_costs_of, own, part.trusted)
         fit = check_fits(
             costs,
             caps,

@@ -1,0 +1,206 @@
+"""The page in a real browser: what a person sees, and that nothing from a stranger ever runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import trio
+
+from node.app.page import Page
+from tests.page.browser import Browser, Tab, missing
+from tests.page.scenes import Scene, served
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no browser for it: {missing()}")
+
+SIZES = [(390, 844), (820, 1100), (1600, 1000)]
+HAS_DRAWN = "document.querySelectorAll('#loss-chart svg path.line').length === 1"
+IS_LIVE = "document.getElementById('fresh').textContent === 'live'"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser.started() as found:
+        yield found
+
+
+async def seen(scene: Scene, look: Callable[[str], Any]) -> Any:
+    async with served(Page(scene.source())) as url:
+        return await trio.to_thread.run_sync(look, url)
+
+
+def text(tab: Tab, place: str) -> str:
+    return str(tab.evaluate(f"document.getElementById({place!r}).innerText"))
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_every_view_is_drawn_at_every_size_without_a_complaint(
+    browser: Browser, width: int, height: int, dark: bool
+) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab(width=width, height=height, dark=dark, phone=width < 500)
+        tab.open(f"{url}/")
+        tab.wait_for(HAS_DRAWN)
+        tab.wait_for(IS_LIVE)
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+        assert text(tab, "step") == "900 of 4,000"
+        assert tab.evaluate("document.querySelectorAll('#people tbody tr').length") == 6
+        assert tab.evaluate("document.querySelectorAll('#board tbody tr').length") == 6
+        assert tab.evaluate("document.querySelectorAll('#map circle').length") == 6
+        assert tab.evaluate("document.querySelectorAll('#qr path').length") == 1
+        ground = tab.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        assert ground == ("rgb(15, 20, 19)" if dark else "rgb(244, 243, 238)")
+        assert tab.troubles == []
+        assert [one.removeprefix(url).split("?")[0] for one in tab.requests] == ["/", "/events"]
+
+    await seen(Scene(peers=6), look)
+
+
+async def test_a_run_that_begins_says_so(browser: Browser) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab()
+        tab.open(f"{url}/")
+        tab.wait_for(IS_LIVE)
+        assert "Nothing to draw yet" in text(tab, "loss-chart")
+        assert "Nobody can be credited yet" in text(tab, "board-more")
+        assert text(tab, "phase") == "preparing"
+        assert tab.troubles == []
+
+    await seen(Scene(peers=1, steps=0), look)
+
+
+async def test_nothing_that_a_stranger_calls_itself_is_executed(browser: Browser) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab()
+        tab.open(f"{url}/")
+        tab.wait_for(HAS_DRAWN)
+        tab.wait_for(IS_LIVE)
+        assert tab.evaluate("typeof window.bad") == "undefined"
+        assert tab.evaluate("document.images.length") == 0
+        assert tab.evaluate("document.scripts.length") == 2
+        assert "<img src=x onerror=window.bad=1>" in text(tab, "people")
+        assert tab.troubles == []
+
+    await seen(Scene(peers=8, hostile=True), look)
+
+
+async def test_the_policy_stops_a_script_that_got_into_the_page(browser: Browser) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab()
+        tab.open(f"{url}/")
+        tab.wait_for(HAS_DRAWN)
+        tab.evaluate(
+            "(() => { const one = document.createElement('script');"
+            " one.textContent = 'window.bad = 1'; document.body.append(one);"
+            " document.body.insertAdjacentHTML('beforeend',"
+            " '<img src=x onerror=\"window.bad = 1\">'); })()"
+        )
+        browser.listen(0.5)
+        assert tab.evaluate("typeof window.bad") == "undefined"
+        assert any("Content Security Policy" in one for one in tab.troubles)
+
+    await seen(Scene(peers=3, steps=30), look)
+
+
+async def test_a_step_is_shown_without_loading_the_page_again(browser: Browser) -> None:
+    scene = Scene(peers=4, steps=50)
+    page = Page(scene.source())
+
+    def opened(url: str) -> Tab:
+        tab = browser.tab()
+        tab.open(f"{url}/")
+        tab.wait_for(IS_LIVE)
+        return tab
+
+    async with served(page) as url:
+        tab = await trio.to_thread.run_sync(opened, url)
+        scene.now += 2.0
+        scene.step(50, 1.25)
+        await trio.to_thread.run_sync(
+            tab.wait_for, "document.getElementById('loss').innerText === '1.2500'"
+        )
+        assert text(tab, "step") == "51 of 4,000"
+        tab.evaluate("document.getElementById('loss-chart').focus()")
+        tab.press("End")
+        assert text(tab, "loss-reading").startswith("step 51,")
+        assert tab.troubles == []
+
+
+async def test_a_page_says_that_it_is_old_and_goes_on_when_its_peer_is_back(
+    browser: Browser,
+) -> None:
+    scene = Scene(peers=4, steps=50)
+
+    def opened(url: str) -> Tab:
+        tab = browser.tab()
+        tab.open(f"{url}/")
+        tab.wait_for(IS_LIVE)
+        return tab
+
+    async with served(Page(scene.source())) as url:
+        tab = await trio.to_thread.run_sync(opened, url)
+    await trio.to_thread.run_sync(tab.wait_for, "!document.getElementById('stale').hidden")
+    assert "These figures are old" in text(tab, "stale")
+    scene.now += 60.0
+    scene.step(50, 1.5)
+    async with served(Page(scene.source()), port=int(url.rpartition(":")[2])):
+        await trio.to_thread.run_sync(tab.wait_for, "document.getElementById('stale').hidden")
+        assert text(tab, "step") == "51 of 4,000"
+
+
+async def test_the_curve_can_be_chosen_and_read_with_the_keyboard(browser: Browser) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab()
+        tab.open(f"{url}/")
+        tab.wait_for(HAS_DRAWN)
+        line = "document.querySelector('#loss-chart path.line').getAttribute('d')"
+        curves = {tab.evaluate(line)}
+        for name, value in (("scale", "log"), ("by", "time"), ("curve", "raw")):
+            tab.evaluate(f"document.querySelector('[name={name}][value={value}]').click()")
+            curves.add(tab.evaluate(line))
+        assert len(curves) == 4
+        tab.evaluate("document.getElementById('loss-chart').focus()")
+        tab.press("End")
+        assert text(tab, "loss-reading").startswith("step 900,")
+        tab.press("ArrowLeft")
+        assert text(tab, "loss-reading").startswith("step 899,")
+        label = tab.evaluate("document.getElementById('loss-chart').getAttribute('aria-label')")
+        assert label.startswith("Loss of the run by time: from ")
+
+    await seen(Scene(peers=4), look)
+
+
+async def test_every_control_has_a_name_for_a_screen_reader(browser: Browser) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab()
+        tab.open(f"{url}/")
+        tab.wait_for(HAS_DRAWN)
+        nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
+        wanted = {"button", "link", "radio", "image", "region", "table"}
+        unnamed = [
+            one["role"]["value"]
+            for one in nodes
+            if not one.get("ignored")
+            and one.get("role", {}).get("value") in wanted - {"table"}
+            and not one.get("name", {}).get("value")
+        ]
+        assert unnamed == []
+
+    await seen(Scene(peers=4, steps=50), look)
+
+
+async def test_a_run_of_two_hundred_peers_is_drawn_within_a_second(browser: Browser) -> None:
+    def look(url: str) -> float:
+        tab = browser.tab(width=1600)
+        tab.open(f"{url}/")
+        tab.wait_for(HAS_DRAWN)
+        assert tab.evaluate("document.querySelectorAll('#people tbody tr').length") == 200
+        took = tab.evaluate(
+            "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+        )
+        assert tab.troubles == []
+        return float(took)
+
+    assert await seen(Scene(peers=200, steps=3_000), look) < 10_000  # on a machine with other work
