@@ -196,3 +196,18 @@ async def test_a_viewer_that_never_reads_is_dropped() -> None:
             while page.viewers:
                 page.feed.boot = page.feed.boot[::-1]  # so that all of it is sent again each time
                 await trio.sleep(0.2)
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_the_list_of_peers_is_sent_less_often_than_the_figures() -> None:
+    scene = Scene(peers=4, steps=10)
+    page = Page(scene.source())
+    page.news_since("")
+    sent = []
+    for _ in range(10):
+        mark = page.feed.mark
+        await trio.sleep(1.0)
+        scene.now += 1.0
+        sent.append({"people", "run"} & json.loads(page.news_since(mark)).keys())
+    assert sent.count({"people", "run"}) == 2
+    assert sent.count({"run"}) == 8

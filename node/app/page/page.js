@@ -42,13 +42,13 @@
   const span = (seconds) => {
     if (!known(seconds)) return "–";
     const s = Math.max(0, Math.round(seconds));
-    if (seconds > 0 && seconds < 9.95 && seconds % 1) return `${seconds.toFixed(1)} s`;
-    if (s < 60) return `${s} s`;
-    if (s < 3600) return `${Math.floor(s / 60)} min${s < 600 && s % 60 ? ` ${s % 60} s` : ""}`;
-    if (s < 86400) return `${Math.floor(s / 3600)} h${Math.floor(s % 3600 / 60) ? ` ${Math.floor(s % 3600 / 60)} min` : ""}`;
-    return `${Math.floor(s / 86400)} d${Math.floor(s % 86400 / 3600) ? ` ${Math.floor(s % 86400 / 3600)} h` : ""}`;
+    if (seconds > 0 && seconds < 9.95 && seconds % 1) return `${seconds.toFixed(1)}\u00a0s`;
+    if (s < 60) return `${s}\u00a0s`;
+    if (s < 3600) return `${Math.floor(s / 60)}\u00a0min${s < 600 && s % 60 ? ` ${s % 60}\u00a0s` : ""}`;
+    if (s < 86400) return `${Math.floor(s / 3600)}\u00a0h${Math.floor(s % 3600 / 60) ? ` ${Math.floor(s % 3600 / 60)}\u00a0min` : ""}`;
+    return `${Math.floor(s / 86400)}\u00a0d${Math.floor(s % 86400 / 3600) ? ` ${Math.floor(s % 86400 / 3600)}\u00a0h` : ""}`;
   };
-  const percent = (share) => known(share) ? `${trimmed(share * 100, share < 0.1 ? 2 : 3)} %` : "–";
+  const percent = (share) => known(share) ? `${trimmed(share * 100, share < 0.1 ? 2 : 3)}\u00a0%` : "–";
   const moment = (seconds) => {
     const when = new Date(seconds * 1000);
     if (Number.isNaN(when.getTime())) return "–";
@@ -422,7 +422,7 @@
       });
     }
     members.forEach(([who, samples, part], i) => {
-      const [x, y, turn] = spot(i), size = few ? 4 + 12 * Math.sqrt((part || 0) / most) : Math.max(1.5, Math.min(6, r * 2.6 / members.length)) * (0.6 + 0.4 * Math.sqrt((part || 0) / most));
+      const [x, y, turn] = spot(i), size = few ? 4 + 12 * Math.sqrt((part || 0) / most) : Math.max(2.2, Math.min(6, r * 2.6 / members.length)) * (0.6 + 0.4 * Math.sqrt((part || 0) / most));
       svg.append(drawn("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: size.toFixed(1), class: part ? "node" : "node idle" }));
       if (!few) return;
       const side = Math.cos(turn), end = Math.abs(side) < 0.2 ? "middle" : side > 0 ? "start" : "end";

@@ -48,6 +48,7 @@ VIEWERS_PER_ADDRESS: Final = 32  # a school behind one address
 REQUESTS: Final = AllowedRate(burst=600, per_second=20.0)
 """Of one address: a hundred viewers that come back at once need two each."""
 TICK_SECONDS: Final = 1.0  # between two states
+PEOPLE_SECONDS: Final = 5.0  # between two lists of peers: 40 kB of two hundred, for each viewer
 SILENCE_SECONDS: Final = 15.0  # then a viewer gets a line without meaning, so that proxies wait
 BOARD_SECONDS: Final = 15.0  # between two leaderboards
 BOARD_REST: Final = 50.0  # or so many times as long as adding up took: seconds in a large run
@@ -79,7 +80,7 @@ class Page:
         self._source, self._most_viewers = source, most_viewers
         self._requests = RateLimit(requests)
         self.feed = Feed()
-        self._made_at = float("-inf")
+        self._made_at = self._people_at = float("-inf")
         self._made_version, self._made = -1, (b"", b"")
         self._viewers: Counter[str] = Counter()
         self._news = trio.Event()
@@ -166,8 +167,13 @@ class Page:
         """Make the newest state, unless the last one is as good as new."""
         if trio.current_time() - self._made_at < TICK_SECONDS / 2:
             return
-        self._made_at = trio.current_time()
-        self.feed.update(sections_of(self._source), self._source.history.curve.points)
+        now = self._made_at = trio.current_time()
+        sections = sections_of(self._source)
+        if now - self._people_at < PEOPLE_SECONDS:
+            del sections["people"]
+        else:
+            self._people_at = now
+        self.feed.update(sections, self._source.history.curve.points)
 
     def _document(self) -> tuple[bytes, bytes]:
         """The page with the newest data, plain and compressed."""
