@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -24,9 +24,11 @@ from node.app.cli.line_queue import LineQueue
 from node.app.page import LatestBoard, Page, PageSource
 from node.core.control import Answering
 from node.core.node import Node
-from node.run.definition import RunDefinition
 from node.training.history_file import open_history
 from node.training.session import TrainingSession
+
+if TYPE_CHECKING:
+    from node.run.definition import RunDefinition
 
 PAGE_ADDRESS: Final = "page address"
 """The control command that answers with the page's URL."""

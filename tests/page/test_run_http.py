@@ -29,6 +29,7 @@ from tests.commands.test_node import network_in
 from tests.demo.told import step_taken
 from tests.homes import home_in
 from tests.page.scenes import DEFINITION
+from tests.test_architecture import loaded_by
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS
 
@@ -132,3 +133,8 @@ def test_no_browser_is_opened_where_there_is_no_window() -> None:
     assert not has_a_desktop("linux", {})
     assert has_a_desktop("linux", {"WAYLAND_DISPLAY": "wayland-0"})
     assert has_a_desktop("darwin", {})
+
+
+def test_a_backbone_without_a_run_loads_nothing_of_the_training() -> None:
+    """httpx2 would come with the node and its session, which the page of a run needs."""
+    assert not {"torch", "scipy", "httpx2"} & loaded_by("import node.app.backbone")

@@ -18,11 +18,12 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from node.training.history import Point
+if TYPE_CHECKING:
+    from node.training.history import Point
 
 NEWS_KEPT: Final = 128  # changes of the curve: some minutes of short steps
 

@@ -25,12 +25,12 @@ from blake3 import blake3
 from node.core.caps.units import in_words
 from node.core.display_name import label, short, with_peers
 from node.core.training_view import RunPeerView, TrainerView
-from node.training.credit import Board, Rank
-from node.training.history import RunHistory, Stay
 
 if TYPE_CHECKING:
     from node.run.costs import Costs
     from node.run.definition import RunDefinition
+    from node.training.credit import Board, Rank
+    from node.training.history import RunHistory, Stay
 
 MOST_PEOPLE: Final = 500
 MOST_RANKS: Final = 100  # of each kind on the leaderboard

@@ -37,11 +37,12 @@ from auth.server.answers import ALWAYS, JSON, Answer
 from auth.server.rate_limits import AllowedRate, RateLimit, asker, is_within, site_of
 from node.app.page.feed import Feed
 from node.app.page.public import PageSource, sections_of
-from node.training.credit import Board
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
+
+    from node.training.credit import Board
 
 MOST_VIEWERS: Final = 256
 VIEWERS_PER_ADDRESS: Final = 32  # a school behind one address
