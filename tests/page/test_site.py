@@ -131,6 +131,13 @@ async def test_a_viewer_hears_of_a_step_without_asking_again() -> None:
         await number_of(page, 0)
 
 
+async def test_a_question_for_the_head_alone_is_no_viewer() -> None:
+    page = Page(Scene(steps=3).source())
+    async with served(page) as url, httpx2.AsyncClient(timeout=10.0) as client:
+        answer = await client.head(f"{url}/events")
+        assert (answer.status_code, page.viewers) == (200, 0)
+
+
 async def test_viewers_are_let_go_at_once_when_the_node_ends() -> None:
     page = Page(Scene(steps=3).source())
     async with AsyncExitStack() as staying:

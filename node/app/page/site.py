@@ -139,6 +139,8 @@ class Page:
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
+        if request.method == "HEAD":  # nothing is sent, so nobody would notice that it has left
+            return Answer(b"", "text/event-stream")
         address = asked_by(request)
         site = site_of(address)
         is_full = self.viewers >= self._most_viewers
