@@ -125,7 +125,10 @@ def _contradictions_of_sections(definition: RunDefinition) -> Iterator[str]:
 
     options = definition.optimizer_options()
     del options["further"]  # which only has to be alike
-    yield from _said_by(lambda: check_options(**options, auxiliary=False), "[training]")
+    codec = definition.averaging.codec
+    yield from _said_by(
+        lambda: check_options(**options, auxiliary=False, codec=codec), "[training]"
+    )
     yield from _said_by(definition.collaboration_settings, "[averaging]")
     training = definition.training
     if training.samples_at_once > training.batch:

@@ -43,7 +43,7 @@ from protocols.experts import LARGEST_DIMENSION, MOST_DIMENSIONS
 from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.settings import GROUP_SIZE, MATCHMAKING_SECONDS, ROUND_SECONDS
 from protocols.runs.messages import UnusableDefinition
-from protocols.tensors import CodecName
+from protocols.tensors import CODECS, CodecName
 
 if TYPE_CHECKING:
     from node.run.checkpoint_keeper import CheckpointSettings
@@ -337,6 +337,11 @@ def mistakes_of_experts(definition: RunDefinition) -> Iterator[str]:
     cells = math.prod(section.sizes)
     if section.k > cells:
         yield f"k below [experts] is {section.k}, but the grid has room for {cells} experts only."
+    if CODECS[section.codec].is_sparse:
+        yield (
+            f"codec below [experts] cannot be {section.codec}, which sends one value in four: "
+            "choose another codec."
+        )
     if definition.training.compile:
         yield (
             "compile below [training] cannot be true in a run with experts, where a pass waits for "

@@ -92,7 +92,7 @@ max_norm = 1.0
 
 [averaging]
 # The codec for gradients on the wire: none, or one in docs/organisers.md that sends half of the
-# bytes, a quarter or an eighth.
+# bytes, a quarter or an eighth; with local steps also a hundredth.
 codec = "float16"
 # The longest that a round waits for expected peers: at least six times what the slowest machine
 # takes for a batch of its own.

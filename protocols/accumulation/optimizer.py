@@ -165,6 +165,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             last_epoch=last_epoch,
             precision=precision,
             auxiliary=auxiliary,
+            codec=bridge.settings.codec,
         )
         settings = bridge.settings
         self._parameters = Parameters(named_parameters)

@@ -21,11 +21,12 @@ from blake3 import blake3
 
 from protocols.accumulation.lineage import first_history
 from protocols.accumulation.optimizer_state import OWN_SETTINGS
+from protocols.accumulation.parameters import Codecs
 from protocols.accumulation.signature import LONGEST_OPTIMIZER_NAME
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, as_setting
 from protocols.errors import ProtocolMisuse
-from protocols.tensors import raw_bytes
+from protocols.tensors import CODECS, raw_bytes
 
 _PARAMETERS = b"potluck initial parameters 1\0"
 
@@ -48,6 +49,7 @@ def check_options(
     last_epoch: int,
     precision: str,
     auxiliary: bool,
+    codec: Codecs,
 ) -> None:
     """Raise ProtocolMisuse, with the names, for options that cannot work."""
     if local_steps < 1:
@@ -64,6 +66,14 @@ def check_options(
             "average_parameters_every and local_steps > 1 do not go together.",
             why="With local steps all peers have the same parameters, to the bit, after a round.",
             advice="Leave average_parameters_every out.",
+        )
+    named = {codec} if isinstance(codec, str) else set(codec.values())
+    sparse = [one for one in sorted(named) if CODECS[one].is_sparse]
+    if sparse and local_steps == 1:
+        raise ProtocolMisuse(
+            f"The codec {sparse[0]} goes with local_steps > 1 only.",
+            why="It sends one value in four; with local steps, peers send the others later.",
+            advice="Choose another codec, or local_steps of some 50.",
         )
     if average_parameters_every < 0:
         raise ProtocolMisuse(

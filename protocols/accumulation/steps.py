@@ -9,7 +9,8 @@ the state's at times.
 
 In this file: clipping by the global norm; `LossScale`, for fp16; `OuterStep`, of DiLoCo;
 `InnerStep`, the step of the user's optimizer; `Steps`, the interface; then `GradientSteps`;
-`LostValues`, what a coarse codec has lost of pseudo-gradients; and `LocalSteps`.
+`LostValues`, what a coarse codec has lost of pseudo-gradients; `Turns`, what a sparse codec sends
+of them; and `LocalSteps`.
 
 Promises: from the same averaged bits every peer makes the same step, to the bit. With averaged
 gradients this includes the clipping factor and the loss scale, without a message about them.
@@ -25,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -45,7 +47,7 @@ from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import LiveState, TrainingState, look, restore
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.moshpit.layout import LARGEST_CARRIED, Layout, Segment, SentParts
-from protocols.tensors import CODECS, decode_into, encode_into
+from protocols.tensors import CODECS, ONE_IN, decode_into, encode_into
 
 # ---- clipping
 #
@@ -204,9 +206,15 @@ class OuterStep:
         """Make Nesterov's step with the averaged pseudo-gradient. Returns the new theta_start."""
         # v <- 0.9 v + g;  theta <- theta - 0.7 (g + 0.9 v), as torch.optim.SGD(nesterov=True)
         self.momentum.mul_(OUTER_MOMENTUM).add_(averaged)
-        self.start.add_(averaged, alpha=-OUTER_LEARNING_RATE)
-        self.start.add_(self.momentum, alpha=-OUTER_LEARNING_RATE * OUTER_MOMENTUM)
+        self.move(self.start, averaged, self.momentum)
         return self.start
+
+    @staticmethod
+    @torch.no_grad()
+    def move(parameters: Tensor, averaged: Tensor, momentum: Tensor) -> None:
+        """Change parameters as the step changes theta_start, given its values at their places."""
+        parameters.add_(averaged, alpha=-OUTER_LEARNING_RATE)
+        parameters.add_(momentum, alpha=-OUTER_LEARNING_RATE * OUTER_MOMENTUM)
 
 
 # ---- the step of the user's optimizer
@@ -618,6 +626,51 @@ class LostValues:
             self._lost.zero_()
 
 
+class Turns:
+    """What a sparse codec sends of pseudo-gradients: one value in `ONE_IN`, by turns.
+
+        turns.keep_only_due(values, epoch)            # g <- those whose turn it is, else 0
+        turns.arrived(values, sent)                   # q <- decoded(encoded(g))
+
+    In each epoch all peers send the same places of each tensor, so that a sum has no more places
+    than what each of them sent, and the reducer sends it back in as few bytes. Nothing else would
+    fit an exchange in which reducers sum: the largest values of several peers are in different
+    places, and their sum would be cut once more.
+
+    What was not sent stays in the peer's own parameters, where it goes on being trained, and is
+    in its next pseudo-gradients: theta = theta_start - (g - q). That is error feedback as well, for
+    the rounding to one bit, and it needs no memory. It is no part of the state: a peer that leaves,
+    drops its local steps or fetches the state loses up to ONE_IN - 1 rounds of it.
+
+    Easy to get wrong: a member's values of the part that it reduces itself are not encoded.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        ends = accumulate(one.values for one in layout.segments)
+        self._sparse = [
+            slice(end - one.values, end)
+            for one, end in zip(layout.segments, ends, strict=True)
+            if CODECS[one.codec].is_sparse
+        ]
+
+    def keep_only_due(self, values: Tensor, epoch: int) -> None:
+        """Set the values of sparse tensors to zero, except those that go in this epoch's round."""
+        for tensor in self._sparse:
+            for place in range(ONE_IN):
+                if place != epoch % ONE_IN:
+                    values[tensor][place::ONE_IN].zero_()
+
+    def arrived(self, values: Tensor, sent: SentParts) -> None:
+        """Replace the values that went in a sparse codec by those that the others got."""
+        for chunk in sent.chunks(self._layout):
+            if CODECS[chunk.codec].is_sparse:
+                of_chunk = values[chunk.start : chunk.stop]
+                encoded = bytearray(chunk.encoded_bytes)
+                encode_into(of_chunk, chunk.codec, encoded, name="what was sent")
+                decode_into(of_chunk, chunk.codec, encoded, "float32")
+
+
 class Diverged(PotluckError):
     """A parameter is infinite or NaN after local steps: this peer's model is broken."""
 
@@ -636,7 +689,8 @@ class LocalSteps:
     as in the paper.
 
     A pseudo-gradient that travels in a coarse codec goes with what was lost of the ones before
-    (`LostValues`).
+    (`LostValues`). With a sparse codec, peers keep what was not sent in their own parameters, which
+    then differ also after a step (`Turns`).
 
     Easy to get wrong: after a failed round the local steps stay in the parameters, and the next
     round takes them all together. Nothing is lost.
@@ -671,6 +725,10 @@ class LocalSteps:
         self._averageable = Averageable(parameters, largest)
         self._difference = parameters.buffer(LOSS_VALUES, on_host=True)
         self._lost = LostValues(self.layout, parameters.values)
+        self._turns, self._epoch = Turns(self.layout), 0
+        self._is_sparse = [
+            CODECS[one.codec].is_sparse for one in self.layout.segments[: len(parameters.names)]
+        ]
         self._samples = 0
         self._loss_sums = torch.zeros(LOSS_VALUES, dtype=self._difference.dtype)
         self._buffers = StepBuffers(buffers)
@@ -704,6 +762,7 @@ class LocalSteps:
         self._outer.pseudo_gradient(values, out=values)
         self._lost.add_to(values)
         self._check_finite()
+        self._turns.keep_only_due(values, self._epoch)
         samples = self._samples
         torch.div(self._loss_sums, max(samples, 1), out=losses)
         self._forget_samples()
@@ -718,6 +777,20 @@ class LocalSteps:
             self._lost.forget()
         elif contribution.samples:  # without samples nothing was sent
             self._lost.keep(contribution.values, sent)
+        if contribution.samples:
+            self._take_out(contribution.values, sent)
+
+    @torch.no_grad()
+    def _take_out(self, values: Tensor, sent: SentParts | None) -> None:
+        """What was sent is in theta_start now, and no longer in this peer's own difference from it.
+        Writes to the values."""
+        if sent is not None:
+            self._turns.arrived(values, sent)
+        for own, arrived, is_sparse in zip(
+            self._own.tensors, self._own.views(values), self._is_sparse, strict=True
+        ):
+            if is_sparse:
+                own.add_(arrived.to(own.device))
 
     def drop(self) -> None:
         self._forget_samples()
@@ -727,10 +800,24 @@ class LocalSteps:
     def apply(self, averaged: Tensor) -> StepOutcome:
         values, losses = self._parts(averaged)
         self._outer.step(values)
+        self._epoch += 1
         self.inner.epoch_ended()
         self._buffers.keep()
-        self.take_over()
+        self._follow(values)
         return StepOutcome(overflowed=0.0, norm=None, loss=loss_of(*losses.tolist()))
+
+    @torch.no_grad()
+    def _follow(self, averaged: Tensor) -> None:
+        """The outer step, in this peer's own parameters: where they travel in a sparse codec, they
+        keep what is not sent yet, and all others are theta_start."""
+        flat = (self._outer.start, averaged, self._outer.momentum)
+        views = zip(*map(self._own.views, flat), strict=True)
+        for own, at_own, is_sparse in zip(self._own.tensors, views, self._is_sparse, strict=True):
+            start, change, momentum = at_own
+            if is_sparse:
+                self._outer.move(own, change.to(own.device), momentum.to(own.device))
+            else:
+                own.copy_(start)
 
     def take_over(self) -> None:
         self._own.copy_from(self._outer.start)
@@ -759,6 +846,7 @@ class LocalSteps:
             state, self.shared.everything, self._buffers.kept.items(), None, self.inner.scheduler
         )
         own.copy_(momentum)
+        self._epoch = state.epoch
         self._buffers.give_back()
         self._forget_samples()
         self._lost.forget()

@@ -42,6 +42,10 @@ CUT_VALUES = 1024  # cuts are at its multiples: whole blocks of every codec, and
 SMALLEST_CHUNK_BYTES = 4 << 10  # holds one block of every codec
 LARGEST_CHUNK_BYTES = 1 << 20  # a transfer's limit; larger ones only make the pipeline coarser
 
+MOST_CHUNK_VALUES = 1 << 20
+"""A chunk is encoded at once, by the thread that sends: with a codec of few bits, a chunk's bytes
+would hold so many values that it takes a tenth of a second."""
+
 VALUE_BYTES = {"float32": 4, "float64": 8}  # the types of a vector
 _DOMAIN = b"potluck moshpit layout 1"
 _CHUNKS_DOMAIN = b"potluck moshpit chunks 1"
@@ -209,6 +213,7 @@ def _chunks(layout: Layout, start: int, stop: int, chunk_bytes: int) -> Iterator
             continue
         chosen = CODECS[run.codec]
         step = chunk_bytes // chosen.encoded_bytes(chosen.block_values) * chosen.block_values
+        step = min(step, MOST_CHUNK_VALUES)
         end = min(run.stop, stop)
         for at in range(max(run.start, start), end, step):
             values = min(step, end - at)

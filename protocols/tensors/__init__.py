@@ -2,6 +2,7 @@
 
 from protocols.tensors.codecs import (
     CODECS,
+    ONE_IN,
     SERIAL_VALUES,
     CodecName,
     NotFinite,
@@ -24,6 +25,7 @@ from protocols.tensors.messages import (
 
 __all__ = [
     "CODECS",
+    "ONE_IN",
     "SERIAL_VALUES",
     "CodecName",
     "DtypeName",

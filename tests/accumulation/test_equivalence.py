@@ -11,6 +11,7 @@ import torch
 from models.lamb import Lamb
 from protocols.accumulation.steps import LostValues
 from protocols.moshpit.layout import SentParts
+from protocols.tensors import CodecName
 from tests.accumulation.equivalence import (
     CLOSE,
     Case,
@@ -99,8 +100,9 @@ def test_local_steps_are_diloco() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("codec", ["blockwise-int4", "sparse-sign"])
 def test_with_a_coarse_codec_all_hold_the_same_bits_and_keep_what_it_lost(
-    monkeypatch: pytest.MonkeyPatch,
+    codec: CodecName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[SentParts] = []
     keep = LostValues.keep
@@ -110,7 +112,7 @@ def test_with_a_coarse_codec_all_hold_the_same_bits_and_keep_what_it_lost(
         keep(self, contribution, sent)
 
     monkeypatch.setattr(LostValues, "keep", keeping)
-    coarse = dataclasses.replace(LOCAL, codec="blockwise-int4")
+    coarse = dataclasses.replace(LOCAL, codec=codec)
     case = dataclasses.replace(LOCAL_CASES["in single precision"], settings=coarse)
     run = run_together(case)
     for parameters in run.parameters:

@@ -365,6 +365,108 @@ def test_other_codecs_lose_too_little_to_be_worth_a_copy_of_the_parameters(codec
     torch.testing.assert_close(in_a_step(steps, TO_ANOTHER), first)
 
 
+# What a sparse codec sends. Two tensors have 10 and 5 values, of which one in four goes in a round.
+
+
+class SparsePeer:
+    """Local steps whose values travel as sparse-sign, all of them to another peer."""
+
+    def __init__(self, start: float = 1.0) -> None:
+        self.tensors = nn.Parameter(torch.full((10,), start)), nn.Parameter(torch.full((5,), start))
+        named = zip(("first", "second"), self.tensors, strict=True)
+        settings = SCALED | {"codec": "sparse-sign", "scales_loss": False}
+        self.steps = LocalSteps(Parameters(named), SGD, None, **settings)
+        self.sent = SentParts(ResultCut((PartCut(1, 0, 17),), CHUNK_BYTES), own=0)
+
+    def batch(self, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for one in self.tensors:
+            one.grad = torch.randn(one.shape, generator=generator)
+        assert self.steps.add(4) is None
+
+    def ahead(self) -> Tensor:
+        """How far its parameters are from the state's."""
+        shared = torch.cat([one.detach().view(-1) for one in self.steps.shared.tensors])
+        return shared - torch.cat([one.detach() for one in self.tensors])
+
+    def arrived(self, values: Tensor) -> Tensor:
+        got = values.clone()
+        for chunk in self.sent.chunks(self.steps.layout):
+            encoded = bytearray(chunk.encoded_bytes)
+            encode_into(values[chunk.start : chunk.stop], chunk.codec, encoded, name="values")
+            decode_into(got[chunk.start : chunk.stop], chunk.codec, encoded, "float32")
+        return got
+
+    def step(self, sent: SentParts | None) -> tuple[Tensor, Tensor]:
+        """A round and its step: what was brought to it, and what arrived."""
+        contribution = self.steps.take()
+        brought = contribution.values.clone()
+        arrived = brought if sent is None else self.arrived(brought)
+        self.steps.apply(arrived.clone())
+        self.steps.done_with(contribution, sent)
+        return brought[:15], arrived[:15]
+
+
+PLACES = torch.tensor([*range(10), *range(5)]) % 4  # of the values in their tensors
+
+
+def test_in_four_rounds_each_value_of_a_sparse_tensor_is_sent_once() -> None:
+    peer = SparsePeer()
+    for epoch in range(9):
+        peer.batch(epoch)
+        difference = peer.ahead()
+        brought, _ = peer.step(peer.sent)
+        assert torch.equal(brought, torch.where(epoch % 4 == PLACES, difference, 0.0))
+        assert int(brought.count_nonzero()) == int((epoch % 4 == PLACES).sum())
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_not_sent_stays_in_the_parameters_of_the_peer(alone: bool) -> None:
+    """Also what was lost of the signs. A peer that makes the step alone has lost nothing."""
+    peer = SparsePeer()
+    for epoch in range(6):
+        peer.batch(epoch)
+        difference = peer.ahead()
+        _, arrived = peer.step(None if alone else peer.sent)
+        torch.testing.assert_close(peer.ahead(), difference - arrived)
+        if alone:
+            assert float(peer.ahead()[epoch % 4 == PLACES].abs().max()) < 1e-5
+    before = peer.steps.shared.tensors[0].clone()
+    peer.steps.drop()
+    assert torch.equal(peer.tensors[0], before)
+    assert not bool(peer.ahead().any())
+
+
+def test_a_round_that_a_peer_had_no_samples_for_takes_nothing_out_of_its_parameters() -> None:
+    peer = SparsePeer()
+    peer.batch()
+    peer.step(peer.sent)
+    difference = peer.ahead()
+    peer.step(peer.sent)  # with weight 0: nobody got its values
+    torch.testing.assert_close(peer.ahead(), difference)
+
+
+def test_after_a_failed_round_the_same_values_are_sent() -> None:
+    peer = SparsePeer()
+    peer.batch()
+    failed = peer.steps.take()
+    brought = failed.values[:15].clone()
+    peer.steps.put_back(failed)
+    assert torch.equal(peer.step(peer.sent)[0], brought)
+
+
+def test_whose_turn_it_is_comes_with_the_state() -> None:
+    old, new = SparsePeer(), SparsePeer()
+    for epoch in range(6):
+        old.batch(epoch)
+        old.step(old.sent)
+    new.steps.restore(old.steps.look("run", 6, bytes(16)).copy())
+    old.steps.drop()
+    old.batch()
+    new.batch()
+    assert torch.equal(old.step(old.sent)[0], new.step(new.sent)[0])
+
+
 def options(**changed: object) -> dict[str, object]:
     usual: dict[str, object] = {
         "delayed": False,
@@ -374,6 +476,7 @@ def options(**changed: object) -> dict[str, object]:
         "last_epoch": 0,
         "precision": "float32",
         "auxiliary": False,
+        "codec": "none",
     }
     return {**usual, **changed}
 
@@ -389,6 +492,8 @@ def options(**changed: object) -> dict[str, object]:
         ({"precision": "fp8"}, 'precision="fp8"'),
         ({"average_parameters_every": -1}, "average_parameters_every=-1"),
         ({"last_epoch": -1}, "last_epoch=-1"),
+        ({"codec": "sparse-sign"}, "sparse-sign goes with local_steps > 1"),
+        ({"codec": {"weight": "sparse-sign"}}, "sparse-sign goes with local_steps > 1"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_by_name(

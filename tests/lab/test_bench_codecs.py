@@ -68,6 +68,21 @@ def test_all_peers_get_the_same_mean() -> None:
     assert sum(one.values for one in exchange.sent_by(0).chunks(layout)) == layout.values - 2_048
 
 
+def test_all_peers_get_the_same_sparse_mean_in_a_hundredth_of_the_bytes() -> None:
+    layout = Layout((Segment("a", 100_000, "sparse-sign"),))
+    generator = torch.Generator().manual_seed(0)
+    sources = [torch.randn(layout.values, generator=generator) for _ in range(3)]
+    for one in sources:
+        for place in (0, 1, 3):
+            one[place::4] = 0.0
+    exchange = PeersExchange(layout, 3)
+    results = exchange.averages(sources)
+    assert all(torch.equal(one, results[0]) for one in results)
+    assert int(results[0].count_nonzero()) == 25_000
+    assert bool((results[0][2::4] != 0.0).all())
+    assert 100 * exchange.bytes < 4 * 100_000
+
+
 @pytest.mark.slow
 def test_codecs_are_compared_and_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"

@@ -37,7 +37,7 @@ from protocols.moshpit.part_messages import (
     opening_for,
 )
 from protocols.rpc import ChunkCount, Empty, Transfer, chunk_header, open_rpc
-from protocols.tensors import raw_bytes
+from protocols.tensors import CodecName, raw_bytes
 from tests.moshpit.exchanges import BALLOT, ROUND_ID, Exchanging, Peer, among, layout_of
 
 HOSTILE = 1
@@ -253,12 +253,35 @@ def test_values_that_are_not_finite_are_named_and_go_into_no_average(
     among(scenario, [1.0] * 3, fractions=REDUCES_NOTHING, hostile=[HOSTILE])
 
 
-def test_a_scale_out_of_range_is_no_finite_value_either() -> None:
-    layout = Layout((Segment("t", 9_000, "blockwise-int8"),))
+def spoilt_scale(encoded: bytearray) -> None:
+    encoded[:] = b"\xff" * len(encoded)
+
+
+def spoilt_place(encoded: bytearray) -> None:
+    encoded[4] = 4  # behind the scale of the only block
+
+
+def spoilt_end(encoded: bytearray) -> None:
+    encoded[-1] = 0xFF  # 1,000 values have 250 signs, and six bits are left
+
+
+@pytest.mark.parametrize(
+    ("codec", "spoil"),
+    [
+        ("blockwise-int8", spoilt_scale),
+        ("sparse-sign", spoilt_scale),
+        ("sparse-sign", spoilt_place),
+        ("sparse-sign", spoilt_end),
+    ],
+)
+def test_bytes_that_no_honest_member_sends_are_no_finite_values_either(
+    codec: CodecName, spoil: Callable[[bytearray], None]
+) -> None:
+    layout = Layout((Segment("t", 1_000, codec), Segment("u", 8_000, codec)))
 
     async def scenario(group: Exchanging) -> None:
-        (chunk,) = chunks_for(group[HOSTILE], 0)
-        encoded = bytearray(b"\xff" * chunk.encoded_bytes)
+        encoded = bytearray(chunks_for(group[HOSTILE], 0)[0].encoded_bytes)
+        spoil(encoded)
         told = await with_the_others(
             group, lambda: send_as_hostile(group, 0, opening_to(group, 0), [encoded])
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import tracemalloc
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -83,6 +84,8 @@ def bound(codec: CodecName, values: Tensor) -> Tensor:
         return largest / 253 + 1.6e-36
     if codec == "blockwise-int4":
         return largest / 13.9 + 8.3e-38
+    if codec == "sparse-sign":
+        return torch.maximum(wide, largest)
     assert codec == "blockwise-float8"
     return wide / 16 + largest / 458_752 + 2.7e-33
 
@@ -203,7 +206,7 @@ def test_values_that_are_not_finite_are_refused_at_the_receiver_and_change_nothi
 ) -> None:
     encoded = encode(torch.ones(3000), codec, name="values")
     dtype = getattr(torch, codec, torch.float32)  # a blockwise one begins with float32 scales
-    torch.frombuffer(encoded, dtype=dtype)[2] = math.nan
+    torch.frombuffer(encoded, dtype=dtype, count=3)[2] = math.nan
     total = torch.full((3000,), 7.0)
     with pytest.raises(MalformedMessage):
         accumulate(total, codec, encoded)
@@ -341,7 +344,108 @@ def test_half_a_byte_behind_the_last_int4_has_to_be_zero(values: int) -> None:
         accumulate(torch.zeros(values), "blockwise-int4", encoded)
 
 
-@pytest.mark.parametrize("codec", ["blockwise-int8", "blockwise-float8", "blockwise-int4"])
+def test_sparse_sign_makes_these_bytes() -> None:
+    values = torch.zeros(1029)
+    values[2:18:4] = torch.tensor([1.0, -4.0, 2.0, -1.0])  # place 2; 252 more are zeros
+    values[1026] = -0.5  # a block of its own, with one value at this place
+    encoded = encode(values, "sparse-sign", name="values")
+    assert struct.unpack_from("<ff", encoded) == (8.0 / 256, 0.5)
+    assert encoded[8:].hex() == "02" + "0a" + "00" * 31 + "01"
+    arrived = decode(describe(values, "sparse-sign"), encoded, limit_bytes=10_000)
+    exact = torch.zeros(1029)
+    exact[2:1024:4] = 8.0 / 256
+    exact[6] = exact[14] = -8.0 / 256
+    exact[1026] = -0.5
+    assert torch.equal(arrived, exact)
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("size", [1, 4, 7, 33, 1024, 1027, 40_003])
+def test_sparse_sign_sends_the_values_at_the_place_of_the_largest(place: int, size: int) -> None:
+    values = torch.zeros(size)
+    values[place::4] = torch.randn(len(values[place::4]))
+    encoded = encode(values, "sparse-sign", name="values")
+    assert len(encoded) == 4 * -(-size // 1024) + 1 + -(-size // 32)
+    arrived = decode(describe(values, "sparse-sign"), encoded, limit_bytes=1 << 20)
+    assert torch.equal(arrived.sign(), values.sign())
+    for block, sent in zip(arrived.split(1024), values.split(1024), strict=True):
+        there = block[place::4].abs()
+        assert there.numel() == 0 or torch.equal(there, there[:1].expand_as(there))
+        torch.testing.assert_close(there.sum(), sent.abs().sum(), rtol=1e-3, atol=0.0)
+
+
+def test_a_billion_values_take_a_hundredth_of_their_bytes_as_sparse_sign() -> None:
+    assert 4 * 10**9 / CODECS["sparse-sign"].encoded_bytes(10**9) > 113
+
+
+def test_the_sum_of_sparse_parts_is_as_sparse_as_each_of_them() -> None:
+    total = torch.zeros(5000)
+    for seed in range(3):
+        values = torch.zeros(5000)
+        values[1::4] = torch.randn(1250, generator=torch.Generator().manual_seed(seed))
+        accumulate(total, "sparse-sign", encode(values, "sparse-sign", name="x"), weight=0.25)
+    arrived = decode(
+        describe(total, "sparse-sign"),
+        encode(total, "sparse-sign", name="sum"),
+        limit_bytes=1 << 20,
+    )
+    assert bool((arrived[1::4] != 0.0).all())
+    arrived[1::4] = 0.0
+    assert not bool(arrived.any())
+
+
+def spoilt_place(encoded: bytearray) -> None:
+    encoded[4 * 40] = 4
+
+
+def spoilt_scale(encoded: bytearray) -> None:
+    struct.pack_into("<f", encoded, 4 * 39, -1.0)
+
+
+def infinite_scale(encoded: bytearray) -> None:
+    struct.pack_into("<f", encoded, 0, math.inf)
+
+
+def spoilt_end(encoded: bytearray) -> None:
+    encoded[-1] |= 0x02  # the last byte has one value, and place 3 is behind the last
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (spoilt_place, "a place that is not there"),
+        (spoilt_scale, "a scale out of range"),
+        (infinite_scale, "a scale out of range"),
+        (spoilt_end, "a sign behind its last value"),
+    ],
+)
+def test_sparse_bytes_that_no_sender_makes_are_refused_and_change_nothing(
+    spoil: Callable[[bytearray], None], words: str
+) -> None:
+    encoded = bytearray(encode(torch.ones(40_001), "sparse-sign", name="values"))
+    spoil(encoded)
+    total = torch.full((40_001,), 7.0)
+    with pytest.raises(MalformedMessage, match=words):
+        accumulate(total, "sparse-sign", encoded)
+    with pytest.raises(MalformedMessage, match=words):
+        decode_into(total, "sparse-sign", encoded, "float32")
+    assert torch.equal(total, torch.full((40_001,), 7.0))
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_sign_of_a_place_behind_the_last_value_is_refused(place: int) -> None:
+    """Of 33 values, the ninth group has only the first place."""
+    encoded = bytearray(encode(torch.ones(33), "sparse-sign", name="values"))
+    encoded[-1] = 1
+    accumulate(torch.zeros(33), "sparse-sign", encoded)
+    encoded[4] = place
+    with pytest.raises(MalformedMessage, match="a sign behind its last value"):
+        accumulate(torch.zeros(33), "sparse-sign", encoded)
+
+
+@pytest.mark.parametrize(
+    "codec", ["blockwise-int8", "blockwise-float8", "blockwise-int4", "sparse-sign"]
+)
 @given(data=some.data())
 def test_decoded_blocks_are_encoded_as_the_same_bytes_again(
     codec: CodecName, data: some.DataObject

@@ -230,6 +230,7 @@ MISTAKES = {
     "data": (TEXT + b"[data]\nshufle_examples = 3", "Did you mean shuffle_examples?"),
     "an end of the data": (TEXT + b"[data]\npasses = 1", "Leave `passes` out"),
     "options": (with_line("delayed = true\nlocal_steps = 2"), "do not go together"),
+    "a codec": (TEXT + b'[averaging]\ncodec = "sparse-sign"', "goes with local_steps > 1"),
     "one machine alone": (with_line("steps = 9").replace(b"= 64", b"= 2"), "every step alone"),
     "over before it begins": (
         with_line("steps = 9") + b'[schedule]\nname = "cosine"\nsteps = 99\nwarmup = 20',

@@ -218,6 +218,11 @@ WRONG = {
         'codec = "zip"',
         "codec below [experts] cannot be 'zip'",
     ),
+    "a sparse codec": (
+        'codec = "none"',
+        'codec = "sparse-sign"',
+        "codec below [experts] cannot be sparse-sign",
+    ),
     "an unknown key": ("k = 2", "k = 2\ngrid = 3", "no key 'grid' below [experts]. Did you mean"),
     "no optimizer": (
         "[experts.optimizer]",

@@ -109,7 +109,7 @@ async def measure_convergence(arguments: argparse.Namespace, say: Talk) -> dict[
 
 
 def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[str, Any]:
-    """One training. The loss is that of held-out samples, in nats for each byte."""
+    """One training. The loss is that of the state for held-out samples, in nats for each byte."""
     import torch
 
     from protocols.accumulation.parameters import Parameters
@@ -132,6 +132,7 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
         for model in models
     ]
     exchange = PeersExchange(peers[0].layout, extent.peers)
+    state = task.model()  # has the parameters that all peers share
     curve = []
     for number in range(extent.rounds):
         for place, (model, steps) in enumerate(zip(models, peers, strict=True)):
@@ -146,7 +147,11 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
         _step_together(peers, exchange, feeds_back=arm.feeds_back)
         if (number + 1) % max(1, extent.rounds // LOOKS) == 0 or number + 1 == extent.rounds:
             with torch.no_grad():
-                curve.append((number + 1, float(models[0].loss(held_out))))
+                for own, (_, shared) in zip(
+                    state.parameters(), peers[0].shared.everything, strict=True
+                ):
+                    own.copy_(shared)
+                curve.append((number + 1, float(state.loss(held_out))))
     return {
         "codec": arm.codec,
         "feeds_back": arm.feeds_back,
@@ -283,7 +288,7 @@ def add_parser(kinds: Subparsers) -> None:
         "scripts/bench codecs --quick --codecs blockwise-int4 --json",
     )
     parser.set_defaults(measure=run)
-    usual = "blockwise-int8,blockwise-int4"
+    usual = "blockwise-int8,blockwise-int4,sparse-sign"
     add_flag(parser, "--codecs", _codecs, usual, "which codecs beside none", metavar="NAME,…")
     add_flag(parser, "--seeds", seeds, "0,1,2", "the seeds: which samples", metavar="N,…")
     add_flag(parser, "--peers", positive_count, 4, "how many peers")
