@@ -174,17 +174,25 @@ class Driver:
             self._bridge.wait_for_news(seconds).wait()
 
     def finish(self) -> None:
+        """Wait for the round that is under way, and let the model have the state; but not in place
+        of local steps whose samples still count."""
+        self._end_round()
+        if not self.standing.life.samples:
+            self.standing.take_over()
+
+    def _end_round(self) -> None:
         """Wait for the round that is under way, and take its step over into the model."""
         self._rounds.join()
         self._do_what_is_left()
         self._rounds.join()
-        self.standing.take_over()
+        if self._mode.delayed:
+            self.standing.take_over()
 
     def see_out(self, seconds: float) -> bool:
         """Without computing more, bring the accumulated samples to the round that ends the epoch,
         if it begins within this time. Returns whether no samples are left."""
         until = time.monotonic() + seconds
-        self.finish()
+        self._end_round()
         self.standing.computes_no_more()
         self.go_on()
         while self.standing.life.samples:
@@ -194,14 +202,14 @@ class Driver:
                 return False
             self.wait_for_news(max(min(due_in, left), SHORTEST_WAIT_SECONDS))
             self.go_on()
-        self.finish()
+        self._end_round()
         return True
 
     @contextmanager
     def away(self) -> Iterator[None]:
         """Inside the block nobody counts on this peer. The accumulated samples stay, and count if
         the run is still in this epoch when the block ends."""
-        self.finish()
+        self._end_round()
         self._bridge.set_away(is_away=True)
         yield
         self._bridge.set_away(is_away=False)
@@ -217,7 +225,7 @@ class Driver:
 
     def restore(self, state: TrainingState) -> None:
         """Go on from a checkpoint of this peer."""
-        self.finish()
+        self._end_round()
         self.standing.take_state(state)
         self._to_do.extend(self.standing.tell(Restored(state.epoch, state.history)))
         self._epoch_returned = state.epoch

@@ -339,7 +339,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
     def finish(self) -> None:
         """Wait for a delayed step that is under way, and take it over into the model. Call it
-        before the model is saved or evaluated. Without `delayed` there is nothing to wait for."""
+        before the model is saved or evaluated. Without `delayed` there is nothing to wait for.
+        With local steps, the model gets the run's parameters, unless it has made steps that are
+        not averaged yet."""
         self._driver.finish()
 
     def see_out(self, seconds: float) -> bool:

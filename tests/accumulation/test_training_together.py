@@ -6,6 +6,7 @@ import dataclasses
 import math
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -390,6 +391,37 @@ def test_a_newcomer_takes_the_state_of_the_run_and_then_helps() -> None:
             epochs = await world.train(await world.peers(2, SMALL), train)
             first, second = (weights[number][min(epochs)] for number in range(2))
             assert torch.equal(first, second)
+
+    trio.run(main)
+
+
+def away_for_a_moment(optimizer: CollaborativeOptimizer) -> None:
+    with optimizer.away():
+        pass
+
+
+def seen_out(optimizer: CollaborativeOptimizer) -> None:
+    assert not optimizer.see_out(0.0)  # its samples are too few for a step
+
+
+@pytest.mark.parametrize("pause", [away_for_a_moment, seen_out, CollaborativeOptimizer.finish])
+def test_local_steps_whose_samples_still_count_stay_in_the_model(
+    pause: Callable[[CollaborativeOptimizer], None],
+) -> None:
+    """Or the peer would bring its samples to the next step, and nothing that it learned of them."""
+
+    def train(bridge: Bridge, _number: int) -> None:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge, local_steps=4)
+        set_gradients(model, 1.0)
+        optimizer.step(samples=4)
+        pause(optimizer)
+        assert optimizer.waiting_samples == 4
+        torch.testing.assert_close(model.bias.detach(), torch.full((2,), 0.4))
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(1, SMALL), train)
 
     trio.run(main)
 
