@@ -56,12 +56,12 @@ from node.app.page import MOST_VIEWERS, Page
 from node.core.caps.units import in_words
 from node.core.status import ConnectivityStatus, NodeStatus, RelayStatus
 from node.core.training_view import TrainerView
+from node.training.figures import RunFigures
 from node.training.happenings import Began, Happening, RecordsSummed
 from protocols.accumulation.events import (
     CaughtUp,
     CheckpointMissed,
     CheckpointSaved,
-    RoundFailed,
     StepTaken,
 )
 from protocols.errors import PotluckError
@@ -78,9 +78,7 @@ class BackboneRecord:
         self._checkpoint_seconds, self._clock = checkpoint_seconds, clock
         self.trains = False
         self.epoch = 0
-        self.steps = 0
-        self.samples = 0.0
-        self.failed_rounds = 0
+        self.figures = RunFigures()
         self.checkpoint_epoch: int | None = None
         self.checkpoint_at: float | None = None
         self.checkpoint_bytes = 0
@@ -91,19 +89,16 @@ class BackboneRecord:
         self._unkept_since: float | None = None
 
     def take(self, happening: Happening) -> None:
+        self.figures.take(happening)
         match happening:
             case Began(epoch=epoch):
                 self.trains, self.epoch = True, epoch
-            case StepTaken(epoch=epoch, samples=samples):
+            case StepTaken(epoch=epoch):
                 self.epoch = epoch + 1
-                self.steps += 1
-                self.samples += samples
                 self._is_not_kept()
             case CaughtUp(epoch=epoch):
                 self.epoch = epoch
                 self._is_not_kept()
-            case RoundFailed():
-                self.failed_rounds += 1
             case CheckpointSaved(epoch=epoch):
                 self.checkpoint_epoch, self.checkpoint_at = epoch, self._clock()
                 self.checkpoint_bytes, self.missed = happening.bytes, ""
@@ -212,12 +207,17 @@ class _Given(Collector):
 
 
 def _run_families(view: TrainerView, record: BackboneRecord) -> Iterator[Metric]:
+    figures = record.figures
     yield _gauge("epoch", "The run's step that this peer is at.", record.epoch)
     yield _counter(
-        "steps", "Steps of the run that this peer was in, in this session.", record.steps
+        "steps", "Steps of the run that this peer was in, in this session.", figures.steps
     )
-    yield _counter("samples", "Samples of everybody in those steps.", record.samples)
-    yield _counter("failed_rounds", "Rounds that had to be tried again.", record.failed_rounds)
+    yield _counter("samples", "Samples of everybody in those steps.", figures.samples)
+    yield _counter("failed_rounds", "Rounds that had to be tried again.", figures.failed_rounds)
+    if figures.loss is not None:
+        yield _gauge("loss", "The run's loss in its newest step.", figures.loss)
+    if figures.learning_rate is not None:
+        yield _gauge("learning_rate", "The learning rate of that step.", figures.learning_rate)
     yield _peers(view)
     yield _gauge("batch_samples", "Samples of the batch that is being filled.", view.batch.samples)
     yield _gauge("batch_target_samples", "Samples of a full batch.", view.batch.target)

@@ -25,6 +25,8 @@ from node.core.places import Places
 from node.core.relay_settings import EXAMPLE as RELAY_EXAMPLE
 from node.core.relay_settings import MEMBERS, as_admitted
 from node.core.relay_settings import as_written as relay_limits_as_written
+from node.core.tracker import EXAMPLE as TRACKERS_EXAMPLE
+from node.core.tracker import read_tracker
 from node.core.wrong_use import WrongUse
 
 Value = tuple[str, ...] | Path | float | int | bool | str
@@ -36,6 +38,7 @@ class SettingKind(enum.Enum):
     LISTEN_ADDRESSES = "a list of listen addresses, such as /ip4/0.0.0.0/tcp/4001"
     ANNOUNCE_ADDRESSES = "a list of addresses, such as /dns4/node.example/tcp/4001"
     PEER_ADDRESSES = "a list of peers' addresses, such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+    TRACKERS = f"a list of trackers, such as {TRACKERS_EXAMPLE}"
     FILE = "a path"
     NAME = "a name of at most 24 letters"
     SECONDS = "a number of seconds above zero"
@@ -52,7 +55,12 @@ class SettingKind(enum.Enum):
     SCHEDULE = 'times such as "22:00-07:00", or always'
 
 
-LISTS = (SettingKind.LISTEN_ADDRESSES, SettingKind.ANNOUNCE_ADDRESSES, SettingKind.PEER_ADDRESSES)
+LISTS = (
+    SettingKind.LISTEN_ADDRESSES,
+    SettingKind.ANNOUNCE_ADDRESSES,
+    SettingKind.PEER_ADDRESSES,
+    SettingKind.TRACKERS,
+)
 
 _SWITCH_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -267,6 +275,13 @@ SETTINGS: tuple[Setting, ...] = (
         "train only while nobody else needs this machine",
         False,
     ),
+    Setting(
+        "tracking.track",
+        SettingKind.TRACKERS,
+        "write a row of figures for each step of the run: to jsonl:FILE, tensorboard:DIR, "
+        "wandb:PROJECT or mlflow:DIR",
+        (),
+    ),
 )
 
 BY_KEY: dict[str, Setting] = {setting.key: setting for setting in SETTINGS}
@@ -279,9 +294,10 @@ def value_from_text(setting: Setting, text: str) -> Value:
             SettingKind.LISTEN_ADDRESSES
             | SettingKind.ANNOUNCE_ADDRESSES
             | SettingKind.PEER_ADDRESSES
+            | SettingKind.TRACKERS
         ):
             words = [word.strip() for word in text.split(",")]
-            return _addresses(setting.kind, [word for word in words if word])
+            return _listed(setting, [word for word in words if word])
         case SettingKind.FILE:
             return _path(setting, text)
         case SettingKind.SECONDS:
@@ -306,9 +322,9 @@ def value_from_toml(setting: Setting, value: object) -> Value:
     match setting.kind, value:
         case kind, list() if kind in LISTS:
             if all(isinstance(item, str) for item in value):
-                return _addresses(kind, value)
+                return _listed(setting, value)
         case kind, str() if kind in LISTS:
-            return _addresses(kind, [value])
+            return _listed(setting, [value])
         case SettingKind.FILE, str():
             return _path(setting, value)
         case SettingKind.SECONDS, int() | float():
@@ -338,14 +354,15 @@ def plain(value: Value) -> str | float | int | list[str]:
     return str(value) if isinstance(value, Path) else value
 
 
-def _addresses(kind: SettingKind, words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_ADDRESS_CHECKS[kind](word) for word in words))
+def _listed(setting: Setting, words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_LISTED_CHECKS[setting.kind](word) for word in words))
 
 
-_ADDRESS_CHECKS: dict[SettingKind, Callable[[str], str]] = {
+_LISTED_CHECKS: dict[SettingKind, Callable[[str], str]] = {
     SettingKind.LISTEN_ADDRESSES: check_listen_address,
     SettingKind.ANNOUNCE_ADDRESSES: check_announce_address,
     SettingKind.PEER_ADDRESSES: lambda word: parse_peer_address(word).text,
+    SettingKind.TRACKERS: lambda word: str(read_tracker(word).below(Path.cwd())),
 }
 
 

@@ -31,6 +31,8 @@ from blake3 import blake3
 from msgspec import Meta
 
 from auth.fields import RunName
+from node.core.tracker import read_tracker
+from node.core.wrong_use import WrongUse
 from node.net import VERSION
 from node.run.mistakes import (
     LINE_PATTERN,
@@ -67,6 +69,7 @@ Seconds = Annotated[float, Meta(gt=0.0, le=LONGEST_SECONDS)]
 
 LONGEST_WORDS = 120  # of a setting, where peers compare theirs
 
+MOST_TRACKERS = 8  # each is a thread
 MOST_GRIDS = 64  # mixtures of one model
 MOST_ACTIVE = 64  # experts of one example
 MOST_IN_FLIGHT = 64  # as in the paper; each is a thread with its activations
@@ -194,6 +197,14 @@ class PageSection(_Section, frozen=True, kw_only=True):
     """Whether the page has the last events."""
 
 
+class TrackingSection(_Section, frozen=True, kw_only=True):
+    """`[tracking]`: what the organiser's own peer writes the run's figures to. It means nothing to
+    any other peer: trackers write files and contact addresses."""
+
+    track: Annotated[tuple[str, ...], Meta(max_length=MOST_TRACKERS)] = ()
+    """As node/core/tracker.py reads them; paths are in the run's folder."""
+
+
 class RunDefinition(_Section, frozen=True, kw_only=True):
     """The whole definition. `model`, `optimizer` and `schedule` are those of models/registry.py,
     `data` is that of models/data/settings.py. `model` and `data` may each name a module of the
@@ -211,6 +222,7 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
     limits: LimitsSection = LimitsSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     page: PageSection = PageSection()
+    tracking: TrackingSection = TrackingSection()
 
     @property
     def name(self) -> str:
@@ -315,7 +327,7 @@ def read_definition(text: bytes) -> RunDefinition:
     if mistakes:
         raise WrongDefinition.of(mistakes)
     definition = msgspec.convert(document, RunDefinition)
-    mistakes = list(mistakes_of_experts(definition))
+    mistakes = [*mistakes_of_experts(definition), *_mistakes_of_tracking(definition)]
     if mistakes:
         raise WrongDefinition.of(mistakes)
     return definition
@@ -352,6 +364,14 @@ def mistakes_of_experts(definition: RunDefinition) -> Iterator[str]:
             "precision below [training] cannot be fp16 in a run with experts, whose gradients "
             "would need its loss scale: choose bf16 or float32."
         )
+
+
+def _mistakes_of_tracking(definition: RunDefinition) -> Iterator[str]:
+    for word in definition.tracking.track:
+        try:
+            read_tracker(word)
+        except WrongUse as error:
+            yield f"track below [tracking]: {error.what} {error.why} {error.advice}"
 
 
 def name_in(text: bytes) -> str:

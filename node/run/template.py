@@ -157,6 +157,12 @@ codec = "float16"
 #[page]
 #names = "auto"
 #events = true
+
+# What `potluck run start` writes a row of figures to for each step, where your organiser's key is:
+# "jsonl:FILE", "tensorboard:DIR", "wandb:PROJECT" or "mlflow:DIR", in this folder. Nobody else's
+# machine heeds this.
+#[tracking]
+#track = []
 """
 
 

@@ -78,6 +78,8 @@ class StepTaken(msgspec.Struct, frozen=True, tag=True):
     """The run's loss: the mean over all samples of this step. It is averaged with their gradients,
     so it is the same at all peers. None if no peer reported a loss."""
     peers: int = 0
+    learning_rate: float | None = None
+    """Of your optimizer's first group in this step. None if that has none."""
 
 
 class StepLoss(msgspec.Struct, frozen=True):

@@ -160,6 +160,7 @@ class Rounds:
                 over_a_grid=together is not None and together.is_of_several_groups,
                 peers=1 if together is None else together.peers or len(together.members),
                 loss=stepped.loss,
+                learning_rate=stepped.learning_rate,
             )
         )
         now = self._steps.scale.scale

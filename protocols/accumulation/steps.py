@@ -229,11 +229,13 @@ Scheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRSchedul
 @dataclass(frozen=True)
 class StepOutcome:
     """The outcome of a step. `norm`: before clipping; None without clipping. `loss`: the mean over
-    all samples of the step; None if no peer reported one."""
+    all samples of the step; None if no peer reported one. `learning_rate`: of the optimizer's first
+    group; None if it has none."""
 
     overflowed: float
     norm: float | None
     loss: float | None
+    learning_rate: float | None
 
 
 class InnerStep:
@@ -292,8 +294,8 @@ class InnerStep:
             given = [None if view is None else view.to(parameters.device) for view in given]
         with gradients_are(parameters.tensors, given):
             self.optimizer.step()
-        self.epoch_ended()
-        return StepOutcome(overflowed, norm, loss_of(loss, loss_known))
+        rate = self.epoch_ended()
+        return StepOutcome(overflowed, norm, loss_of(loss, loss_known), rate)
 
     def step_locally(self) -> None:
         """A step with this peer's own gradients: one of many between two outer steps."""
@@ -301,13 +303,16 @@ class InnerStep:
             torch.nn.utils.clip_grad_norm_(self.parameters.tensors, self._max_norm)
         self.optimizer.step()
 
-    def epoch_ended(self) -> None:
-        """Let the scheduler take its step."""
+    def epoch_ended(self) -> float | None:
+        """Let the scheduler take its step. Returns the learning rate of the epoch that ended."""
+        rate = self.optimizer.param_groups[0].get("lr")
+        ended_with = None if rate is None else float(rate)
         if self.scheduler is not None:
             with warnings.catch_warnings():
                 # A peer that fetched its state has not stepped in this process: torch warns.
                 warnings.filterwarnings("ignore", ".*lr_scheduler.step.*", UserWarning)
                 self.scheduler.step()
+        return ended_with
 
     def _prepare(self, here: Tensor, gradients: Tensor, overflowed: float) -> float | None:
         """Turn the mean over all samples into the mean over those that did not overflow, and clip
@@ -801,10 +806,10 @@ class LocalSteps:
         values, losses = self._parts(averaged)
         self._outer.step(values)
         self._epoch += 1
-        self.inner.epoch_ended()
+        rate = self.inner.epoch_ended()
         self._buffers.keep()
         self._follow(values)
-        return StepOutcome(overflowed=0.0, norm=None, loss=loss_of(*losses.tolist()))
+        return StepOutcome(0.0, norm=None, loss=loss_of(*losses.tolist()), learning_rate=rate)
 
     @torch.no_grad()
     def _follow(self, averaged: Tensor) -> None:

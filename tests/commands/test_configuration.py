@@ -233,6 +233,21 @@ def test_a_switch_of_ones_own_understands_no_other_word(tmp_path: Path) -> None:
         configured(tmp_path, environment={"POTLUCK_LIMITS_COMPILE": "maybe"})
 
 
+def test_a_trackers_path_is_where_its_owner_typed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "jsonl:steps.jsonl, tensorboard:/curves, wandb, mlflow:http://127.0.0.1:5000"
+    found = configured(tmp_path, environment={"POTLUCK_TRACKING_TRACK": words}).trackers
+    assert [str(one) for one in found] == [
+        f"jsonl:{tmp_path}/steps.jsonl",
+        "tensorboard:/curves",
+        "wandb:potluck",
+        "mlflow:http://127.0.0.1:5000",
+    ]
+    assert {one.folder for one in found} == {tmp_path}
+
+
 _values: dict[SettingKind, st.SearchStrategy[Value]] = {
     SettingKind.LISTEN_ADDRESSES: st.lists(
         st.integers(0, 65_535).map("/ip4/127.0.0.1/tcp/{}".format), unique=True
@@ -250,6 +265,10 @@ _values: dict[SettingKind, st.SearchStrategy[Value]] = {
         st.sampled_from(
             [f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}", f"/dns4/a.example/tcp/1/p2p/{PEER}"]
         ),
+        unique=True,
+    ).map(tuple),
+    SettingKind.TRACKERS: st.lists(
+        st.sampled_from(["jsonl:/a/steps.jsonl", "wandb:poem", "mlflow:https://a.example:5000/x"]),
         unique=True,
     ).map(tuple),
     SettingKind.DEVICE: st.sampled_from(["auto", "cpu", "cuda", "cuda:1", "mps"]),

@@ -21,6 +21,8 @@ from node.run.template import new_definition
 from protocols.errors import PotluckError
 from tests.runs.definitions import NAME, TEXT, changed, with_line
 
+TRACKED = TEXT + b'[tracking]\ntrack = ["%s"]\n'
+
 
 def mistakes(text: bytes) -> tuple[str, ...]:
     with pytest.raises(WrongDefinition) as caught:
@@ -73,6 +75,11 @@ ONE_MISTAKE = {
     "many digits in a table": (changed('"tiny"', "0x" + "f" * 50_000), "more than 77 digits"),
     "no number": (changed("batch = 64", "batch = nan"), "batch below [training] cannot be nan"),
     "beyond all numbers": (changed("batch = 64", "batch = 1e400"), "must be a whole number"),
+    "a tracker that is none": (TRACKED % b"wandbb", "Did you mean wandb?"),
+    "a tracker without a place": (TRACKED % b"jsonl", "It needs a file after a colon"),
+    "an address for files": (TRACKED % b"tensorboard:http://a.example", "Only MLflow takes a URL"),
+    "an odd project": (TRACKED % b"wandb:../x", "A project has up to 128 letters"),
+    "many trackers": (TRACKED % b'jsonl:a", "'.__mul__(9), "track below [tracking] cannot be"),
     "a norm that is none": (with_line("max_norm = nan"), "max_norm below [training] cannot be nan"),
 }
 
@@ -154,7 +161,7 @@ def test_every_key_is_explained_in_a_new_file_with_its_default() -> None:
             )
             if line.startswith("#"):
                 said = msgspec.toml.decode(line.lstrip("#"))[field.name]
-                assert said == field.default, line
+                assert msgspec.convert(said, field.type) == field.default, line
             else:
                 assert getattr(value, field.name) is not None
 

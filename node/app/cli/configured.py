@@ -23,6 +23,7 @@ _METAVARS = {
     SettingKind.LISTEN_ADDRESSES: "ADDRESS",
     SettingKind.ANNOUNCE_ADDRESSES: "ADDRESS",
     SettingKind.PEER_ADDRESSES: "ADDRESS",
+    SettingKind.TRACKERS: "TRACKER",
     SettingKind.FILE: "FILE",
     SettingKind.NAME: "NAME",
     SettingKind.SECONDS: "SECONDS",

@@ -87,7 +87,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add_off_flag(parser, "relay.serve", "--no-relay", "do not relay for others")
     add_setting_flag(parser, "relay.limits")
     add_setting_flag(parser, "relay.for")
-    add_flags(parser, without=("limits.compile",))  # it computes no passes
+    # it computes no passes, and has /metrics; a unit could not write to any path of a tracker
+    add_flags(parser, without=("limits.compile", "tracking.track"))
 
 
 def run(arguments: argparse.Namespace) -> int:

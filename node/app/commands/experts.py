@@ -50,7 +50,8 @@ def _add_serve(actions: Subparsers) -> None:
         "potluck experts serve --experts 8 --max-memory 4GB\n"
         "potluck experts serve --grid ffn0:0-3.* --grid ffn1:0-3.*",
     )
-    add_invite_flags(serve, without=("limits.compile", "limits.offload"))  # of training
+    of_training = ("limits.compile", "limits.offload", "tracking.track")
+    add_invite_flags(serve, without=of_training)
     which = serve.add_mutually_exclusive_group()
     add_most_experts(which)
     which.add_argument(

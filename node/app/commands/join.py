@@ -133,9 +133,11 @@ def join(
         read_invited,
         shows_a_code,
     )
+    from node.training.trackers import check_trackers
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
+    check_trackers(configuration.trackers)
     trusted = trusted_modules(arguments.trust_module)
     places = configuration.places
     if arguments.invite_file == arguments.code_file == STANDARD_INPUT:
@@ -182,7 +184,12 @@ def join(
         session.happened(Preparing(STARTING))
 
     part = Participation(
-        invite.run, invite.organiser, trusted=trusted, serving=serving, trains=trains
+        invite.run,
+        invite.organiser,
+        trusted=trusted,
+        serving=serving,
+        trains=trains,
+        trackers=configuration.trackers if trains else (),
     )
     beside: Beside = nothing_beside
     if http is not None:

@@ -79,7 +79,8 @@ def add_peer_flags(
     )
     add_trust(parser)
     network = ("network.listen", "network.announce", "dht.bootstrap", *further_settings)
-    for key in (*CAP_KEYS, *network, "identity.name", "identity.key_file"):
+    own = ("tracking.track", "identity.name", "identity.key_file")
+    for key in (*CAP_KEYS, *network, *own):
         if key not in without:
             add_setting_flag(parser, key)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from node.core.configuration import Configuration
     from node.core.node import Node
     from node.core.settings import Value
+    from node.core.tracker import Tracker
     from node.run.invite import RunInvite
     from node.run.signed import SignedDefinition
     from node.training.join import Participation
@@ -121,12 +122,15 @@ def start_peer(
     from node.net import check_listening
     from node.run.trusted import trusted_modules
     from node.training.join import Participation, own_identity
+    from node.training.trackers import check_trackers
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments, defaults)
     trusted = trusted_modules(arguments.trust_module)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
     signed = _signed(folder, configuration, trusted, shlex.quote(arguments.folder), output)
+    trackers = configuration.trackers or _trackers_of_run(folder, configuration, signed, output)
+    check_trackers(trackers)
     with undisturbed():
         own_identity(configuration)
         with hold_running_lock(configuration.places, configuration.key_file):
@@ -141,6 +145,7 @@ def start_peer(
         keeps_only=keeps_only,
         begins=True,
         from_peers=arguments.from_peers,
+        trackers=trackers,
     )
     with folder.held():
         configuration = listening_as_before(configuration, folder, output)
@@ -277,6 +282,24 @@ def _signed(
     if organiser is None:
         output.say("the organiser's key is not here: this peer can keep the run, but not change it")
     return before
+
+
+def _trackers_of_run(
+    folder: RunFolder, configuration: Configuration, signed: SignedDefinition, output: Output
+) -> tuple[Tracker, ...]:
+    """Those of run.toml, where its organiser is at home. Elsewhere the folder may be a stranger's,
+    and a tracker writes files and contacts addresses."""
+    from node.core.tracker import read_tracker
+    from node.run.folder import organiser_key_file
+
+    found = tuple(read_tracker(one).below(folder.path) for one in signed.definition.tracking.track)
+    if found and not organiser_key_file(configuration.places).exists():
+        output.say(
+            "run.toml names trackers, but the organiser's key is not here: nothing is written to "
+            "them. Choose your own with --track, or with POTLUCK_TRACKING_TRACK."
+        )
+        return ()
+    return found
 
 
 def _way_in(

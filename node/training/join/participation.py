@@ -33,6 +33,7 @@ from node.core.caps.settings import Caps, caps_of
 from node.core.caps.units import in_words
 from node.core.disk_trouble import disk_trouble
 from node.core.node import Node
+from node.core.tracker import Tracker
 from node.run.kept import fetching_folder, remember, remove_fetched_in_part
 from node.training.caps_watch import WatchedCaps, open_caps
 from node.training.credit import CreditTerms, open_credit
@@ -63,6 +64,7 @@ from node.training.join.wish import ServingWish
 from node.training.owners_pause import OwnersPause
 from node.training.questions import TrainerQuestions
 from node.training.session import TrainingSession
+from node.training.trackers import track
 from protocols.errors import PotluckError
 from protocols.runs.serving import ServedDefinitions, serve_definitions
 
@@ -94,6 +96,7 @@ class Participation:
     - `keeps_only`: it brings no samples; it reduces, serves the state and keeps the checkpoints.
     - `serving`: which experts it serves, in a run with experts.
     - `trains`: without it, it serves experts and does nothing else.
+    - `trackers`: what this machine's owner wants the figures of each step to be written to.
     """
 
     run: str
@@ -107,6 +110,7 @@ class Participation:
     keeps_only: bool = False
     serving: ServingWish = field(default_factory=ServingWish)
     trains: bool = True
+    trackers: tuple[Tracker, ...] = ()
 
 
 class NothingToServe(PotluckError):
@@ -136,6 +140,7 @@ async def take_part(node: Node, part: Participation, session: TrainingSession) -
     prepared: _Prepared | None = None
     async with (
         open_caps(caps, session.gate, places, traffic=node.network.traffic, told=tell) as watched,
+        track(part.trackers, session, name=session.name),
         trio.open_nursery() as nursery,
     ):
         node.caps = watched.used
