@@ -21,6 +21,7 @@ from models.albert import INITIAL_DEVIATION, NORM_EPSILON, SEGMENTS, AlbertSetti
 from models.errors import NotThisModel, WrongSettings
 from models.gpt import GPTSettings
 from models.registry import build_model, model_settings
+from models.transformers_model import NO_DROPOUT, NO_IDS, PREFIX, TransformersSettings, shape_of
 
 GPT2_NORM_EPSILON = 1e-5  # torch's and GPT-2's own
 
@@ -45,6 +46,11 @@ def hf_export(settings: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> 
         case AlbertSettings():
             _check(settings, parameters)
             return HuggingFaceFiles(_albert_config(read), _albert_tensors(parameters))
+        case TransformersSettings():
+            _check(settings, parameters)
+            named = {name.removeprefix(PREFIX): one for name, one in parameters.items()}
+            config = {"dtype": "float32", **NO_IDS, **NO_DROPOUT, **shape_of(read.config)}
+            return HuggingFaceFiles(config, named)
         case _:
             raise WrongSettings(
                 f"There is no form of the model {settings['name']} for transformers.",
@@ -53,7 +59,8 @@ def hf_export(settings: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> 
 
 
 def _check(settings: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    expected = build_model(settings, seed=None).state_dict()
+    model = build_model(settings, seed=None)  # tied parameters have one name
+    expected = dict([*model.named_parameters(), *model.named_buffers()])
     missing = sorted(expected.keys() - parameters.keys())
     surplus = sorted(parameters.keys() - expected.keys())
     if missing or surplus:

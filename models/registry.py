@@ -32,6 +32,8 @@ from models.lars import Lars
 from models.schedules import DECAYS, Schedule, ScheduleSettings
 from models.settings import read_settings, take_name
 from models.trainable import Trainable
+from models.transformers_model import SIZES as TRANSFORMERS_SIZES
+from models.transformers_model import TransformersModel, TransformersSettings
 from models.uncompiled import SGD, AdamW
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
@@ -49,6 +51,7 @@ MODELS: dict[str, ModelKind] = {
     "gpt": ModelKind(gpt.GPTSettings, gpt.SIZES, gpt.GPT),
     "albert": ModelKind(albert.AlbertSettings, albert.SIZES, albert.Albert),
     "classifier": ModelKind(classifier.ClassifierSettings, classifier.SIZES, classifier.Classifier),
+    "transformers": ModelKind(TransformersSettings, TRANSFORMERS_SIZES, TransformersModel),
 }
 
 

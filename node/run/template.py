@@ -35,8 +35,8 @@ name = "NAME"
 # A line for people, shown to volunteers before they train.
 description = ""
 
-# The model: gpt, albert or classifier, in one of its sizes. Further keys change single fields of
-# that size (for gpt: context, width, layers, heads).
+# The model: gpt, albert, classifier or transformers, in one of its sizes. Further keys change
+# single fields of that size (for gpt: context, width, layers, heads).
 [model]
 name = "gpt"
 size = "tiny"

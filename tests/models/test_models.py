@@ -43,6 +43,7 @@ BEGINNINGS = {
     "gpt": "9b148e543e8db4edf5aa8be3fa8f584d",
     "albert": "9d53e30bb60d5413d6dce3db26bd73e0",
     "classifier": "cb80920d5a855cfae4621083efe4569b",
+    "transformers": "fa00c83845adbbcaccd0785673c913e3",
 }
 
 
