@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import struct
 import sys
 import threading
@@ -208,6 +209,14 @@ async def test_a_tracker_holds_the_numbers_of_metrics(kind: str, tmp_path: Path)
     rates = [found[step]["train/learning_rate"] for step in sorted(found)]
     full = DEFINITION.optimizer["lr"]
     assert rates == pytest.approx([full / 4, full / 2, full * 3 / 4])
+
+
+def test_the_organisers_page_names_every_figure() -> None:
+    page = Path(__file__).parents[2] / "docs" / "organisers.md"
+    _, _, section = page.read_text(encoding="utf-8").partition("## Curves in W&B")
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+/\w+)`", row.split("|")[1])}
+    assert named == NAMES | {"own/samples_per_second"}
 
 
 def test_a_row_has_what_is_known_and_finite() -> None:
