@@ -52,7 +52,7 @@ from nat.connectivity import ReachMode
 from nat.punching import PunchOutcome
 from nat.reachability import OUTCOMES
 from nat.relaying import Refusal
-from node.app.page import MOST_VIEWERS, Page
+from node.app.page import MOST_VIEWERS, RunPage
 from node.core.caps.units import in_words
 from node.core.status import ConnectivityStatus, NodeStatus, RelayStatus
 from node.core.training_view import TrainerView
@@ -432,7 +432,7 @@ async def serve_backbone(
     address: ListenAddress,
     health: BackboneHealth,
     listening: Callable[[str], None],
-    page: Page | None = None,
+    page: RunPage | None = None,
 ) -> None:
     """Serve until cancelled; `listening` is told the URL. CannotServeHttp if it cannot. `page`: the
     run's page, which is run elsewhere; None without a run."""
@@ -451,7 +451,7 @@ async def serve_backbone(
         listening(f"http://{ListenAddress(host, port)}")
 
 
-def backbone_app(health: BackboneHealth, page: Page | None = None) -> Starlette:
+def backbone_app(health: BackboneHealth, page: RunPage | None = None) -> Starlette:
     """The routes of the three answers, and of the page."""
 
     async def healthz(_request: Request) -> Answer:

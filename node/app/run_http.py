@@ -21,7 +21,7 @@ import trio
 from auth.server.settings import ListenAddress
 from node.app.backbone import BackboneHealth, BackboneRecord, KeptRun, serve_backbone
 from node.app.cli.line_queue import LineQueue
-from node.app.page import LatestBoard, Page, PageSource
+from node.app.page import LatestBoard, PageSource, RunPage
 from node.core.control import Answering
 from node.core.node import Node
 from node.training.history_file import open_history
@@ -82,7 +82,7 @@ class RunHttp:
 
         board = LatestBoard(lambda: session.leaderboard)
         async with open_history(file, session, target=self._target(session)) as history:
-            page = Page(
+            page = RunPage(
                 PageSource(
                     session.view,
                     history,

@@ -21,7 +21,7 @@ from nat.relay_limits import RelayLimits
 from node.core.places import Places, find_places
 from node.core.relay_settings import MEMBERS, relay_limits
 from node.core.settings import BY_KEY, SETTINGS, Setting, Value, value_from_text, value_from_toml
-from node.core.tracker import Tracker, read_tracker
+from node.core.tracker import NamedTracker, read_tracker
 from node.core.wrong_use import WrongUse, nearest, why_not_toml
 
 LARGEST_CONFIG_BYTES = 1_048_576  # enough for any settings; /dev/zero has more
@@ -133,7 +133,7 @@ class Configuration:
         return value
 
     @property
-    def trackers(self) -> tuple[Tracker, ...]:
+    def trackers(self) -> tuple[NamedTracker, ...]:
         return tuple(read_tracker(one).below(Path.cwd()) for one in self.values["tracking.track"])
 
     @property

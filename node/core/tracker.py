@@ -34,7 +34,7 @@ _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 
 
 @dataclass(frozen=True)
-class Tracker:
+class NamedTracker:
     """`where`: the file, folder, project or URL. `folder`: where Weights & Biases has its files."""
 
     kind: str
@@ -45,7 +45,7 @@ class Tracker:
     def is_path(self) -> bool:
         return self.kind != WANDB and not (self.kind == MLFLOW and _URL.fullmatch(self.where))
 
-    def below(self, folder: Path) -> Tracker:
+    def below(self, folder: Path) -> NamedTracker:
         """With its path, if it is relative, below this folder."""
         if not self.is_path:
             return replace(self, folder=folder)
@@ -55,7 +55,7 @@ class Tracker:
         return f"{self.kind}:{self.where}"
 
 
-def read_tracker(text: str) -> Tracker:
+def read_tracker(text: str) -> NamedTracker:
     """WrongUse says what is wrong with the text, and what to write. Nothing on the disk is read."""
     kind, _, where = text.strip().partition(":")
     if kind not in KINDS:
@@ -74,7 +74,7 @@ def read_tracker(text: str) -> Tracker:
         raise _wrong(text, f"It needs {what} after a colon.")
     elif "://" in where and not (kind == MLFLOW and _URL.fullmatch(where)):
         raise _wrong(text, "Only MLflow takes a URL, which begins with http:// or https://.")
-    return Tracker(kind, where)
+    return NamedTracker(kind, where)
 
 
 def _wrong(text: str, why: str, advice: str = "") -> WrongUse:

@@ -2,7 +2,7 @@
 
     figures = RunFigures()
     figures.take(happening)                      # every event, in order
-    figures.rows(happening, view)                # [Row(312, {"train/loss": 2.07, ...})]
+    figures.rows(happening, view)                # [StepFigures(312, {"train/loss": 2.07, ...})]
 
 `RunFigures` has what both show, so both show the same. A row has the figures of one step of the
 run, under names that users of trackers know; docs/organisers.md lists them. A figure that is
@@ -24,7 +24,7 @@ STEP: Final = "train/global_step"
 """Trackers that have no step of their own get it as a figure of this name."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class StepFigures(msgspec.Struct, frozen=True):
     """The figures of the run's `step`th step."""
 
     step: int
@@ -58,7 +58,7 @@ class RunFigures:
             case _:
                 pass
 
-    def rows(self, happening: Happening, view: TrainerView) -> list[Row]:
+    def rows(self, happening: Happening, view: TrainerView) -> list[StepFigures]:
         """The rows that an event gives, after `take`: one for a step, and one for each step of the
         others that this peer hears of when it has caught up."""
         match happening:
@@ -90,10 +90,10 @@ class RunFigures:
         }
 
 
-def _row(step: int, values: dict[str, float | None]) -> Row:
+def _row(step: int, values: dict[str, float | None]) -> StepFigures:
     known = {
         name: float(value)
         for name, value in values.items()
         if value is not None and math.isfinite(value)
     }
-    return Row(step, known)
+    return StepFigures(step, known)

@@ -119,7 +119,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     part: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
-class Round(msgspec.Struct, frozen=True, array_like=True):
+class LastRound(msgspec.Struct, frozen=True, array_like=True):
     """The newest round with others. `of_many`: there were other groups beside this one."""
 
     step: Step
@@ -143,7 +143,7 @@ class Beside(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slices: Annotated[tuple[Slice, ...], msgspec.Meta(max_length=16)] = ()
     events: Annotated[tuple[Event, ...], msgspec.Meta(max_length=MOST_EVENTS)] = ()
     checkpoints: Annotated[tuple[Saved, ...], msgspec.Meta(max_length=MOST_CHECKPOINTS)] = ()
-    last_round: Round | None = None
+    last_round: LastRound | None = None
 
 
 NOTHING_KEPT: Final = Beside()
@@ -324,7 +324,7 @@ class RunHistory:
             for one in step.shares[:MOST_MEMBERS]
             if _is_count(one.samples)
         ]
-        self.last_round = Round(step.epoch + 1, tuple(members), step.over_a_grid)
+        self.last_round = LastRound(step.epoch + 1, tuple(members), step.over_a_grid)
         self._count(members, now)
 
     def _add(self, step: int, loss: float | None, samples: float, took: float, peers: int) -> None:

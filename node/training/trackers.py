@@ -33,8 +33,8 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
-from node.core.tracker import JSONL, MLFLOW, TENSORBOARD, WANDB, Tracker
-from node.training.figures import STEP, Row, RunFigures
+from node.core.tracker import JSONL, MLFLOW, TENSORBOARD, WANDB, NamedTracker
+from node.training.figures import STEP, RunFigures, StepFigures
 from node.training.happenings import Began, Happening, Notice
 from node.training.session import TrainingSession
 from protocols.accumulation.events import CaughtUp, StepTaken
@@ -66,7 +66,7 @@ class TrackerMissing(PotluckError):
     exit_code = 2
 
 
-def check_trackers(trackers: Sequence[Tracker]) -> None:
+def check_trackers(trackers: Sequence[NamedTracker]) -> None:
     """TrackerMissing if one needs a library that is not here. Imports nothing."""
     for tracker in trackers:
         library = LIBRARIES.get(tracker.kind)
@@ -80,7 +80,7 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
 
 @asynccontextmanager
 async def track(
-    trackers: Sequence[Tracker], session: TrainingSession, *, name: str
+    trackers: Sequence[NamedTracker], session: TrainingSession, *, name: str
 ) -> AsyncIterator[None]:
     """Write a row for each step of the session until the block ends. `name`: of this peer.
     Cancelled, it still lets the trackers end, for `CLOSING_SECONDS`."""
@@ -120,10 +120,10 @@ class _TrackerThread:
     """The thread of one tracker. Invariant: all calls of its library are made in it."""
 
     def __init__(
-        self, tracker: Tracker, run: str, name: str, tell: Callable[[Happening], None]
+        self, tracker: NamedTracker, run: str, name: str, tell: Callable[[Happening], None]
     ) -> None:
         self._tracker, self._run, self._name, self._tell = tracker, run, name, tell
-        self._rows: queue.Queue[tuple[float, Row] | None] = queue.Queue(MOST_ROWS)
+        self._rows: queue.Queue[tuple[float, StepFigures] | None] = queue.Queue(MOST_ROWS)
         self._busy_since: float | None = None
         self._has_told = self._has_ended = False
         self._thread = threading.Thread(
@@ -135,7 +135,7 @@ class _TrackerThread:
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, row: Row) -> None:
+    def put(self, row: StepFigures) -> None:
         """Never waits."""
         since = self._busy_since
         if since is not None and time.monotonic() - since > PATIENCE_SECONDS:
@@ -208,7 +208,7 @@ class _TrackerThread:
 
 
 class _Writer(Protocol):
-    def write(self, at: float, row: Row) -> None:
+    def write(self, at: float, row: StepFigures) -> None:
         """`at`: in seconds since 1970."""
 
     def close(self) -> None: ...
@@ -218,7 +218,7 @@ class _Jsonl:
     """A line for each row, at the end of the file. A kill can leave half a line behind; the next
     session ends it."""
 
-    def __init__(self, tracker: Tracker, run: str, name: str) -> None:
+    def __init__(self, tracker: NamedTracker, run: str, name: str) -> None:
         self._names = {"run": run, "peer": name}
         path = Path(tracker.where)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +228,7 @@ class _Jsonl:
             if self._file.read() != b"\n":
                 self._file.write(b"\n")
 
-    def write(self, at: float, row: Row) -> None:
+    def write(self, at: float, row: StepFigures) -> None:
         whole = {"step": row.step, "time": round(at, 3), **self._names, **row.values}
         self._file.write(msgspec.json.encode(whole) + b"\n")
         self._file.flush()
@@ -238,11 +238,11 @@ class _Jsonl:
 
 
 class _TensorBoard:
-    def __init__(self, tracker: Tracker, _run: str, _name: str) -> None:
+    def __init__(self, tracker: NamedTracker, _run: str, _name: str) -> None:
         library: Any = importlib.import_module("torch.utils.tensorboard")
         self._writer: Any = library.SummaryWriter(tracker.where, flush_secs=FLUSH_SECONDS)
 
-    def write(self, at: float, row: Row) -> None:
+    def write(self, at: float, row: StepFigures) -> None:
         for name, value in row.values.items():
             self._writer.add_scalar(
                 name, value, row.step, at, new_style=True, double_precision=True
@@ -256,7 +256,7 @@ class _Wandb:
     """A run of Weights & Biases for each session, in the group of the run's name. Its own settings
     and variables (WANDB_MODE, WANDB_ENTITY, ...) hold."""
 
-    def __init__(self, tracker: Tracker, run: str, name: str) -> None:
+    def __init__(self, tracker: NamedTracker, run: str, name: str) -> None:
         for variable, value in (("WANDB_ERROR_REPORTING", "false"), ("WANDB_SILENT", "true")):
             os.environ.setdefault(variable, value)
         library: Any = importlib.import_module("wandb")
@@ -276,7 +276,7 @@ class _Wandb:
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP, step_sync=True)
 
-    def write(self, at: float, row: Row) -> None:
+    def write(self, at: float, row: StepFigures) -> None:
         self._run.log({STEP: row.step, "_timestamp": at, **row.values})
 
     def close(self) -> None:
@@ -286,7 +286,7 @@ class _Wandb:
 class _Mlflow:
     """An experiment of the run's name, and a run in it for each session."""
 
-    def __init__(self, tracker: Tracker, run: str, name: str) -> None:
+    def __init__(self, tracker: NamedTracker, run: str, name: str) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         where = tracker.where
         if tracker.is_path:
@@ -299,7 +299,7 @@ class _Mlflow:
         experiment = self._client.create_experiment(run) if found is None else found.experiment_id
         self._id = self._client.create_run(experiment, run_name=name or None).info.run_id
 
-    def write(self, at: float, row: Row) -> None:
+    def write(self, at: float, row: StepFigures) -> None:
         moment = round(1000 * at)
         metrics = [
             self._metric(name, value, moment, row.step) for name, value in row.values.items()
@@ -310,7 +310,7 @@ class _Mlflow:
         self._client.set_terminated(self._id)
 
 
-_OPEN: Final[dict[str, Callable[[Tracker, str, str], _Writer]]] = {
+_OPEN: Final[dict[str, Callable[[NamedTracker, str, str], _Writer]]] = {
     JSONL: _Jsonl,
     TENSORBOARD: _TensorBoard,
     WANDB: _Wandb,

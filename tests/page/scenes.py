@@ -13,7 +13,7 @@ import trio
 
 from auth.server.settings import ListenAddress
 from node.app.backbone import BackboneHealth, serve_backbone
-from node.app.page import Page, PageSource
+from node.app.page import PageSource, RunPage
 from node.core.training_view import (
     BatchView,
     ContributionView,
@@ -204,7 +204,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def served(page: Page, port: int = 0) -> AsyncIterator[str]:
+async def served(page: RunPage, port: int = 0) -> AsyncIterator[str]:
     """The page over HTTP, as a backbone serves it; gives its URL."""
     send, receive = trio.open_memory_channel[str](1)
     health = BackboneHealth(lambda: LISTENS, lambda: TrafficFacts(0, 0))

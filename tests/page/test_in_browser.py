@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.app.page import Page
+from node.app.page import RunPage
 from tests.page.browser import Browser, Tab, missing
 from tests.page.scenes import Scene, served
 
@@ -26,7 +26,7 @@ def browser() -> Iterator[Browser]:
 
 
 async def seen(scene: Scene, look: Callable[[str], Any]) -> Any:
-    async with served(Page(scene.source())) as url:
+    async with served(RunPage(scene.source())) as url:
         return await trio.to_thread.run_sync(look, url)
 
 
@@ -106,7 +106,7 @@ async def test_the_policy_stops_a_script_that_got_into_the_page(browser: Browser
 
 async def test_a_step_is_shown_without_loading_the_page_again(browser: Browser) -> None:
     scene = Scene(peers=4, steps=50)
-    page = Page(scene.source())
+    page = RunPage(scene.source())
 
     def opened(url: str) -> Tab:
         tab = browser.tab()
@@ -139,13 +139,13 @@ async def test_a_page_says_that_it_is_old_and_goes_on_when_its_peer_is_back(
         tab.wait_for(IS_LIVE)
         return tab
 
-    async with served(Page(scene.source())) as url:
+    async with served(RunPage(scene.source())) as url:
         tab = await trio.to_thread.run_sync(opened, url)
     await trio.to_thread.run_sync(tab.wait_for, "!document.getElementById('stale').hidden")
     assert "These figures are old" in text(tab, "stale")
     scene.now += 60.0
     scene.step(50, 1.5)
-    async with served(Page(scene.source()), port=int(url.rpartition(":")[2])):
+    async with served(RunPage(scene.source()), port=int(url.rpartition(":")[2])):
         await trio.to_thread.run_sync(tab.wait_for, "document.getElementById('stale').hidden")
         assert text(tab, "step") == "51 of 4,000"
 

@@ -18,7 +18,7 @@ import trio
 
 from auth.server.rate_limits import AllowedRate
 from auth.server.serving import WRITE_SECONDS
-from node.app.page import Page
+from node.app.page import RunPage
 from node.app.page.site import VIEWERS_PER_ADDRESS, document
 from tests.page.scenes import Scene, served
 
@@ -61,7 +61,7 @@ def test_the_page_names_no_other_place_and_has_no_handler_in_its_html() -> None:
 
 async def test_a_first_look_is_one_small_answer_with_the_data_in_it() -> None:
     scene = Scene(peers=200, steps=1_500)  # a point for every other step, and the last ones
-    async with served(Page(scene.source())) as url:
+    async with served(RunPage(scene.source())) as url:
         answer = await got(f"{url}/", **{"accept-encoding": "identity"})
         small = await got(f"{url}/", **{"accept-encoding": "gzip"})
     assert answer.status_code == 200
@@ -76,7 +76,7 @@ async def test_a_first_look_is_one_small_answer_with_the_data_in_it() -> None:
 
 async def test_no_name_can_end_the_element_of_the_data() -> None:
     scene = Scene(peers=8, steps=30, hostile=True)
-    async with served(Page(scene.source())) as url:
+    async with served(RunPage(scene.source())) as url:
         answer = await got(f"{url}/")
     assert answer.text.count("</script>") == 2
     assert "<img" not in answer.text
@@ -87,7 +87,7 @@ async def test_no_name_can_end_the_element_of_the_data() -> None:
 @pytest.mark.parametrize("path", ["/", "/page.json", "/events"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 async def test_nothing_can_be_changed(method: str, path: str) -> None:
-    async with served(Page(Scene(steps=3).source())) as url, httpx2.AsyncClient() as client:
+    async with served(RunPage(Scene(steps=3).source())) as url, httpx2.AsyncClient() as client:
         answer = await client.request(method, f"{url}{path}")
     assert answer.status_code == 405
 
@@ -102,7 +102,7 @@ async def viewer_at(url: str, *, behind: str = "") -> AsyncIterator[trio.SocketS
         yield stream
 
 
-async def number_of(page: Page, wanted: int, seconds: float = 60.0) -> None:
+async def number_of(page: RunPage, wanted: int, seconds: float = 60.0) -> None:
     """Until the page has so many viewers."""
     with trio.fail_after(seconds):
         while page.viewers != wanted:  # noqa: ASYNC110 - nobody tells how many there are
@@ -121,7 +121,7 @@ async def until(stream: trio.SocketStream, wanted: bytes) -> bytes:
 
 async def test_a_viewer_hears_of_a_step_without_asking_again() -> None:
     scene = Scene(peers=4, steps=10)
-    page = Page(scene.source())
+    page = RunPage(scene.source())
     async with served(page) as url:
         async with viewer_at(url) as stream:
             assert b"text/event-stream" in await until(stream, b'"points":')
@@ -132,14 +132,14 @@ async def test_a_viewer_hears_of_a_step_without_asking_again() -> None:
 
 
 async def test_a_question_for_the_head_alone_is_no_viewer() -> None:
-    page = Page(Scene(steps=3).source())
+    page = RunPage(Scene(steps=3).source())
     async with served(page) as url, httpx2.AsyncClient(timeout=10.0) as client:
         answer = await client.head(f"{url}/events")
         assert (answer.status_code, page.viewers) == (200, 0)
 
 
 async def test_viewers_are_let_go_at_once_when_the_node_ends() -> None:
-    page = Page(Scene(steps=3).source())
+    page = RunPage(Scene(steps=3).source())
     async with AsyncExitStack() as staying:
         async with served(page) as url:
             stream = await staying.enter_async_context(viewer_at(url))
@@ -150,7 +150,7 @@ async def test_viewers_are_let_go_at_once_when_the_node_ends() -> None:
 
 
 async def test_there_are_only_so_many_viewers() -> None:
-    page = Page(Scene(steps=3).source(), most_viewers=2)
+    page = RunPage(Scene(steps=3).source(), most_viewers=2)
     async with served(page) as url, AsyncExitStack() as staying:
         for _ in range(2):
             stream = await staying.enter_async_context(viewer_at(url))
@@ -161,7 +161,7 @@ async def test_there_are_only_so_many_viewers() -> None:
 
 
 async def test_one_address_behind_a_proxy_has_only_some_of_the_viewers() -> None:
-    page = Page(Scene(steps=3).source())
+    page = RunPage(Scene(steps=3).source())
     async with served(page) as url, AsyncExitStack() as staying:
         heard = b""
         for _ in range(VIEWERS_PER_ADDRESS + 1):
@@ -184,7 +184,7 @@ async def test_requests_beyond_the_limit_of_an_address_cost_no_work() -> None:
         return scene.view
 
     object.__setattr__(source, "view", view)
-    page = Page(source, requests=AllowedRate(burst=20, per_second=0.001))
+    page = RunPage(source, requests=AllowedRate(burst=20, per_second=0.001))
     statuses = []
     async with served(page) as url, httpx2.AsyncClient(timeout=60.0) as client:
         for _ in range(400):
@@ -196,7 +196,7 @@ async def test_requests_beyond_the_limit_of_an_address_cost_no_work() -> None:
 
 
 async def test_a_viewer_that_never_reads_is_dropped() -> None:
-    page = Page(Scene(peers=300, steps=1_500).source())
+    page = RunPage(Scene(peers=300, steps=1_500).source())
     async with served(page) as url, viewer_at(url):
         await number_of(page, 1)
         with trio.fail_after(120 + WRITE_SECONDS):
@@ -208,7 +208,7 @@ async def test_a_viewer_that_never_reads_is_dropped() -> None:
 @pytest.mark.usefixtures("autojump_clock")
 async def test_the_list_of_peers_is_sent_less_often_than_the_figures() -> None:
     scene = Scene(peers=4, steps=10)
-    page = Page(scene.source())
+    page = RunPage(scene.source())
     page.news_since("")
     sent = []
     for _ in range(10):

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from node.app.backbone import PREFIX, BackboneRecord, metrics_text
 from node.app.cli.output import Output
 from node.app.commands import run_start
-from node.core.tracker import JSONL, MLFLOW, TENSORBOARD, WANDB, Tracker
+from node.core.tracker import JSONL, MLFLOW, TENSORBOARD, WANDB, NamedTracker
 from node.core.training_view import TrainerView
 from node.run.definition import read_definition
 from node.run.folder import RunFolder, organiser_key
@@ -78,7 +78,7 @@ NAMES = {
 }
 
 
-def in_jsonl(tracker: Tracker) -> Found:
+def in_jsonl(tracker: NamedTracker) -> Found:
     rows = [json.loads(line) for line in Path(tracker.where).read_text().splitlines()]
     assert {(row["run"], row["peer"]) for row in rows} == {(NAME, "ann")}
     return {
@@ -86,7 +86,7 @@ def in_jsonl(tracker: Tracker) -> Found:
     }
 
 
-def in_tensorboard(tracker: Tracker) -> Found:
+def in_tensorboard(tracker: NamedTracker) -> Found:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
@@ -99,7 +99,7 @@ def in_tensorboard(tracker: Tracker) -> Found:
     return found
 
 
-def in_wandb(tracker: Tracker) -> Found:
+def in_wandb(tracker: NamedTracker) -> Found:
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = tracker.folder.glob("wandb/offline-run-*/*.wandb")
@@ -130,7 +130,7 @@ def records_of(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def in_mlflow(tracker: Tracker) -> Found:
+def in_mlflow(tracker: NamedTracker) -> Found:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=Path(tracker.where).as_uri())
@@ -144,7 +144,7 @@ def in_mlflow(tracker: Tracker) -> Found:
     return found
 
 
-READERS: dict[str, Callable[[Tracker], Found]] = {
+READERS: dict[str, Callable[[NamedTracker], Found]] = {
     JSONL: in_jsonl,
     TENSORBOARD: in_tensorboard,
     WANDB: in_wandb,
@@ -167,7 +167,7 @@ async def test_a_tracker_holds_the_numbers_of_metrics(kind: str, tmp_path: Path)
     if library is not None and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed: the extra `{kind}`")
     torch.set_num_threads(1)
-    tracker = Tracker(kind, "there").below(tmp_path)
+    tracker = NamedTracker(kind, "there").below(tmp_path)
     record = BackboneRecord(checkpoint_seconds=300.0, clock=time.monotonic)
     pages: dict[int, bytes] = {}
     options = TrainerOptions(begins=True, micro_batch=4)
@@ -266,7 +266,7 @@ async def told_of(library: Library, monkeypatch: pytest.MonkeyPatch, *, steps: i
     shown = Recorded()
     session = TrainingSession(shown)
     session.entered()
-    async with track([Tracker(JSONL, "there")], session, name="ann"):
+    async with track([NamedTracker(JSONL, "there")], session, name="ann"):
         session.happened(Began(NAME, 0))
         for epoch in range(steps):
             session.happened(step_taken(epoch))
@@ -304,7 +304,7 @@ async def test_a_tracker_that_cannot_be_opened_is_told_of_with_what_to_do(tmp_pa
     shown = Recorded()
     session = TrainingSession(shown)
     session.entered()
-    async with track([Tracker(JSONL, str(tmp_path / "file" / "x"))], session, name="ann"):
+    async with track([NamedTracker(JSONL, str(tmp_path / "file" / "x"))], session, name="ann"):
         session.happened(Began(NAME, 0))
         session.happened(step_taken(0))
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -316,7 +316,7 @@ async def test_a_tracker_that_cannot_be_opened_is_told_of_with_what_to_do(tmp_pa
 async def test_nothing_is_opened_for_a_session_that_does_not_train(tmp_path: Path) -> None:
     session = TrainingSession(Recorded())
     session.entered()
-    async with track([Tracker(JSONL, str(tmp_path / "steps.jsonl"))], session, name="ann"):
+    async with track([NamedTracker(JSONL, str(tmp_path / "steps.jsonl"))], session, name="ann"):
         session.happened(Notice("it is refused"))
     assert os.listdir(tmp_path) == []
 
@@ -326,7 +326,7 @@ async def test_a_line_that_a_kill_cut_off_does_not_spoil_the_next_one(tmp_path: 
     file.write_text('{"step": 1}\n{"st')
     session = TrainingSession(Recorded())
     session.entered()
-    async with track([Tracker(JSONL, str(file))], session, name="ann"):
+    async with track([NamedTracker(JSONL, str(file))], session, name="ann"):
         session.happened(Began(NAME, 4))
         session.happened(step_taken(4))
     assert json.loads(file.read_text().splitlines()[-1])["step"] == 5
@@ -335,9 +335,9 @@ async def test_a_line_that_a_kill_cut_off_does_not_spoil_the_next_one(tmp_path: 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    check_trackers([Tracker(JSONL, "steps.jsonl")])
+    check_trackers([NamedTracker(JSONL, "steps.jsonl")])
     with pytest.raises(TrackerMissing) as missing:
-        check_trackers([Tracker(WANDB, "poem")])
+        check_trackers([NamedTracker(WANDB, "poem")])
     assert "pip install 'potluck[wandb]'" in missing.value.advice
 
 
@@ -375,7 +375,7 @@ async def test_a_peer_writes_to_its_owners_trackers_and_never_to_those_of_the_de
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = Tracker(JSONL, str(tmp_path / "own.jsonl"))
+    own = NamedTracker(JSONL, str(tmp_path / "own.jsonl"))
     text = TEXT + f'[tracking]\ntrack = ["jsonl:{tmp_path}/theirs.jsonl"]\n'.encode()
     part = Participation(NAME, FINGERPRINT, signed=signed_with(text), begins=True, trackers=(own,))
     await one_step(tmp_path / "home", part)

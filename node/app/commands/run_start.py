@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from node.core.configuration import Configuration
     from node.core.node import Node
     from node.core.settings import Value
-    from node.core.tracker import Tracker
+    from node.core.tracker import NamedTracker
     from node.run.invite import RunInvite
     from node.run.signed import SignedDefinition
     from node.training.join import Participation
@@ -286,7 +286,7 @@ def _signed(
 
 def _trackers_of_run(
     folder: RunFolder, configuration: Configuration, signed: SignedDefinition, output: Output
-) -> tuple[Tracker, ...]:
+) -> tuple[NamedTracker, ...]:
     """Those of run.toml, where its organiser is at home. Elsewhere the folder may be a stranger's,
     and a tracker writes files and contacts addresses."""
     from node.core.tracker import read_tracker

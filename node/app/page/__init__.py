@@ -1,6 +1,6 @@
 """The run's page: a browser shows the run live, and its history.
 
-    page = Page(PageSource(session=session, history=history, ...))
+    page = RunPage(PageSource(session=session, history=history, ...))
     app = Starlette(routes=page.routes())
     nursery.start_soon(page.run)
 
@@ -13,6 +13,6 @@ this is wrong somewhere.
 """
 
 from node.app.page.public import PageSource
-from node.app.page.site import MOST_VIEWERS, LatestBoard, Page
+from node.app.page.site import MOST_VIEWERS, LatestBoard, RunPage
 
-__all__ = ["MOST_VIEWERS", "LatestBoard", "Page", "PageSource"]
+__all__ = ["MOST_VIEWERS", "LatestBoard", "PageSource", "RunPage"]

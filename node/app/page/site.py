@@ -68,7 +68,7 @@ HTML: Final = "text/html; charset=utf-8"
 _log = logging.getLogger("potluck.page")
 
 
-class Page:
+class RunPage:
     """The page of one run."""
 
     def __init__(
@@ -213,7 +213,7 @@ class Page:
 class Viewer:
     """One browser that follows the page: an answer that does not end."""
 
-    def __init__(self, page: Page, site: str, mark: str) -> None:
+    def __init__(self, page: RunPage, site: str, mark: str) -> None:
         self._page, self._site, self._mark = page, site, mark
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -257,7 +257,7 @@ class LatestBoard:
         self._add_up = add_up
         self.board: Board | None = None
 
-    async def run(self, page: Page) -> None:
+    async def run(self, page: RunPage) -> None:
         """Forever."""
         while True:
             add_up = self._add_up()
@@ -272,7 +272,7 @@ class LatestBoard:
             await trio.sleep(TICK_SECONDS)
 
 
-class Document:
+class PageFile:
     """The page without its data, and the policy that allows exactly it."""
 
     def __init__(self) -> None:
@@ -291,8 +291,8 @@ class Document:
 
 
 @cache
-def document() -> Document:
-    return Document()
+def document() -> PageFile:
+    return PageFile()
 
 
 def _hash(text: str) -> str:

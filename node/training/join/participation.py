@@ -33,7 +33,7 @@ from node.core.caps.settings import Caps, caps_of
 from node.core.caps.units import in_words
 from node.core.disk_trouble import disk_trouble
 from node.core.node import Node
-from node.core.tracker import Tracker
+from node.core.tracker import NamedTracker
 from node.run.kept import fetching_folder, remember, remove_fetched_in_part
 from node.training.caps_watch import WatchedCaps, open_caps
 from node.training.credit import CreditTerms, open_credit
@@ -110,7 +110,7 @@ class Participation:
     keeps_only: bool = False
     serving: ServingWish = field(default_factory=ServingWish)
     trains: bool = True
-    trackers: tuple[Tracker, ...] = ()
+    trackers: tuple[NamedTracker, ...] = ()
 
 
 class NothingToServe(PotluckError):
