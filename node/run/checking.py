@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,6 +29,9 @@ from node.run.trusted import (
     tables_of_modules,
 )
 from protocols.errors import PotluckError
+
+if TYPE_CHECKING:
+    from models.trainable import Trainable
 
 NAMING = ("name", "size")  # the keys that decide which other settings a table has
 
@@ -157,9 +160,11 @@ def _contradictions_of_tables(
     in_modules = {where for where, _ in tables_of_modules(definition)}
     if not in_modules & {"model", "experts.network"}:
         mixtures = mixtures_of(definition, {})
-        yield from _said_by(
-            lambda: model_of(definition, {}, seed=None, mixtures=mixtures), "[model]"
-        )
+
+        def divided() -> None:
+            _divide(definition, model_of(definition, {}, seed=None, mixtures=mixtures))
+
+        yield from _said_by(divided, "[model]")
         settings = model_settings(definition.model)
         own = isinstance(settings, AlbertSettings) and settings.vocabulary != BYTE_VOCABULARY
         if own and "module" not in definition.data:
@@ -199,6 +204,16 @@ def _try_modules(definition: RunDefinition, trusted: Mapping[str, Path]) -> None
     seed, mixtures = definition.training.seed, mixtures_of(definition, trusted)
     model = model_of(definition, trusted, seed=seed, mixtures=mixtures)
     data_of(definition, model, trusted)
+    _divide(definition, model)
+
+
+def _divide(definition: RunDefinition, model: Trainable) -> None:
+    """Raise ProtocolMisuse if the model has fewer parts than local steps are exchanged in."""
+    from protocols.accumulation.fragments import fragments_of
+
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    sizes = [(name, one.numel()) for name, one in trained]
+    fragments_of(sizes, definition.training.fragments)
 
 
 def _said_by(look: Callable[[], object], where: str) -> Iterator[str]:

@@ -50,9 +50,9 @@ class KeptCopies:
     processor; or with a GPU, in its memory and in the machine's. `while_averaging`: that many more
     of the machine's while parameters are averaged."""
 
-    on_processor: int
+    on_processor: float
     on_gpu: int
-    beside_gpu: int
+    beside_gpu: float
     while_averaging: int = 0
 
 
@@ -62,6 +62,7 @@ def copies_of(
     local_steps: int,
     parameters_every: int,
     offload: bool,
+    fragments: int = 1,
     is_coarse: bool = False,
     statistics: int = 0,
 ) -> KeptCopies:
@@ -70,12 +71,12 @@ def copies_of(
     A round reads one flat buffer and writes another, in the machine's memory. The GPU has the
     gradients of the epoch and the average to step with. `delayed` needs a shadow and accumulates
     during a round. Local steps have the starting point and the outer momentum, and what a coarse
-    codec has lost. `offload` moves the GPU's copies; with `delayed` the optimizer's statistics (so
-    many copies), too.
+    codec has lost; the buffers of a round are as large as a fragment. `offload` moves the GPU's
+    copies; with `delayed` the optimizer's statistics (so many copies), too.
     """
     if local_steps > 1:
-        lost = 1 if is_coarse else 0
-        return KeptCopies(4 + lost, 0, 4 + lost)
+        kept = 2 + 2 / fragments + (1 if is_coarse else 0)
+        return KeptCopies(kept, 0, kept)
     more = 2 if parameters_every else 0
     if delayed:
         if offload:
@@ -190,6 +191,7 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
         copies_of(
             delayed=training.delayed,
             local_steps=training.local_steps,
+            fragments=training.fragments,
             is_coarse=_is_coarse(definition),
             parameters_every=definition.averaging.parameters_every,
             offload=offload,
@@ -201,7 +203,8 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     tensors = FLOAT_BYTES * parameters * (2 + statistics)  # with the gradients
     if training.precision != "float32":
         tensors += HALF_BYTES * parameters  # autocast's copy, while a batch is computed
-    of_parameters, vector = FLOAT_BYTES * parameters, _vector_bytes(definition, model)
+    of_parameters = FLOAT_BYTES * parameters
+    vector = _vector_bytes(definition, model) // training.fragments
     shuffled = _buffer_bytes(task.data, model)
     sample = int(KEPT_APART * task.activation_bytes())
     up, down = 0, 0
@@ -217,7 +220,7 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     stated = MEGA * definition.limits.memory_mb - sample  # the organiser's figure has one sample
 
     def with_gpu(copies: KeptCopies) -> GpuBytes:
-        beside = (copies.beside_gpu + copies.while_averaging) * of_parameters
+        beside = int((copies.beside_gpu + copies.while_averaging) * of_parameters)
         on_gpu = int(KEPT_APART * (tensors + copies.on_gpu * of_parameters))
         return GpuBytes(max(on_gpu, stated), process + GPU_PROCESS_BYTES + shuffled + beside)
 
@@ -232,7 +235,7 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
         keeper_disk_bytes=state * (definition.checkpoints.keep_last + 1),
         results_bytes=min(MOST_RESULTS * vector, max(state, ROOM_OF_SMALL_BYTES)),
         round_bytes=int(2 * HEADERS * vector),
-        samples_per_round=training.batch * training.local_steps,
+        samples_per_round=training.step_samples,
         call_up_bytes=up,
         call_down_bytes=down,
     )

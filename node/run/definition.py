@@ -70,6 +70,7 @@ Seconds = Annotated[float, Meta(gt=0.0, le=LONGEST_SECONDS)]
 LONGEST_WORDS = 120  # of a setting, where peers compare theirs
 
 MOST_TRACKERS = 8  # each is a thread
+MOST_FRAGMENTS = 1024  # the largest models have some hundred layers
 MOST_GRIDS = 64  # mixtures of one model
 MOST_ACTIVE = 64  # experts of one example
 MOST_IN_FLIGHT = 64  # as in the paper; each is a thread with its activations
@@ -112,6 +113,13 @@ class TrainingSection(_Section, frozen=True, kw_only=True):
     """Compute the next batch while the last one is averaged and stepped with."""
     local_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     """With more than 1, every machine makes this many steps of its own between two exchanges."""
+    fragments: Annotated[int, Meta(ge=1, le=MOST_FRAGMENTS)] = 1
+    """With more than 1, local steps are exchanged in so many parts, one after the other."""
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of one step of the run: with local steps, of one exchange."""
+        return self.batch * self.local_steps // self.fragments
 
 
 class AveragingSection(_Section, frozen=True, kw_only=True):
@@ -288,6 +296,7 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
         return {
             "delayed": self.training.delayed,
             "local_steps": self.training.local_steps,
+            "fragments": self.training.fragments,
             "max_norm": self.training.max_norm,
             "average_parameters_every": self.averaging.parameters_every,
             "last_epoch": self.training.steps,
@@ -421,7 +430,7 @@ def too_old(why: str) -> NewerPotluckNeeded:
 
 TABLES = ("model", "optimizer", "schedule")
 KEYS = {
-    "training": ("batch", "max_norm", "local_steps"),
+    "training": ("batch", "max_norm", "local_steps", "fragments"),
     "averaging": ("codec", "group_size", "approximate", "parameters_every"),
 }
 OF_EXPERTS = ("grids", "sizes", "network", "k")

@@ -89,6 +89,9 @@ max_norm = 1.0
 #delayed = false
 # More than 1: this many steps of each machine's own between two exchanges, for slow uplinks.
 #local_steps = 1
+# More than 1: such steps are exchanged in this many parts, one after the other, while the machines
+# go on with theirs. It divides local_steps, and a step of the run is then one part's exchange.
+#fragments = 1
 
 [averaging]
 # The codec for gradients on the wire: none, or one in docs/organisers.md that sends half of the

@@ -107,7 +107,7 @@ class Driver:
         kept = None if bridge.keeper is None else bridge.keeper.newest()
         if kept is not None:
             self.standing.begin_from(kept)
-        self._bridge, self._mode = bridge, mode
+        self._bridge, self._steps, self._mode = bridge, steps, mode
         self._rounds = Rounds(bridge, steps, mode, self.standing)
         self._to_do: deque[Effect] = deque()
         self._epoch_returned = 0
@@ -174,19 +174,14 @@ class Driver:
             self._bridge.wait_for_news(seconds).wait()
 
     def finish(self) -> None:
-        """Wait for the round that is under way, and let the model have the state; but not in place
-        of local steps whose samples still count."""
-        self._end_round()
-        if not self.standing.life.samples:
-            self.standing.take_over()
-
-    def _end_round(self) -> None:
-        """Wait for the round that is under way, and take its step over into the model."""
+        """Wait for the round that is under way, and take its step over into the model. When the
+        run is complete, the model has its parameters afterwards, as at all other peers."""
         self._rounds.join()
         self._do_what_is_left()
         self._rounds.join()
-        if self._mode.delayed:
-            self.standing.take_over()
+        self.standing.take_over()
+        if self._is_complete():
+            self._steps.reset()
 
     def see_out(self, seconds: float) -> bool:
         """Without computing more, bring the accumulated samples to the round that ends the epoch,

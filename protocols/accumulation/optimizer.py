@@ -119,6 +119,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     - `local_steps`: with H > 1 each peer makes steps by itself, and the peers average how far they
       went (DiLoCo) when they have H target batches together. For links that are hundreds of times
       too slow.
+    - `fragments`: with local steps and F > 1 the parameters are exchanged in F fragments, one after
+      the other, beside the local steps (Streaming DiLoCo). A step of the run is then an exchange of
+      one fragment, with H/F target batches. For the same links, and to make the best of them.
     - `max_norm`: clip the averaged gradient to this norm (with local steps: each peer's own).
     - `average_parameters_every`: after so many steps average the parameters, too, so that machines
       that round differently do not drift apart; 0: never.
@@ -146,6 +149,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         scheduler: Scheduler | None = None,
         delayed: bool = False,
         local_steps: int = 1,
+        fragments: int = 1,
         max_norm: float | None = None,
         average_parameters_every: int = 0,
         last_epoch: int = 0,
@@ -160,6 +164,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         check_options(
             delayed=delayed,
             local_steps=local_steps,
+            fragments=fragments,
             max_norm=max_norm,
             average_parameters_every=average_parameters_every,
             last_epoch=last_epoch,
@@ -168,6 +173,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             codec=bridge.settings.codec,
         )
         settings = bridge.settings
+        delayed = delayed or (fragments > 1 and not auxiliary)
         self._parameters = Parameters(named_parameters)
         self._precision, self._auxiliary = precision, auxiliary
         if local_steps > 1:
@@ -179,6 +185,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 codec=settings.codec,
                 scales_loss=precision == "fp16",
                 buffers=dict(buffers),
+                fragments=fragments,
+                delayed=delayed,
             )
         else:
             self._steps = GradientSteps(
@@ -196,7 +204,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         super().__init__(self._parameters.tensors, {})
         self._show_inner()
         mode = Mode(
-            target_samples=settings.target_batch * local_steps,
+            target_samples=settings.target_batch * local_steps // fragments,
             delayed=delayed,
             auxiliary=auxiliary,
             parameters_every=average_parameters_every,
@@ -206,6 +214,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             self._steps,
             target_batch=settings.target_batch,
             local_steps=local_steps,
+            fragments=fragments,
             max_norm=max_norm,
             average_parameters_every=average_parameters_every,
             group_size=settings.group_size,

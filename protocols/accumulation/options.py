@@ -44,6 +44,7 @@ def check_options(
     *,
     delayed: bool,
     local_steps: int,
+    fragments: int,
     max_norm: float | None,
     average_parameters_every: int,
     last_epoch: int,
@@ -54,6 +55,23 @@ def check_options(
     """Raise ProtocolMisuse, with the names, for options that cannot work."""
     if local_steps < 1:
         raise ProtocolMisuse(f"local_steps={local_steps} makes no steps; 1 averages gradients.")
+    if fragments < 1:
+        raise ProtocolMisuse(
+            f"fragments={fragments} exchanges nothing; 1 exchanges all parameters at once."
+        )
+    if fragments > 1 and local_steps == 1:
+        raise ProtocolMisuse(
+            f"fragments={fragments} does not go without local_steps > 1.",
+            why="Every gradient is averaged at once. Only how far local steps went can wait.",
+            advice=f"Set local_steps to a multiple of {fragments}, or leave fragments out.",
+        )
+    if local_steps % fragments:
+        raise ProtocolMisuse(
+            f"local_steps={local_steps} cannot be divided among fragments={fragments}.",
+            why="A fragment is exchanged after every local_steps / fragments steps.",
+            advice=f"Set local_steps to {-(-local_steps // fragments) * fragments}, or another "
+            f"multiple of {fragments}.",
+        )
     if delayed and local_steps > 1:
         raise ProtocolMisuse(
             "delayed=True and local_steps > 1 do not go together.",
@@ -74,6 +92,13 @@ def check_options(
             f"The codec {sparse[0]} goes with local_steps > 1 only.",
             why="It sends one value in four; with local steps, peers send the others later.",
             advice="Choose another codec, or local_steps of some 50.",
+        )
+    if sparse and fragments > 1:
+        raise ProtocolMisuse(
+            f"The codec {sparse[0]} and fragments={fragments} do not go together.",
+            why="With fragments a peer mixes its own parameters with the run's, and a sparse codec "
+            "needs them for what is not sent yet.",
+            advice="Choose another codec, or leave fragments out.",
         )
     if average_parameters_every < 0:
         raise ProtocolMisuse(
@@ -100,6 +125,7 @@ def description_of(
     *,
     target_batch: int,
     local_steps: int,
+    fragments: int,
     max_norm: float | None,
     average_parameters_every: int,
     group_size: int,
@@ -107,10 +133,13 @@ def description_of(
     further: Mapping[str, str],
 ) -> TrainingDescription:
     """The settings that all peers of a run share, from an optimizer that has not stepped yet."""
-    inner, trained = steps.inner, set(steps.shared.names)
+    inner = steps.inner
+    codecs = {one.name: one.codec for layout in steps.layouts for one in layout.segments}
+    if fragments > 1:
+        further = {"fragments": str(fragments), **further}
     return TrainingDescription(
         tensors=steps.look("", 0, b"").signature.tensors,
-        codecs=tuple((one.name, one.codec) for one in steps.layout.segments if one.name in trained),
+        codecs=tuple((name, codecs[name]) for name in inner.parameters.names),
         optimizer=type(inner.optimizer).__name__,
         groups=tuple(_settings(group) for group in inner.optimizer.param_groups),
         schedule=_schedule_of(inner.scheduler),

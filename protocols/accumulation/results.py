@@ -69,17 +69,19 @@ class Made:
 
 @dataclass(frozen=True)
 class ResultLayouts:
-    """The layouts of a run's results: in rounds of gradients, and of parameters."""
+    """The layouts of a run's results: in rounds of gradients (of each epoch in turn), and of
+    parameters."""
 
-    exchanged: Layout
+    exchanged: Sequence[Layout]
     parameters: Layout
 
-    def of(self, kind: ResultKind) -> Layout:
+    def of(self, kind: ResultKind, epoch: int) -> Layout:
+        """The layout of a result that leads on from this epoch."""
         match kind:
             case "step":
-                return self.exchanged
+                return self.exchanged[epoch % len(self.exchanged)]
             case "lone step":
-                return _not_encoded(self.exchanged)
+                return _not_encoded(self.exchanged[epoch % len(self.exchanged)])
             case "parameters":
                 return self.parameters
 
@@ -100,7 +102,7 @@ class CommittedResult:
         before: Lineage, made: Made, values: Tensor, layouts: ResultLayouts
     ) -> CommittedResult | None:
         """Encode a copy, as it was sent; None if it cannot be encoded again."""
-        layout, cut = layouts.of(made.kind), made.cut
+        layout, cut = layouts.of(made.kind, before.epoch), made.cut
         if cut is None or not cut.covers(layout):
             return None
         try:
@@ -116,14 +118,15 @@ class CommittedResult:
     def values(self, layouts: ResultLayouts) -> Tensor:
         """The decoded values, as all members of the round had them. MalformedMessage if one is not
         finite."""
-        layout = layouts.of(self.kind)
+        layout = layouts.of(self.kind, self.before.epoch)
         values = torch.empty(layout.values, dtype=_DTYPES[layout.dtype])
         decode_result(self.memory, layout, self.cut, values)
         return values
 
     def part_digests(self, layouts: ResultLayouts) -> dict[int, bytes]:
         """The digests of the bytes that are here. This hashes all of them."""
-        return part_digests(self.memory, layouts.of(self.kind), self.cut)
+        layout = layouts.of(self.kind, self.before.epoch)
+        return part_digests(self.memory, layout, self.cut)
 
 
 def lineage_after(before: Lineage, kind: ResultKind, digest: bytes) -> Lineage:
@@ -140,13 +143,15 @@ def proven_digest(kind: ResultKind, nonce: bytes, part_digests: dict[int, bytes]
     return blake3(_LONE + nonce + digest).digest() if kind == "lone step" else digest
 
 
-def lone_step(values: Tensor, layouts: ResultLayouts, nonce: bytes, *, followed: bool) -> Made:
-    """The source of a step that a peer makes alone. `nonce`: NONCE_BYTES random bytes, so that the
-    step leads to a history of its own. Unless somebody follows, the values are not hashed: nobody
-    else will make this step."""
+def lone_step(
+    values: Tensor, layouts: ResultLayouts, epoch: int, nonce: bytes, *, followed: bool
+) -> Made:
+    """The source of a step that a peer makes alone, from this epoch. `nonce`: NONCE_BYTES random
+    bytes, so that the step leads to a history of its own. Unless somebody follows, the values are
+    not hashed: nobody else will make this step."""
     if not followed:
         return Made("lone step", blake3(_LONE + nonce).digest(), None, nonce)
-    layout = layouts.of("lone step")
+    layout = layouts.of("lone step", epoch)
     cut = ResultCut((PartCut(0, 0, layout.values),), CHUNK_BYTES)
     digest, bytes_of = PartHash(), raw_bytes(values)
     for chunk in chunks(layout, cut):
@@ -156,9 +161,10 @@ def lone_step(values: Tensor, layouts: ResultLayouts, nonce: bytes, *, followed:
 
 
 def usual_bytes(layouts: ResultLayouts) -> int:
-    """The bytes of a step's result, except for a few scales; the cut makes no difference."""
-    layout = layouts.exchanged
-    return layout.encoded_bytes(0, layout.values, CHUNK_BYTES)
+    """The bytes of a step's result, except for a few scales; the cut makes no difference. In the
+    mean, if rounds average one fragment after the other."""
+    sizes = [one.encoded_bytes(0, one.values, CHUNK_BYTES) for one in layouts.exchanged]
+    return -(-sum(sizes) // len(sizes))
 
 
 def _not_encoded(layout: Layout) -> Layout:

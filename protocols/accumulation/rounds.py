@@ -85,8 +85,9 @@ class Rounds:
             self.join()  # the last round has ended, or there would be no other
             self._standing.take_over()
         one = self._standing.begin_round(effect.expected)
+        layout = self._standing.results.layouts.of("step", effect.epoch)
         request = RoundRequest(
-            Vector(self._steps.layout, one.contribution.values),
+            Vector(layout, one.contribution.values),
             weight=float(effect.weight),
             most_weight=min(float(MOST_BATCHES * self._mode.target_samples), LARGEST_WEIGHT),
             epoch=effect.epoch,
@@ -211,8 +212,8 @@ class Rounds:
     def _end(self, one: OwnRound, outcome: Outcome) -> list[Effect]:
         """Report how the round ended, and make the step that follows, if any."""
         one.outcome, one.ended = outcome, time.monotonic()
-        one.made = made_of(outcome, one.contribution.values, self._standing.results)
         life, own = self._standing.life, one.contribution.samples
+        one.made = made_of(outcome, one.contribution.values, life.epoch, self._standing.results)
         before = Lineage(life.epoch, life.history)
         self._standing.decided.note(decided_step(outcome, before, own))
         if lacks_somebody(
@@ -252,15 +253,16 @@ OVER_A_GRID = b"over a grid"
 """Used in place of a digest if several groups each hold nearly the same average."""
 
 
-def made_of(outcome: Outcome, own: Tensor, results: ResultsKept) -> Made | None:
-    """The source of a step after this outcome, if one may follow. `own`: this peer's values."""
+def made_of(outcome: Outcome, own: Tensor, epoch: int, results: ResultsKept) -> Made | None:
+    """The source of a step after this outcome of a round of this epoch, if one may follow. `own`:
+    this peer's values."""
     match outcome:
         case Committed():
             return Made("step", outcome.digest, outcome.cut)
         case Alone():
             # No other peer has these bytes: a step that is made alone begins a history of its own.
             nonce = secrets.token_bytes(NONCE_BYTES)
-            return lone_step(own, results.layouts, nonce, followed=results.is_followed)
+            return lone_step(own, results.layouts, epoch, nonce, followed=results.is_followed)
         case _:
             return None
 

@@ -110,7 +110,7 @@ class Standing:
         self._epoch_began = time.monotonic()
         self.lock = StateLock()
         self.results = ResultsKept(
-            ResultLayouts(steps.layout, Layout(steps.shared.segments("none")))
+            ResultLayouts(steps.layouts, Layout(steps.shared.segments("none")))
         )
         """The results that the last steps were made of, for peers that follow."""
         self.at = (0, history)
@@ -253,7 +253,8 @@ class Standing:
                     if loss is not None:
                         losses.append(StepLoss(one.before.epoch, loss))
                 self.at = one.after
-            self.take_over()
+            self._steps.reset()
+            self.model_epoch = self.at[0]
         with self._telling:
             seen = self.decided.passed(passed)
         self.rounds_failed = 0
@@ -262,7 +263,7 @@ class Standing:
         return seen, tuple(losses)
 
     def take_over(self) -> None:
-        """Let the model compute with the newest state."""
+        """Let the model compute with the newest step."""
         self._steps.take_over()
         self.model_epoch = self.at[0]
 

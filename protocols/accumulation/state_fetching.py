@@ -101,7 +101,7 @@ from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.moshpit.encoded_result import encoded_bytes
-from protocols.moshpit.layout import SMALLEST_CHUNK_BYTES, PartCut, PartHash, ResultCut
+from protocols.moshpit.layout import SMALLEST_CHUNK_BYTES, Layout, PartCut, PartHash, ResultCut
 from protocols.rpc import Empty, Rpc, Transfer
 
 # ---- results that follow a state
@@ -271,12 +271,12 @@ class Following:
             said = transfer.accepted
             self._check_way(said)
             cut = self._checked_cut(said)
-            layout = self._wanted.layouts.of(said.links[0].kind)
+            layout = self._wanted.layouts.of(said.links[0].kind, self.end.epoch)
             size = encoded_bytes(layout, cut)
             if not self._has_room(size):
                 return None
             memory = memoryview(bytearray(size))
-            await self._receive_parts(peer, transfer, cut, memory)
+            await self._receive_parts(peer, transfer, layout, cut, memory)
             await transfer.finish(Empty())
         first = said.links[0]
         return CommittedResult(self.end, first.kind, first.digest, cut, said.nonce, memory)
@@ -302,7 +302,7 @@ class Following:
             said.chunk_bytes,
         )
         if cut.chunk_bytes < SMALLEST_CHUNK_BYTES or not cut.covers(
-            self._wanted.layouts.of(first.kind)
+            self._wanted.layouts.of(first.kind, self.end.epoch)
         ):
             raise Lied("It offers a result that is cut otherwise than any of this run.")
         digests = {one.reducer: one.digest for one in said.parts}
@@ -311,9 +311,14 @@ class Following:
         return cut
 
     async def _receive_parts(
-        self, peer: PeerId, transfer: ResultTransfer, cut: ResultCut, memory: memoryview
+        self,
+        peer: PeerId,
+        transfer: ResultTransfer,
+        layout: Layout,
+        cut: ResultCut,
+        memory: memoryview,
     ) -> None:
-        layout, end = self._wanted.layouts.of(transfer.accepted.links[0].kind), 0
+        end = 0
         for part, said in zip(cut.parts, transfer.accepted.parts, strict=True):
             digest = PartHash()
             for chunk in cut.chunks_of(part, layout):

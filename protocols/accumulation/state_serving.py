@@ -296,8 +296,9 @@ async def send_result(
     whatever the uplink's speed: the receiver checks hashes over exactly these.
     """
     result, end = offered.first, 0
+    layout = offered.layouts.of(result.kind, result.before.epoch)
     await transfer.accept(_described(offered))
-    for chunk in chunks(offered.layouts.of(result.kind), result.cut):
+    for chunk in chunks(layout, result.cut):
         place = result.memory[end : end + chunk.encoded_bytes]
         end += len(place)
         async with turn(len(place)):

@@ -10,7 +10,7 @@ the state's at times.
 In this file: clipping by the global norm; `LossScale`, for fp16; `OuterStep`, of DiLoCo;
 `InnerStep`, the step of the user's optimizer; `Steps`, the interface; then `GradientSteps`;
 `LostValues`, what a coarse codec has lost of pseudo-gradients; `Turns`, what a sparse codec sends
-of them; and `LocalSteps`.
+of them; and `LocalSteps`, all at once or in fragments.
 
 Promises: from the same averaged bits every peer makes the same step, to the bit. With averaged
 gradients this includes the clipping factor and the loss scale, without a message about them.
@@ -22,6 +22,7 @@ Easy to get wrong: `apply` and `restore` change the state. Call them with the lo
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ from protocols.accumulation.accumulator import (
     loss_of,
     loss_values,
 )
+from protocols.accumulation.fragments import fragments_of
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import LiveState, TrainingState, look, restore
@@ -177,6 +179,7 @@ def is_step_worth_it(overflowed: float) -> bool:
 
 OUTER_LEARNING_RATE = 0.7  # both are the paper's best: no run in its table did better
 OUTER_MOMENTUM = 0.9
+ALL = slice(None)
 
 
 class OuterStep:
@@ -198,16 +201,18 @@ class OuterStep:
         self.start = start
         self.momentum = torch.zeros_like(start)
 
-    def pseudo_gradient(self, local: Tensor, out: Tensor) -> Tensor:
-        """Write theta_start - theta_local into `out`: how far the local steps went."""
-        return torch.sub(self.start, local, out=out)
+    def pseudo_gradient(self, local: Tensor, out: Tensor, place: slice = ALL) -> Tensor:
+        """Write theta_start - theta_local into `out`: how far the local steps went. `place`: of
+        these values in the flat tensors."""
+        return torch.sub(self.start[place], local, out=out)
 
-    def step(self, averaged: Tensor) -> Tensor:
+    def step(self, averaged: Tensor, place: slice = ALL) -> Tensor:
         """Make Nesterov's step with the averaged pseudo-gradient. Returns the new theta_start."""
         # v <- 0.9 v + g;  theta <- theta - 0.7 (g + 0.9 v), as torch.optim.SGD(nesterov=True)
-        self.momentum.mul_(OUTER_MOMENTUM).add_(averaged)
-        self.move(self.start, averaged, self.momentum)
-        return self.start
+        start, momentum = self.start[place], self.momentum[place]
+        momentum.mul_(OUTER_MOMENTUM).add_(averaged)
+        self.move(start, averaged, momentum)
+        return start
 
     @staticmethod
     @torch.no_grad()
@@ -379,8 +384,9 @@ class Steps(Protocol):
 
     kind: str
     """A word for what is averaged: part of the topic under which peers meet."""
-    layout: Layout
-    """The layout of what is averaged."""
+    layouts: Sequence[Layout]
+    """The layouts of what is averaged: the round of an epoch has `layouts[epoch % len(layouts)]`.
+    """
     shared: Parameters
     """The state's tensors."""
     inner: InnerStep
@@ -414,7 +420,11 @@ class Steps(Protocol):
         """Step with what the round has averaged. May write to its memory."""
 
     def take_over(self) -> None:
-        """Let the model compute with the state from now on."""
+        """Let the model compute with the newest step from now on. Only for the training thread."""
+
+    def reset(self) -> None:
+        """Let the model compute with the state itself, so that steps that this peer made alone are
+        given up. Only for the training thread."""
 
     def look(self, run: str, epoch: int, history: bytes) -> LiveState:
         """The live state, not copied."""
@@ -474,7 +484,7 @@ class GradientSteps:
         self.scales_loss = scales_loss
         self.loss_factor = self.scale.scale if scales_loss else 1.0
         self._accumulator = Accumulator(parameters, codec, offload=offload)
-        self.layout = self._accumulator.layout
+        self.layouts: Sequence[Layout] = (self._accumulator.layout,)
         self._buffers = StepBuffers(buffers)
         self._own_overflowed = 0.0
         self._is_odd = False
@@ -519,6 +529,9 @@ class GradientSteps:
             self.loss_factor = self.scale.scale
         if self.shared is not self._own:
             torch._foreach_copy_(list(self._own.tensors), list(self.shared.tensors))
+
+    def reset(self) -> None:
+        self.take_over()
 
     def look(self, run: str, epoch: int, history: bytes) -> LiveState:
         return look(
@@ -680,6 +693,27 @@ class Diverged(PotluckError):
     """A parameter is infinite or NaN after local steps: this peer's model is broken."""
 
 
+MIXING = 0.5
+"""The share of its own parameters that a peer keeps when it takes over an exchanged fragment. The
+Streaming DiLoCo paper takes 0.5: 1 would take over nothing, and 0 would lose the steps that were
+made beside the exchange."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fragment:
+    """What one round averages: some of the model's parameters.
+
+    - `layout`: of the round.
+    - `place`: in the flat tensors of the outer step.
+    - `lost`: what encoding has lost of them.
+    """
+
+    parameters: Parameters
+    layout: Layout
+    place: slice
+    lost: LostValues
+
+
 class LocalSteps:
     """Many local steps, then one round that averages how far they went.
 
@@ -689,6 +723,18 @@ class LocalSteps:
     A round is due when all peers together have computed H times the target batch: if they are
     alike, each has made some H steps. A peer's weight is its samples.
 
+    With F > 1 fragments (fragments.py), the round of epoch e averages only fragment p = e mod F,
+    and is due F times as often. It goes on beside the next local steps (`delayed`). When its step
+    is made, the peer mixes the fragment with its own, at the end of the batch that it computes
+    (Streaming DiLoCo, algorithm 2):
+
+        theta_m,p <- alpha theta_m,p + (1 - alpha) theta_p
+
+    theta_m is this peer's own, theta_p is theta_start of the fragment after its outer step, and
+    alpha is MIXING. The paper's tau, how many local steps go on beside an exchange, is not set: a
+    fragment is mixed in as soon as it is there, and before the next round begins, so after H/F
+    target batches at most.
+
     The state is theta_start with the outer momentum and the schedule: equal to the bit at all
     peers. The inner optimizer's statistics belong to each peer; a newcomer begins with fresh ones,
     as in the paper.
@@ -697,8 +743,12 @@ class LocalSteps:
     (`LostValues`). With a sparse codec, peers keep what was not sent in their own parameters, which
     then differ also after a step (`Turns`).
 
+    Invariant: `_epoch` is the state's.
+
     Easy to get wrong: after a failed round the local steps stay in the parameters, and the next
-    round takes them all together. Nothing is lost.
+    round takes them all together. Nothing is lost. A delayed round makes its step in a thread of
+    its own, which may not touch the model; and the schedule is stepped there, while the training
+    thread may use the learning rates.
     """
 
     kind = "pseudo-gradients"
@@ -713,27 +763,33 @@ class LocalSteps:
         codec: Codecs,
         scales_loss: bool,
         buffers: dict[str, Tensor],
+        fragments: int = 1,
+        delayed: bool = False,
     ) -> None:
+        """`delayed`: rounds go on beside the next local steps."""
         self._own = parameters
         self.inner = InnerStep(parameters, factory, scheduler, max_norm)
         self.scale = LossScale()
         self.scales_loss = scales_loss
-        self.layout = Layout(
-            (
-                *parameters.segments(codec),
-                Segment(LOSS, LOSS_VALUES, parameters.codec_of("none")),
-            )
-        )
-        self._outer = OuterStep(parameters.copy_into(parameters.buffer(on_host=True)))
-        self.shared = _as_parameters(parameters, self._outer.start)
+        self._fragments = _fragments(parameters, codec, fragments)
+        self.layouts: Sequence[Layout] = tuple(one.layout for one in self._fragments)
+        placed = parameters if fragments == 1 else _in_order(parameters, self._fragments)
+        self._outer = OuterStep(placed.copy_into(placed.buffer(on_host=True)))
+        self.shared = _as_parameters(placed, self._outer.start)
         largest = [LARGEST_CARRIED["none"]] * len(parameters.names)
         self._averageable = Averageable(parameters, largest)
-        self._difference = parameters.buffer(LOSS_VALUES, on_host=True)
-        self._lost = LostValues(self.layout, parameters.values)
-        self._turns, self._epoch = Turns(self.layout), 0
+        longest = max((one.parameters for one in self._fragments), key=lambda one: one.values)
+        self._difference = longest.buffer(LOSS_VALUES, on_host=True)
+        self._epoch = 0
+        self._turns = Turns(self.layouts[0])
         self._is_sparse = [
-            CODECS[one.codec].is_sparse for one in self.layout.segments[: len(parameters.names)]
+            CODECS[one.codec].is_sparse for one in self.layouts[0].segments[: len(parameters.names)]
         ]
+        self._taken = self._fragments[0]
+        self._delayed = delayed
+        self._to_mix: list[Fragment] = []
+        self._is_given_up = False
+        self._scheduling = threading.Lock()
         self._samples = 0
         self._loss_sums = torch.zeros(LOSS_VALUES, dtype=self._difference.dtype)
         self._buffers = StepBuffers(buffers)
@@ -754,36 +810,38 @@ class LocalSteps:
             self.scale = self.scale.after(0.0 if wrong is None else 1.0)
             self._count(samples, loss)
             if wrong is None:
-                self.inner.step_locally()
+                self._step_locally()
             return None
         if wrong is None:
-            self.inner.step_locally()
+            self._step_locally()
             self._count(samples, loss)
         return wrong
 
     def take(self) -> Contribution:
-        values, losses = self._parts(self._difference)
-        self._own.copy_into(values)
-        self._outer.pseudo_gradient(values, out=values)
-        self._lost.add_to(values)
-        self._check_finite()
+        self._taken = fragment = self._fragments[self._epoch % len(self._fragments)]
+        difference = self._difference[: fragment.layout.values]
+        values, losses = _parts(difference)
+        fragment.parameters.copy_into(values)
+        self._outer.pseudo_gradient(values, out=values, place=fragment.place)
+        fragment.lost.add_to(values)
+        _check_finite(fragment.parameters, values)
         self._turns.keep_only_due(values, self._epoch)
         samples = self._samples
         torch.div(self._loss_sums, max(samples, 1), out=losses)
         self._forget_samples()
-        return Contribution(self._difference, samples)
+        return Contribution(difference, samples)
 
     def put_back(self, contribution: Contribution) -> None:
         self._samples += contribution.samples
-        self._loss_sums.add_(self._parts(contribution.values)[1], alpha=contribution.samples)
+        self._loss_sums.add_(_parts(contribution.values)[1], alpha=contribution.samples)
 
     def done_with(self, contribution: Contribution, sent: SentParts | None = None, /) -> None:
         if sent is None:
-            self._lost.forget()
+            self._taken.lost.forget()
         elif contribution.samples:  # without samples nothing was sent
-            self._lost.keep(contribution.values, sent)
-        if contribution.samples:
-            self._take_out(contribution.values, sent)
+            self._taken.lost.keep(contribution.values, sent)
+        if contribution.samples and any(self._is_sparse):
+            self._take_out(_parts(contribution.values)[0], sent)
 
     @torch.no_grad()
     def _take_out(self, values: Tensor, sent: SentParts | None) -> None:
@@ -798,23 +856,32 @@ class LocalSteps:
                 own.add_(arrived.to(own.device))
 
     def drop(self) -> None:
-        self._forget_samples()
-        self._lost.forget()
-        self.take_over()
+        self._forget()
+        if self._delayed:
+            self._is_given_up = True  # until the training thread takes over
+        else:
+            self.reset()
 
     def apply(self, averaged: Tensor) -> StepOutcome:
-        values, losses = self._parts(averaged)
-        self._outer.step(values)
+        fragment = self._fragments[self._epoch % len(self._fragments)]
+        values, losses = _parts(averaged)
+        self._outer.step(values, fragment.place)
         self._epoch += 1
-        rate = self.inner.epoch_ended()
+        with self._scheduling:
+            rate = self.inner.epoch_ended()
         self._buffers.keep()
-        self._follow(values)
+        self._to_mix.append(fragment)
+        if any(self._is_sparse):
+            self._follow(values)
+        elif not self._delayed:
+            self.reset()
         return StepOutcome(0.0, norm=None, loss=loss_of(*losses.tolist()), learning_rate=rate)
 
     @torch.no_grad()
     def _follow(self, averaged: Tensor) -> None:
         """The outer step, in this peer's own parameters: where they travel in a sparse codec, they
         keep what is not sent yet, and all others are theta_start."""
+        self._to_mix.clear()
         flat = (self._outer.start, averaged, self._outer.momentum)
         views = zip(*map(self._own.views, flat), strict=True)
         for own, at_own, is_sparse in zip(self._own.tensors, views, self._is_sparse, strict=True):
@@ -824,8 +891,21 @@ class LocalSteps:
             else:
                 own.copy_(start)
 
+    @torch.no_grad()
     def take_over(self) -> None:
-        self._own.copy_from(self._outer.start)
+        if self._is_given_up:
+            self.reset()
+        while self._to_mix:
+            fragment = self._to_mix.pop()
+            views = fragment.parameters.views(self._outer.start[fragment.place])
+            for own, theirs in zip(fragment.parameters.tensors, views, strict=True):
+                own.lerp_(theirs.to(own.device), 1.0 - MIXING)
+
+    def reset(self) -> None:
+        self._is_given_up = False
+        self._to_mix.clear()
+        for one in self._fragments:
+            one.parameters.copy_from(self._outer.start[one.place])
 
     def look(self, run: str, epoch: int, history: bytes) -> LiveState:
         return look(
@@ -853,9 +933,8 @@ class LocalSteps:
         own.copy_(momentum)
         self._epoch = state.epoch
         self._buffers.give_back()
-        self._forget_samples()
-        self._lost.forget()
-        self.take_over()
+        self._forget()
+        self.reset()
         self._set_learning_rates()
 
     def extra(self) -> dict[str, Any]:
@@ -869,9 +948,11 @@ class LocalSteps:
             for group, rate in zip(self.inner.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
-    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """The parameters' values, and the loss values behind them."""
-        return flat[: self._own.values], flat[self._own.values :]
+    def _step_locally(self) -> None:
+        """An inner step; then take over a fragment that came meanwhile."""
+        with self._scheduling:
+            self.inner.step_locally()
+        self.take_over()
 
     def _count(self, samples: int, loss: float | None) -> None:
         self._samples += samples
@@ -883,20 +964,54 @@ class LocalSteps:
         self._samples = 0
         self._loss_sums.zero_()
 
+    def _forget(self) -> None:
+        self._forget_samples()
+        for one in self._fragments:
+            one.lost.forget()
+
     @torch.no_grad()
     def _divide(self, scale: float) -> None:
         torch._foreach_div_([one.grad for one in self._own.tensors if one.grad is not None], scale)
 
-    def _check_finite(self) -> None:
-        for name, view in zip(self._own.names, self._own.views(self._difference), strict=True):
-            if not bool(torch.isfinite(view).all()):
-                raise Diverged(
-                    f"{name} is not finite any more.",
-                    why="The local steps have diverged: the learning rate is too large, or a batch "
-                    "was broken.",
-                    advice="Clip (max_norm), or lower the inner learning rate, and start again: "
-                    "the run's state is fetched from the others.",
-                )
+
+def _fragments(parameters: Parameters, codec: Codecs, count: int) -> list[Fragment]:
+    sizes = [(name, one.numel()) for name, one in parameters.trained]
+    tensors, segments = dict(parameters.trained), {}
+    for one in parameters.segments(codec):
+        segments[one.name] = one
+    losses = Segment(LOSS, LOSS_VALUES, parameters.codec_of("none"))
+    found: list[Fragment] = []
+    for names in fragments_of(sizes, count):
+        own = Parameters((name, tensors[name]) for name in names)
+        layout = Layout((*(segments[name] for name in names), losses))
+        start = found[-1].place.stop if found else 0
+        place = slice(start, start + own.values)
+        found.append(Fragment(own, layout, place, LostValues(layout, own.values)))
+    return found
+
+
+def _in_order(parameters: Parameters, fragments: Sequence[Fragment]) -> Parameters:
+    """The same parameters, fragment by fragment, and the frozen ones."""
+    trained = [pair for one in fragments for pair in one.parameters.trained]
+    frozen = [(name, one) for name, one in parameters.everything if not one.requires_grad]
+    return Parameters([*trained, *frozen])
+
+
+def _parts(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """The parameters' values of a round, and the loss values behind them."""
+    return flat[:-LOSS_VALUES], flat[-LOSS_VALUES:]
+
+
+def _check_finite(parameters: Parameters, values: Tensor) -> None:
+    for name, view in zip(parameters.names, parameters.views(values), strict=True):
+        if not bool(torch.isfinite(view).all()):
+            raise Diverged(
+                f"{name} is not finite any more.",
+                why="The local steps have diverged: the learning rate is too large, or a batch "
+                "was broken.",
+                advice="Clip (max_norm), or lower the inner learning rate, and start again: "
+                "the run's state is fetched from the others.",
+            )
 
 
 def _as_parameters(parameters: Parameters, flat: Tensor) -> Parameters:

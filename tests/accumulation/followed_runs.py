@@ -77,7 +77,7 @@ class RunMember:
             buffers={},
         )
         shared = self.steps.shared.segments("none")
-        self.layouts = ResultLayouts(self.steps.layout, Layout(shared))
+        self.layouts = ResultLayouts(self.steps.layouts, Layout(shared))
         self.results = ResultsKept(self.layouts, clock=clock)
         self.lock = StateLock()
         self.at = FIRST
@@ -90,9 +90,9 @@ class RunMember:
 
     def made(self, values: Tensor, kind: ResultKind) -> Made:
         """The description that a round with these values would have made."""
-        layout = self.layouts.of(kind)
+        layout = self.layouts.of(kind, self.at.epoch)
         if kind == "lone step":
-            return lone_step(values, self.layouts, b"n" * 16, followed=True)
+            return lone_step(values, self.layouts, self.at.epoch, b"n" * 16, followed=True)
         half = values.numel() // 2 // 1024 * 1024
         cut = ResultCut((PartCut(0, 0, half), PartCut(2, half, layout.values)), CHUNK)
         copy = CommittedResult.encoded_from(self.at, Made(kind, b"", cut), values, self.layouts)
@@ -184,7 +184,7 @@ class FollowedRun:
         first, epoch = self.donors[0].member, self.at.epoch
         for kind in self.kinds(epoch):
             seed = torch.Generator().manual_seed(epoch)
-            values = torch.randn(first.layouts.of(kind).values, generator=seed)
+            values = torch.randn(first.layouts.of(kind, epoch).values, generator=seed)
             if kind != "parameters":
                 # the parameter is used by all, their loss is 2, and nothing overflowed
                 values[-4:] = torch.tensor([1.0, 2.0, 1.0, 0.0])

@@ -39,10 +39,10 @@ def means(model: torch.nn.BatchNorm1d) -> list[float]:
 
 def test_buffers_are_fetched_with_a_state_and_averaged_by_nothing() -> None:
     (there, donor), (here, newcomer) = peer(1), peer(2)
-    averaged = torch.ones(donor.layout.values)
+    averaged = torch.ones(donor.layouts[0].values)
     averaged[-1] = 0.0  # nothing overflowed
-    assert {one.name.partition(" ")[0] for one in donor.layout.segments} >= {"weight", "bias"}
-    assert not any("running" in one.name for one in donor.layout.segments)
+    assert {one.name.partition(" ")[0] for one in donor.layouts[0].segments} >= {"weight", "bias"}
+    assert not any("running" in one.name for one in donor.layouts[0].segments)
     assert not any("running" in one.name for one in donor.shared.segments("none"))
     donor.apply(averaged.clone())
 

@@ -40,11 +40,13 @@ WARM_UP: Final = 2
 PEERS: Final = 2
 PLAIN: Final = 3  # copies of a plain loop: parameters, gradients, and the momentum of SGD
 STATISTICS: Final = 1
+FRAGMENTS: Final = 2  # each larger than the scratch in which gradients are checked
 
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "none": {},
     "`delayed`": {"delayed": True},
     "`local_steps`": {"local_steps": 2},
+    "`local_steps`, `fragments=F`": {"local_steps": 4, "fragments": FRAGMENTS},
     "`offload`": {"offload": True},
     "`delayed`, `offload`": {"delayed": True, "offload": True},
     "`local_steps`, `offload`": {"local_steps": 2, "offload": True},
@@ -63,7 +65,9 @@ async def test_a_peer_with_a_gpu_keeps_what_the_table_says(mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["none", "`delayed`", "`local_steps`"])
+@pytest.mark.parametrize(
+    "mode", ["none", "`delayed`", "`local_steps`", "`local_steps`, `fragments=F`"]
+)
 async def test_a_peer_without_one_keeps_what_the_table_says(mode: str) -> None:
     kept = await most_alive(OPTIONS[mode], torch.device("cpu"))
     assert kept.cpu == pytest.approx(PLAIN + documented()[mode].on_processor, abs=0.1)
@@ -91,13 +95,14 @@ def test_the_costs_that_volunteers_are_told_count_these_copies() -> None:
 async def most_alive(options: dict[str, Any], device: torch.device) -> Alive:
     """The most tensors alive at once after the first steps, in copies of a peer's parameters."""
     seen: list[Alive] = []
+    counted = partial(is_counted, flat=MODEL_BYTES // options.get("fragments", 1))
 
     def watched(bridge: Bridge) -> Callable[[object], None]:
         tell = bridge.tell
 
         def told(event: Any) -> None:
             if isinstance(event, StepTaken | ParametersAveraged) and event.epoch >= WARM_UP:
-                seen.append(bytes_alive(is_counted))
+                seen.append(bytes_alive(counted))
             tell(event)
 
         return told
@@ -113,7 +118,7 @@ async def most_alive(options: dict[str, Any], device: torch.device) -> Alive:
             for one in model:
                 if one.grad is None:
                     one.grad = torch.full((each,), 1.0 + peer).to(device)
-            seen.append(bytes_alive(is_counted))
+            seen.append(bytes_alive(counted))
             optimizer.step(samples=8)
         optimizer.finish()
 
@@ -125,16 +130,16 @@ async def most_alive(options: dict[str, Any], device: torch.device) -> Alive:
     return Alive(max(one.cpu for one in seen) / size, max(one.double for one in seen) / size)
 
 
-def is_counted(size: int) -> bool:
-    """Tensors of a parameter's size, and flat buffers of all; not the parts of a round, and no
-    scratch of a fixed size."""
-    return size == EACH_BYTES or size > MODEL_BYTES * 3 // 4
+def is_counted(size: int, flat: int) -> bool:
+    """Tensors of a parameter's size, and flat buffers of all or of a fragment; not the parts of a
+    round, and no scratch of a fixed size."""
+    return size == EACH_BYTES or size > flat * 3 // 4
 
 
 def documented() -> dict[str, KeptCopies]:
     """The table, by its first column."""
     table = PAGE.read_text("utf-8").split("#### What each option keeps in memory")[1]
-    row = r"^\| (.+?) \| (\d).*? \| (\d.*?) \| (\d.*?) \|$"
+    row = r"^\| (.+?) \| (\d.*?) \| (\d.*?) \| (\d.*?) \|$"
     rows = re.findall(row, table.split("\n\n")[2], re.MULTILINE)
     return {mode: _copies(*words) for mode, *words in rows}
 
@@ -143,9 +148,11 @@ def _copies(on_processor: str, on_gpu: str, beside_gpu: str) -> KeptCopies:
     moved = STATISTICS if "without the optimizer's statistics" in on_gpu else 0
     assert ("and the optimizer's statistics" in beside_gpu) == bool(moved)
     more = re.search(r"and (\d) more while parameters are averaged", beside_gpu)
+    of_fragment = 2 / FRAGMENTS
+    assert ("+ 2/F" in on_processor) == ("+ 2/F" in beside_gpu)
     return KeptCopies(
-        int(on_processor),
+        int(on_processor[0]) + (of_fragment if "+ 2/F" in on_processor else 0),
         int(on_gpu[0]) - moved,
-        int(beside_gpu[0]) + moved,
+        int(beside_gpu[0]) + moved + (of_fragment if "+ 2/F" in beside_gpu else 0),
         0 if more is None else int(more[1]),
     )

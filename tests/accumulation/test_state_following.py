@@ -257,18 +257,19 @@ def test_lone_steps_and_averaged_parameters_are_followed_like_steps() -> None:
 
 def test_a_lone_step_that_nobody_follows_is_neither_hashed_nor_offered() -> None:
     kept = results.ResultsKept(RunMember(seed=1).layouts, clock=lambda: 5.0)
-    values = torch.zeros(kept.layouts.of("lone step").values)
+    values = torch.zeros(kept.layouts.of("lone step", 0).values)
     before = Lineage(3, b"h" * 16)
     assert not kept.is_followed
     first, second = (
-        lone_step(values, kept.layouts, nonce, followed=False) for nonce in (b"1" * 16, b"2" * 16)
+        lone_step(values, kept.layouts, 0, nonce, followed=False)
+        for nonce in (b"1" * 16, b"2" * 16)
     )
     assert first.digest != second.digest  # it still leads to a history of its own
     kept.follow()  # somebody begins just now
     assert kept.is_followed
     kept.add(before, first, values)
     assert kept.following(before) is None
-    followed = lone_step(values, kept.layouts, b"1" * 16, followed=True)
+    followed = lone_step(values, kept.layouts, 0, b"1" * 16, followed=True)
     kept.add(before, followed, values)
     assert kept.following(before) is not None
 
@@ -422,7 +423,7 @@ def test_the_result_of_a_step_that_has_been_announced_and_is_being_made_is_waite
         newcomer, (donor, other) = RunMember(seed=1), run.donors
         newcomer.take(donor.member.capture(), ())
         donor.member.results.follow(STATE_BYTES)
-        values = torch.ones(donor.member.layouts.exchanged.values)
+        values = torch.ones(donor.member.layouts.exchanged[0].values)
         made = donor.member.made(values, "step")
         other.member.step(made, values)
         announced = StateSource(donor.network.peer_id, *other.member.at)
@@ -484,7 +485,7 @@ def test_results_of_a_history_that_no_other_peer_has_are_not_fetched() -> None:
             donor.member.results.follow(STATE_BYTES)
         lone, honest = run.donors
         run.donors.remove(lone)
-        values = torch.ones(lone.member.layouts.exchanged.values)
+        values = torch.ones(lone.member.layouts.exchanged[0].values)
         lone.member.step(lone.member.made(values, "step"), values)
         run.step()
         await run.named()
@@ -554,7 +555,7 @@ def test_never_more_is_kept_than_a_copy_of_the_state_unless_that_is_small(
 
 
 def random_step(member: RunMember) -> None:
-    values = torch.randn(member.layouts.exchanged.values)
+    values = torch.randn(member.layouts.exchanged[0].values)
     values[-4:] = torch.tensor([1.0, 2.0, 1.0, 0.0])
     member.step(member.made(values, "step"), values)
 
@@ -563,7 +564,7 @@ def test_a_result_that_a_reducer_encoded_unusually_is_offered_to_nobody() -> Non
     """Its digest is of other bytes than those that members get by encoding it again."""
     member = RunMember(clock=lambda: 0.0)
     member.results.follow(STATE_BYTES)
-    values = torch.zeros(member.layouts.exchanged.values)
+    values = torch.zeros(member.layouts.exchanged[0].values)
     made = member.made(values, "step")
     member.results.add(member.at, replace(made, digest=b"x" * 32), values)
     assert len(member.results) == 1
@@ -574,7 +575,7 @@ def test_a_result_that_a_reducer_encoded_unusually_is_offered_to_nobody() -> Non
 def test_results_over_a_grid_are_not_kept() -> None:
     member = RunMember(clock=lambda: 0.0)
     member.results.follow(STATE_BYTES)
-    values = torch.zeros(member.layouts.exchanged.values)
+    values = torch.zeros(member.layouts.exchanged[0].values)
     member.results.add(member.at, Made("step", b"x" * 32, None), values)
     assert len(member.results) == 0
 

@@ -452,7 +452,7 @@ def test_a_newcomer_serves_the_results_by_which_it_has_caught_up() -> None:
     start = donor.at
     donor.results.follow(STATE_BYTES)
     for _ in range(2):
-        values = torch.randn(donor.layouts.exchanged.values)
+        values = torch.randn(donor.layouts.exchanged[0].values)
         donor.step(donor.made(values, "step"), values)
     found = donor.results.following(start)
     assert found is not None

@@ -278,7 +278,7 @@ def one_with_a_coarse_codec(codec: str = "blockwise-int4") -> tuple[LocalSteps, 
 def arrived(values: Tensor) -> Tensor:
     """What the others got of a contribution."""
     got = values.clone()
-    for chunk in TO_ANOTHER.chunks(one_with_a_coarse_codec()[0].layout):
+    for chunk in TO_ANOTHER.chunks(one_with_a_coarse_codec()[0].layouts[0]):
         encoded = bytearray(chunk.encoded_bytes)
         encode_into(values[chunk.start : chunk.stop], chunk.codec, encoded, name="values")
         decode_into(got[chunk.start : chunk.stop], chunk.codec, encoded, "float32")
@@ -471,6 +471,7 @@ def options(**changed: object) -> dict[str, object]:
     usual: dict[str, object] = {
         "delayed": False,
         "local_steps": 1,
+        "fragments": 1,
         "max_norm": None,
         "average_parameters_every": 0,
         "last_epoch": 0,
@@ -488,6 +489,12 @@ def options(**changed: object) -> dict[str, object]:
         ({"average_parameters_every": 5, "local_steps": 10}, "average_parameters_every and local"),
         ({"delayed": True, "auxiliary": True}, "auxiliary=True and delayed=True"),
         ({"local_steps": 0}, "local_steps=0"),
+        ({"fragments": 0}, "fragments=0"),
+        ({"fragments": 4}, "fragments=4 does not go without local_steps > 1"),
+        (
+            {"fragments": 4, "local_steps": 10},
+            "local_steps=10 cannot be divided .* local_steps to 12",
+        ),
         ({"max_norm": -1.0}, "max_norm=-1.0"),
         ({"precision": "fp8"}, 'precision="fp8"'),
         ({"average_parameters_every": -1}, "average_parameters_every=-1"),

@@ -51,6 +51,7 @@ def described(
     scheduler: Scheduler | None = None,
     codec: Codecs = "none",
     local_steps: int = 1,
+    fragments: int = 1,
     target_batch: int = 4096,
     max_norm: float | None = 1.0,
     average_parameters_every: int = 0,
@@ -74,6 +75,7 @@ def described(
             codec=codec,
             scales_loss=fp16,
             buffers=buffers,
+            fragments=fragments,
         )
     else:
         steps = GradientSteps(
@@ -90,6 +92,7 @@ def described(
         steps,
         target_batch=target_batch,
         local_steps=local_steps,
+        fragments=fragments,
         max_norm=max_norm,
         average_parameters_every=average_parameters_every,
         group_size=group_size,
@@ -135,6 +138,7 @@ def described(
         (partial(described, target_batch=2048), "the target batch is 4,096 here and 2,048 there"),
         (partial(described, max_norm=None), "max_norm is 1 here and none there"),
         (partial(described, local_steps=8), "local_steps is 1 here and 8 there"),
+        (partial(described, local_steps=8, fragments=2), "fragments is not set here and 2 there"),
         (
             partial(described, average_parameters_every=10),
             "average_parameters_every is 0 here and 10 there",
@@ -150,6 +154,12 @@ def test_a_difference_changes_the_signature_and_is_reported(
     mine, other = described(), theirs()
     assert mine.digest != other.digest
     assert words in how_it_differs(mine, other)
+
+
+def test_fragments_are_the_only_difference_of_peers_that_differ_in_them() -> None:
+    """The order of the parameters is that of the model."""
+    mine, other = described(local_steps=8), described(local_steps=8, fragments=2)
+    assert how_it_differs(mine, other) == ["fragments is not set here and 2 there"]
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,18 @@ def test_with_local_steps_what_a_coarse_codec_loses_takes_a_copy_of_the_paramete
     assert coarse == plain + copy
 
 
+def test_of_fragments_a_round_has_its_share_of_memory_samples_and_traffic() -> None:
+    whole = costs_of(read_definition(with_line("local_steps = 50")))
+    parts = costs_of(read_definition(with_line("local_steps = 50\nfragments = 5")))
+    copy = 4 * whole.parameters
+    saved = whole.with_gpu.beside - parts.with_gpu.beside
+    assert saved == pytest.approx(2 * copy * 4 / 5, abs=1.0)
+    assert 5 * parts.samples_per_round == whole.samples_per_round
+    assert parts.round_bytes == pytest.approx(whole.round_bytes / 5, rel=0.01)
+    hourly = [one.traffic(volunteers=8, samples_per_second=9.0) for one in (whole, parts)]
+    assert hourly[0].up_bytes_per_hour == pytest.approx(hourly[1].up_bytes_per_hour, rel=0.01)
+
+
 def test_the_owner_may_say_that_it_may_hold_more_than_there_is() -> None:
     assert most_samples(SIXTEEN_GIGABYTES, 8, cap_gb=640) == 4
 

@@ -231,6 +231,11 @@ MISTAKES = {
     "an end of the data": (TEXT + b"[data]\npasses = 1", "Leave `passes` out"),
     "options": (with_line("delayed = true\nlocal_steps = 2"), "do not go together"),
     "a codec": (TEXT + b'[averaging]\ncodec = "sparse-sign"', "goes with local_steps > 1"),
+    "fragments alone": (with_line("fragments = 2"), "does not go without local_steps"),
+    "too many fragments": (
+        with_line("fragments = 64\nlocal_steps = 64"),
+        "more than the model can be divided into: 5.",
+    ),
     "one machine alone": (with_line("steps = 9").replace(b"= 64", b"= 2"), "every step alone"),
     "over before it begins": (
         with_line("steps = 9") + b'[schedule]\nname = "cosine"\nsteps = 99\nwarmup = 20',

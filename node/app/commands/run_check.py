@@ -165,7 +165,7 @@ def step_samples(definition: RunDefinition, volunteers: int) -> tuple[int, int]:
     from protocols.accumulation.progress import may_be_planned
 
     training = definition.training
-    target = training.batch * training.local_steps
+    target = training.step_samples
     batch = limit_of(training.samples_at_once, training.batch)
     if may_be_planned(batch, target):
         return target - batch // 2, target + batch // 2
@@ -175,7 +175,7 @@ def step_samples(definition: RunDefinition, volunteers: int) -> tuple[int, int]:
 
 def _step_sizes(definition: RunDefinition, volunteers: int) -> list[tuple[str, str]]:
     """Where that is far from its target."""
-    target = definition.training.batch * definition.training.local_steps
+    target = definition.training.step_samples
     least, most = step_samples(definition, volunteers)
     if most <= FAR_SHARE * target:
         return []
@@ -223,7 +223,7 @@ def _lines(
         (
             "speed",
             f"{speed:,.1f} samples/s {who}: with {many} a step of "
-            f"{definition.training.batch:,} takes {_time(traffic.step_seconds)}",
+            f"{definition.training.step_samples:,} takes {_time(traffic.step_seconds)}",
         ),
         (
             "traffic",

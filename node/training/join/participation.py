@@ -343,8 +343,8 @@ async def _train_samples(
 
 def _credit_terms(part: Participation, definition: RunDefinition) -> CreditTerms:
     training = definition.training
-    samples = training.batch * training.local_steps  # of a round, which is a step here
-    return CreditTerms(f"{part.run}/{part.organiser}", samples, training.steps)
+    run = f"{part.run}/{part.organiser}"
+    return CreditTerms(run, training.step_samples, training.steps)
 
 
 def _options(

@@ -131,7 +131,7 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
         )
         for model in models
     ]
-    exchange = PeersExchange(peers[0].layout, extent.peers)
+    exchange = PeersExchange(peers[0].layouts[0], extent.peers)
     state = task.model()  # has the parameters that all peers share
     curve = []
     for number in range(extent.rounds):
