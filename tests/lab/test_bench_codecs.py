@@ -14,14 +14,18 @@ from protocols.moshpit.layout import Layout, Segment
 from tests.commands.console import laboratory, objects
 
 
-def run(codec: str, seed: int, final: float, *, feeds_back: bool = True) -> dict[str, Any]:
+def run(
+    codec: str, seed: int, final: float, *, feeds_back: bool = True, fragments: int = 1
+) -> dict[str, Any]:
     return {
-        "name": CodecTrial(codec, feeds_back=feeds_back).name,  # type: ignore[arg-type]
+        "name": CodecTrial(codec, feeds_back, fragments).name,  # type: ignore[arg-type]
         "codec": codec,
         "feeds_back": feeds_back,
+        "fragments": fragments,
         "seed": seed,
         "final": final,
         "bytes_of_a_round": 400 if codec == "none" else 53,
+        "bytes_at_once": (400 if codec == "none" else 53) // fragments,
     }
 
 
@@ -32,18 +36,21 @@ def test_each_training_is_compared_with_that_of_the_same_samples_without_a_codec
         run("none", 1, 1.0),
         run("blockwise-int4", 1, 0.99),
         run("blockwise-int4", 1, 1.5, feeds_back=False),
+        run("none", 1, 0.9, fragments=2),
     ]
-    plain, coarse, without = summary(runs)
+    plain, coarse, without, parts = summary(runs)
     assert (plain["final"], plain["share_worse"], plain["share_of_bytes"]) == (1.5, 0.0, 1.0)
     assert (coarse["seeds"], coarse["share_worse"], coarse["share_worse_most"]) == (2, 0.0, 0.01)
     assert coarse["share_of_bytes"] == 0.1325
     assert (without["name"], without["share_worse"]) == ("blockwise-int4, no feedback", 0.5)
+    assert (parts["name"], parts["share_worse"]) == ("none, 2 fragments", -0.1)
+    assert (parts["share_of_bytes"], parts["share_at_once"]) == (1.0, 0.5)
 
 
 def test_a_coarse_codec_is_tried_without_feedback_too() -> None:
-    arms = arms_of(("float16", "blockwise-int4"))
+    arms = arms_of(("float16", "blockwise-int4"), fragments=4)
     assert [arm.name for arm in arms] == [
-        "none", "float16", "blockwise-int4", "blockwise-int4, no feedback"
+        "none", "float16", "blockwise-int4", "blockwise-int4, no feedback", "none, 4 fragments"
     ]  # fmt: skip
 
 
@@ -83,6 +90,12 @@ def test_all_peers_get_the_same_sparse_mean_in_a_hundredth_of_the_bytes() -> Non
     assert 100 * exchange.bytes < 4 * 100_000
 
 
+def test_local_steps_that_fragments_do_not_divide_are_refused(tmp_path: Path) -> None:
+    result = laboratory("bench", "codecs", "--local-steps", "5", home=tmp_path)
+    assert result.returncode == 2
+    assert "--local-steps 5 cannot be divided among --fragments 2" in result.stderr
+
+
 @pytest.mark.slow
 def test_codecs_are_compared_and_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
@@ -93,7 +106,10 @@ def test_codecs_are_compared_and_drawn(tmp_path: Path) -> None:
     assert result.returncode in (0, 1), result.stderr  # whether the bar is met is no test's affair
     (told,) = objects(result.stdout)
     assert told["met"] == (result.returncode == 0)
-    plain, coarse, without = told["arms"]
+    plain, coarse, without, parts = told["arms"]
+    assert (parts["codec"], parts["fragments"], parts["share_of_bytes"]) == ("none", 2, 1.0)
+    assert 0.5 <= parts["share_at_once"] < 0.6
+    assert parts["final"] != plain["final"]
     assert (plain["codec"], plain["share_worse"]) == ("none", 0.0)
     assert coarse["feeds_back"]
     assert not without["feeds_back"]

@@ -3,7 +3,8 @@
 Some peers train the default model with local steps, and all of it is in this process: the peers'
 steps (`LocalSteps`), and the exchange, with the sums of the product (`Reduction`) and equal parts.
 Only the network is missing. Each codec gets the same samples in the same order, so that two
-trainings differ by nothing but what was lost on the way.
+trainings differ by nothing but what was lost on the way. One more training exchanges the parameters
+in fragments, without a codec. Each exchange takes as long as it may, until the next one begins.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lab.bench.command import report
 from lab.bench.experts_convergence import mean_curve, seeds
 from lab.bench.machine import machine_facts
 from lab.plot import add_plot_flag, check_plot, write_plot
+from node.core.wrong_use import WrongUse
 from protocols.errors import PotluckError
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from lab.bench.training_task import BenchTask
     from node.app.cli.parser import Subparsers
+    from protocols.accumulation.accumulator import Contribution
     from protocols.accumulation.steps import LocalSteps
     from protocols.moshpit.layout import Layout, SentParts
     from protocols.tensors import CodecName
@@ -42,14 +45,17 @@ SEEDS_APART = 1 << 40  # the numbers of a seed's samples: no training has so man
 @dataclass(frozen=True)
 class CodecTrial:
     """A codec, and whether what it loses is added to the next pseudo-gradient. The product does
-    that with every coarse codec."""
+    that with every coarse codec. With more than one of `fragments`, local steps go on beside the
+    exchanges."""
 
     codec: CodecName
     feeds_back: bool
+    fragments: int = 1
 
     @property
     def name(self) -> str:
-        return self.codec if self.feeds_back else f"{self.codec}, no feedback"
+        parts = f", {self.fragments} fragments" if self.fragments > 1 else ""
+        return f"{self.codec}{parts}{'' if self.feeds_back else ', no feedback'}"
 
 
 @dataclass(frozen=True)
@@ -63,14 +69,16 @@ class OutOfStep(PotluckError):
     """Two peers have different parameters after a step."""
 
 
-def arms_of(codecs: Sequence[CodecName]) -> list[CodecTrial]:
-    """Without a codec comes first: all others are compared with it."""
+def arms_of(codecs: Sequence[CodecName], fragments: int = 1) -> list[CodecTrial]:
+    """All parameters at once and without a codec comes first: all others are compared with it."""
     from protocols.tensors import CODECS
 
     arms = [CodecTrial("none", feeds_back=True)]
     for codec in codecs:
         arms += [CodecTrial(codec, feeds_back=True)] if codec != "none" else []
         arms += [CodecTrial(codec, feeds_back=False)] if CODECS[codec].is_coarse else []
+    if fragments > 1:
+        arms.append(CodecTrial("none", feeds_back=True, fragments=fragments))
     return arms
 
 
@@ -86,7 +94,7 @@ async def measure_convergence(arguments: argparse.Namespace, say: Talk) -> dict[
     task = BenchTask()
     runs = []
     for seed in arguments.seeds:
-        for arm in arms_of(arguments.codecs):
+        for arm in arms_of(arguments.codecs, arguments.fragments):
             one = train(task, arm, extent, seed)
             runs.append(one)
             say(f"{arm.name}, seed {seed}: {one['final']:.4f} ({one['seconds']} s)")
@@ -128,30 +136,39 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
             codec=arm.codec,
             scales_loss=False,
             buffers={},
+            fragments=arm.fragments,
+            delayed=arm.fragments > 1,
         )
         for model in models
     ]
-    exchange = PeersExchange(peers[0].layouts[0], extent.peers)
-    state = task.model()  # has the parameters that all peers share
+    exchanges = [PeersExchange(layout, extent.peers) for layout in peers[0].layouts]
+    between = extent.local_steps // arm.fragments
+    whole = task.model()  # with the parameters that all peers share
+    under_way: Exchanged | None = None
     curve = []
-    for number in range(extent.rounds):
+    for number in range(extent.rounds * arm.fragments):
         for place, (model, steps) in enumerate(zip(models, peers, strict=True)):
-            for step in range(extent.local_steps):
-                batch = (number * extent.local_steps + step) * extent.peers + place
+            for step in range(between):
+                batch = (number * between + step) * extent.peers + place
                 first = seed * SEEDS_APART + batch * task.batch
                 windows = samples.batch(range(first, first + task.batch))
                 loss = model.loss(windows)
                 loss.backward()  # type: ignore[no-untyped-call]
                 steps.add(task.batch, float(loss.detach()))
                 model.zero_grad()
-        _step_together(peers, exchange, feeds_back=arm.feeds_back)
-        if (number + 1) % max(1, extent.rounds // LOOKS) == 0 or number + 1 == extent.rounds:
+        if under_way is not None:
+            _step_together(peers, under_way, feeds_back=arm.feeds_back)
+        under_way = _exchange(peers, exchanges[number % arm.fragments])
+        if arm.fragments == 1 or number + 1 == extent.rounds * arm.fragments:
+            _step_together(peers, under_way, feeds_back=arm.feeds_back)
+            under_way = None
+        made, rest = divmod(number + 1, arm.fragments)
+        if not rest and (made % max(1, extent.rounds // LOOKS) == 0 or made == extent.rounds):
             with torch.no_grad():
-                for own, (_, shared) in zip(
-                    state.parameters(), peers[0].shared.everything, strict=True
-                ):
-                    own.copy_(shared)
-                curve.append((number + 1, float(state.loss(held_out))))
+                shared = dict(peers[0].shared.everything)
+                for name, one in whole.named_parameters():
+                    one.copy_(shared[name])
+                curve.append((made, float(whole.loss(held_out))))
     return {
         "codec": arm.codec,
         "feeds_back": arm.feeds_back,
@@ -159,22 +176,38 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
         "seed": seed,
         "final": curve[-1][1],
         "curve": curve,
-        "bytes_of_a_round": exchange.bytes,
+        "fragments": arm.fragments,
+        "bytes_of_a_round": sum(one.bytes for one in exchanges),
+        "bytes_at_once": max(one.bytes for one in exchanges),
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
-def _step_together(
-    peers: Sequence[LocalSteps], exchange: PeersExchange, *, feeds_back: bool
-) -> None:
-    """A round of all peers, and the step that follows."""
+@dataclass(frozen=True)
+class Exchanged:
+    """What each peer gave to a round, and what it holds afterwards."""
+
+    exchange: PeersExchange
+    given: Sequence[Contribution]
+    results: Sequence[Tensor]
+
+
+def _exchange(peers: Sequence[LocalSteps], exchange: PeersExchange) -> Exchanged:
+    """A round of all peers. Those with fragments take the last one over first."""
+    for one in peers:
+        one.take_over()
+    given = [one.take() for one in peers]
+    return Exchanged(exchange, given, exchange.averages([one.values for one in given]))
+
+
+def _step_together(peers: Sequence[LocalSteps], round_: Exchanged, *, feeds_back: bool) -> None:
+    """The step that follows a round."""
     import torch
 
-    contributions = [one.take() for one in peers]
-    results = exchange.averages([one.values for one in contributions])
-    for place, (steps, given) in enumerate(zip(peers, contributions, strict=True)):
-        steps.apply(results[place])
-        steps.done_with(given, exchange.sent_by(place) if feeds_back else None)
+    together = zip(peers, round_.given, round_.results, strict=True)
+    for place, (steps, given, result) in enumerate(together):
+        steps.apply(result)
+        steps.done_with(given, round_.exchange.sent_by(place) if feeds_back else None)
     first = peers[0].shared.tensors
     for other in peers[1:]:
         if not all(map(torch.equal, first, other.shared.tensors)):
@@ -239,7 +272,7 @@ class PeersExchange:
 def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each arm the mean over its seeds, and how far each seed is from its twin without a
     codec: with the same samples."""
-    plain = {run["seed"]: run for run in runs if run["codec"] == "none"}
+    plain = {run["seed"]: run for run in runs if run["name"] == "none"}
     arms: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
         arms.setdefault(run["name"], []).append(run)
@@ -248,19 +281,23 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "name": name,
             "codec": own[0]["codec"],
             "feeds_back": own[0]["feeds_back"],
+            "fragments": own[0]["fragments"],
             "seeds": len(own),
             "final": round(statistics.mean(run["final"] for run in own), 4),
             "share_worse": round(statistics.mean(shares := _shares_worse(own, plain)), 5),
             "share_worse_most": round(max(shares), 5),
-            "share_of_bytes": round(
-                statistics.mean(
-                    run["bytes_of_a_round"] / plain[run["seed"]]["bytes_of_a_round"] for run in own
-                ),
-                4,
-            ),
+            "share_of_bytes": _share_of_bytes("bytes_of_a_round", own, plain),
+            "share_at_once": _share_of_bytes("bytes_at_once", own, plain),
         }
         for name, own in arms.items()
     ]
+
+
+def _share_of_bytes(
+    which: str, runs: Sequence[Mapping[str, Any]], plain: Mapping[int, Mapping[str, Any]]
+) -> float:
+    shares: list[float] = [run[which] / plain[run["seed"]][which] for run in runs]
+    return round(statistics.mean(shares), 4)
 
 
 def _shares_worse(
@@ -281,8 +318,9 @@ def add_parser(kinds: Subparsers) -> None:
         description="Train the default model among some peers with local steps, with each codec "
         "and without one, and compare the losses of held-out text. All trainings of a seed have "
         "the same samples. A blockwise codec is also tried without error feedback, which the "
-        "product always has. Everything is in this process. The exit code is 1 if a codec with "
-        f"error feedback ends more than {BAR:.0%} above the loss without a codec, in the mean of "
+        "product always has; and without a codec, the parameters are exchanged in fragments beside "
+        "the local steps. Everything is in this process. The exit code is 1 if one of them, with "
+        f"error feedback, ends more than {BAR:.0%} above the loss without a codec, in the mean of "
         "the seeds.",
         example="scripts/bench codecs --plot codecs.svg\n"
         "scripts/bench codecs --quick --codecs blockwise-int4 --json",
@@ -294,6 +332,7 @@ def add_parser(kinds: Subparsers) -> None:
     add_flag(parser, "--peers", positive_count, 4, "how many peers")
     add_flag(parser, "--local-steps", positive_count, 20, "of each peer, between two exchanges")
     add_flag(parser, "--rounds", positive_count, 20, "how many exchanges")
+    add_flag(parser, "--fragments", positive_count, 2, "in how many parts, beside; 1: not tried")
     parser.add_argument(
         "--quick", action="store_true", help="one seed and a few short rounds: rough figures"
     )
@@ -305,7 +344,13 @@ def run(arguments: argparse.Namespace) -> int:
         check_plot(arguments.plot)
     if arguments.quick:
         arguments.seeds = arguments.seeds[:1]
-        arguments.local_steps, arguments.rounds = 5, 4
+        arguments.local_steps, arguments.rounds = 6, 4
+    if arguments.local_steps % arguments.fragments:
+        raise WrongUse(
+            f"--local-steps {arguments.local_steps} cannot be divided among --fragments "
+            f"{arguments.fragments}.",
+            advice="Take a multiple of it, or --fragments 1.",
+        )
     return report(arguments, partial(measure_convergence, arguments), lines)
 
 
@@ -321,18 +366,21 @@ def _codecs(text: str) -> tuple[str, ...]:
 
 
 def lines(result: dict[str, Any]) -> str:
-    found = [f"{'':32}{'loss':>9}{'than none':>11}{'at most':>9}{'bytes':>8}  seeds"]
+    words = f"{'loss':>9}{'than none':>11}{'at most':>9}{'bytes':>8}{'at once':>9}  seeds"
+    found = [f"{'':32}{words}"]
     for arm in result["arms"]:
         found.append(
             f"{arm['name']:32}{arm['final']:>9.4f}{arm['share_worse']:>+11.2%}"
-            f"{arm['share_worse_most']:>+9.2%}{arm['share_of_bytes']:>8.1%}{arm['seeds']:>7}"
+            f"{arm['share_worse_most']:>+9.2%}{arm['share_of_bytes']:>8.1%}"
+            f"{arm['share_at_once']:>9.1%}{arm['seeds']:>7}"
         )
     found += [
         "",
         f"After {result['rounds']} exchanges of {result['peers']} peers with "
         f"{result['local_steps']} local steps between them, {result['samples']:,} samples in all. "
         f"`than none`: how much higher the loss is than without a codec, in the mean of the seeds "
-        f"(with feedback {result['bar_share_worse']:.0%} at most); `at most`: of one seed.",
+        f"(with feedback {result['bar_share_worse']:.0%} at most); `at most`: of one seed; "
+        "`at once`: the bytes of the largest exchange.",
     ]
     return "\n".join(found)
 
@@ -345,7 +393,7 @@ def _draw(result: dict[str, Any], file: Path) -> None:
     samples. A band for the seeds."""
     from matplotlib.figure import Figure
 
-    plain = {run["seed"]: run["curve"] for run in result["runs"] if run["codec"] == "none"}
+    plain = {run["seed"]: run["curve"] for run in result["runs"] if run["name"] == "none"}
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     for run in result["runs"]:
         pairs = zip(run["curve"], plain[run["seed"]], strict=True)
