@@ -308,6 +308,39 @@ def test_all_peers_hold_the_same_bits_after_each_exchange(codec: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_helper_without_data_has_the_parameters_of_the_run_in_its_model() -> None:
+    """It has no steps of its own to mix a fragment with."""
+    digests, last, helper = Digests(), 6, 2
+
+    def train(bridge: Bridge, peer: int) -> list[Tensor]:
+        model = small_model()
+        optimizer = optimizer_of(model, bridge, last_epoch=last, auxiliary=peer == helper)
+        digests.watch(bridge, peer, optimizer)
+        wait_for_company(bridge, 2)
+        number = 0
+        while optimizer.epoch < last:
+            if peer == helper:
+                optimizer.assist(epochs=1)
+                state = optimizer.capture().model_tensors()
+                for name, one in model.named_parameters():
+                    assert torch.equal(one, state[name])
+            else:
+                make_batch(model, optimizer, peer, number)
+            number += 1
+        optimizer.finish()
+        return [one.detach().clone() for one in model.parameters()]
+
+    async def main() -> None:
+        async with training_world() as world:
+            first, *others = await world.train(await world.peers(3, RUN), train)
+            for other in others:
+                assert all(map(torch.equal, first, other))
+
+    trio.run(main)
+    digests.check()
+
+
+@pytest.mark.slow
 def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

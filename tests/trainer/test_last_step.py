@@ -23,10 +23,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 
 STEPS: Final = 6
 STOPPED_AT: Final = 3
-DEFINITION: Final = read_definition(
-    with_line(f"steps = {STEPS}\ndelayed = true")
-    + b"[averaging]\ngrace_seconds = 1.0\nround_seconds = 20.0\n"
-)
+AVERAGING: Final = b"[averaging]\ngrace_seconds = 1.0\nround_seconds = 20.0\n"
 
 
 def complete(one: TrainingNode) -> RunComplete | None:
@@ -42,23 +39,25 @@ def epoch_of(one: TrainingNode) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["delayed = true", "local_steps = 4\nfragments = 2"])
 async def test_volunteers_do_not_leave_with_a_last_step_that_the_keeper_is_without(
-    tmp_path: Path,
+    how: str, tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
-    checkpoints = DEFINITION.checkpoint_settings(tmp_path / "checkpoints", {})
+    definition = read_definition(with_line(f"steps = {STEPS}\n{how}") + AVERAGING)
+    checkpoints = definition.checkpoint_settings(tmp_path / "checkpoints", {})
     keeps = TrainerOptions(begins=True, keeps_only=True, checkpoints=checkpoints)
     volunteer = TrainerOptions(micro_batch=4)
     with trio.fail_after(2 * PATIENCE_SECONDS):  # it waits four times, and each may be slow
         async with (
             SimulatedWorld(seed=1) as world,
-            training_in(world, DEFINITION, "keeper", tmp_path / "keeper", keeps) as keeper,
+            training_in(world, definition, "keeper", tmp_path / "keeper", keeps) as keeper,
         ):
             network = keeper.network
             (address, *_) = network.addresses()
             async with (
-                training_in(world, DEFINITION, "ann", tmp_path / "ann", volunteer, address) as ann,
-                training_in(world, DEFINITION, "ben", tmp_path / "ben", volunteer, address) as ben,
+                training_in(world, definition, "ann", tmp_path / "ann", volunteer, address) as ann,
+                training_in(world, definition, "ben", tmp_path / "ben", volunteer, address) as ben,
             ):
                 await until(lambda: epoch_of(ann) >= STOPPED_AT, PATIENCE_SECONDS)
                 world.stop(network)
