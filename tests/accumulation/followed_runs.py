@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 import trio
@@ -37,7 +38,7 @@ from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_messages import ResultKind
 from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
-from protocols.accumulation.steps import GradientSteps
+from protocols.accumulation.steps import GradientSteps, LocalSteps, Steps
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.moshpit.layout import Layout, PartCut, ResultCut
 from protocols.rpc import Rpc, open_rpc
@@ -54,7 +55,8 @@ UNPACED = StateServingSettings(upload_bytes_per_second=None)
 
 
 class RunMember:
-    """A model with its optimizer, at an epoch of the run."""
+    """A model with its optimizer, at an epoch of the run. With `fragments`, it makes local steps
+    that are exchanged in as many, each twice as large as the one before."""
 
     def __init__(
         self,
@@ -62,20 +64,22 @@ class RunMember:
         seed: int = 0,
         codec: Codecs = "float16",
         values: int = VALUES,
+        fragments: int = 0,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         chance = torch.Generator().manual_seed(seed)
         parameter = torch.nn.Parameter(torch.randn(values, generator=chance))
-        self.steps = GradientSteps(
-            Parameters([("w", parameter)]),
-            partial(torch.optim.Adam, lr=0.01),
-            None,
-            delayed=False,
-            max_norm=1.0,
-            codec=codec,
-            scales_loss=False,
-            buffers={},
-        )
+        adam = partial(torch.optim.Adam, lr=0.01)
+        options: dict[str, Any] = {"max_norm": 1.0, "codec": codec, "scales_loss": False}
+        self.steps: Steps
+        if fragments:
+            parts = [torch.randn(values << number, generator=chance) for number in range(fragments)]
+            named = [(f"{number}.w", torch.nn.Parameter(one)) for number, one in enumerate(parts)]
+            own, options["fragments"] = Parameters(named), fragments
+            self.steps = LocalSteps(own, adam, None, buffers={}, **options)
+        else:
+            own = Parameters([("w", parameter)])
+            self.steps = GradientSteps(own, adam, None, delayed=False, buffers={}, **options)
         shared = self.steps.shared.segments("none")
         self.layouts = ResultLayouts(self.steps.layouts, Layout(shared))
         self.results = ResultsKept(self.layouts, clock=clock)

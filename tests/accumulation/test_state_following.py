@@ -255,6 +255,36 @@ def test_lone_steps_and_averaged_parameters_are_followed_like_steps() -> None:
     with_newcomer(scenario, bytes_per_second=2.5 * LINK)
 
 
+@pytest.mark.slow
+def test_results_of_fragments_are_followed_each_with_the_layout_of_its_epoch() -> None:
+    """The newcomer goes on with the one that is next. Every other step is made alone."""
+
+    def kinds(epoch: int) -> Sequence[ResultKind]:
+        return ("lone step",) if epoch % 2 else ("step",)
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        parts = partial(RunMember, values=SMALL_VALUES, fragments=3)
+        run = await start_run(
+            world, nursery, network, epoch_seconds=EPOCH_SECONDS, donors=1, member=parts
+        )
+        run.kinds = kinds
+        await trio.sleep(2.5 * EPOCH_SECONDS)
+        newcomer, donor = parts(seed=1), run.donors[0].member
+        fetched = await run.fetch(rpc, newcomer)
+        newcomer.take(fetched.state, fetched.results)
+        await trio.sleep(3 * EPOCH_SECONDS)
+        followed = await follow_run(rpc, run.sources, newcomer.look(), newcomer.layouts)
+        assert followed is not None
+        assert len({len(one.memory) for one in followed.results[:3]}) == 3
+        newcomer.take(None, followed.results)
+        assert newcomer.at == donor.at
+        assert newcomer.capture().digest == donor.capture().digest
+
+    with_newcomer(scenario)
+
+
 def test_a_lone_step_that_nobody_follows_is_neither_hashed_nor_offered() -> None:
     kept = results.ResultsKept(RunMember(seed=1).layouts, clock=lambda: 5.0)
     values = torch.zeros(kept.layouts.of("lone step", 0).values)
