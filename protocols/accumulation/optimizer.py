@@ -241,7 +241,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     @property
     def model_epoch(self) -> int:
         """The epoch of the parameters in the model. With `delayed`, they are one step older than
-        the state from when a step is made until the peers' next batch is full."""
+        the state from when a step is made until the peers' next batch is full. With `fragments`,
+        the last step that the model has a part of for certain."""
         return self._driver.standing.model_epoch
 
     @property
@@ -349,8 +350,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     def finish(self) -> None:
         """Wait for a delayed step that is under way, and take it over into the model. Call it
         before the model is saved or evaluated. Without `delayed` there is nothing to wait for.
-        With local steps, the model gets the run's parameters, unless it has made steps that are
-        not averaged yet."""
+
+        With local steps, the model has this peer's own parameters afterwards; if the run is
+        complete (`last_epoch`), those of the run. `state_dict` always has those of the run."""
         self._driver.finish()
 
     def see_out(self, seconds: float) -> bool:

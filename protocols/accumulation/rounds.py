@@ -7,8 +7,9 @@
 Without `delayed`, the training thread waits for the round and makes the step. With it, a thread for
 this round waits for the outcome and makes the step on the shadow (steps.py), while the training
 thread computes the next batches. The next `begin` takes the shadow over into the model, exactly one
-step late. The thread may not touch the model; it puts the effects that do into `left`, for the
-training thread.
+step late. Local steps that are exchanged in fragments are delayed, too: the thread steps the state,
+and the training thread mixes it in. The thread may not touch the model; it puts the effects that do
+into `left`, for the training thread.
 
 In this file: `Rounds`, and functions that say in the lifecycle's words how a round has ended.
 
