@@ -187,7 +187,7 @@ class Driver:
         """Without computing more, bring the accumulated samples to the round that ends the epoch,
         if it begins within this time. Returns whether no samples are left."""
         until = time.monotonic() + seconds
-        self._end_round()
+        self.finish()
         self.standing.computes_no_more()
         self.go_on()
         while self.standing.life.samples:
@@ -197,14 +197,14 @@ class Driver:
                 return False
             self.wait_for_news(max(min(due_in, left), SHORTEST_WAIT_SECONDS))
             self.go_on()
-        self._end_round()
+        self.finish()
         return True
 
     @contextmanager
     def away(self) -> Iterator[None]:
         """Inside the block nobody counts on this peer. The accumulated samples stay, and count if
         the run is still in this epoch when the block ends."""
-        self._end_round()
+        self.finish()
         self._bridge.set_away(is_away=True)
         yield
         self._bridge.set_away(is_away=False)
@@ -220,7 +220,7 @@ class Driver:
 
     def restore(self, state: TrainingState) -> None:
         """Go on from a checkpoint of this peer."""
-        self._end_round()
+        self.finish()
         self.standing.take_state(state)
         self._to_do.extend(self.standing.tell(Restored(state.epoch, state.history)))
         self._epoch_returned = state.epoch

@@ -391,7 +391,7 @@ class SparsePeer:
 
     def arrived(self, values: Tensor) -> Tensor:
         got = values.clone()
-        for chunk in self.sent.chunks(self.steps.layout):
+        for chunk in self.sent.chunks(self.steps.layouts[0]):
             encoded = bytearray(chunk.encoded_bytes)
             encode_into(values[chunk.start : chunk.stop], chunk.codec, encoded, name="values")
             decode_into(got[chunk.start : chunk.stop], chunk.codec, encoded, "float32")
