@@ -9,8 +9,8 @@ the state's at times.
 
 In this file: clipping by the global norm; `LossScale`, for fp16; `OuterStep`, of DiLoCo;
 `InnerStep`, the step of the user's optimizer; `Steps`, the interface; then `GradientSteps`;
-`LostValues`, what a coarse codec has lost of pseudo-gradients; `Turns`, what a sparse codec sends
-of them; and `LocalSteps`, all at once or in fragments.
+`LostValues`, what a coarse codec has lost of pseudo-gradients; `SparseTurns`, what a sparse codec
+sends of them; and `LocalSteps`, all at once or in fragments.
 
 Promises: from the same averaged bits every peer makes the same step, to the bit. With averaged
 gradients this includes the clipping factor and the loss scale, without a message about them.
@@ -644,7 +644,7 @@ class LostValues:
             self._lost.zero_()
 
 
-class Turns:
+class SparseTurns:
     """What a sparse codec sends of pseudo-gradients: one value in `ONE_IN`, by turns.
 
         turns.keep_only_due(values, epoch)            # g <- those whose turn it is, else 0
@@ -741,7 +741,7 @@ class LocalSteps:
 
     A pseudo-gradient that travels in a coarse codec goes with what was lost of the ones before
     (`LostValues`). With a sparse codec, peers keep what was not sent in their own parameters, which
-    then differ also after a step (`Turns`).
+    then differ also after a step (`SparseTurns`).
 
     Invariant: `_epoch` is the state's.
 
@@ -781,7 +781,7 @@ class LocalSteps:
         longest = max((one.parameters for one in self._fragments), key=lambda one: one.values)
         self._difference = longest.buffer(LOSS_VALUES, on_host=True)
         self._epoch = 0
-        self._turns = Turns(self.layouts[0])
+        self._turns = SparseTurns(self.layouts[0])
         self._is_sparse = [
             CODECS[one.codec].is_sparse for one in self.layouts[0].segments[: len(parameters.names)]
         ]
