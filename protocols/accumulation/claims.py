@@ -11,10 +11,10 @@ The threat: a peer lies in its slot, so that a round begins before there are eno
 claims many), or so that others wait for it (it claims some, and never comes), or fetch a state that
 does not exist. None of this can put a wrong sample into a step: the members sign the weights of a
 round, and a result that is too light is not applied. So a claim is believed until it has failed.
-Then it is not believed for one round, then for two, four, up to `MOST_DOUBTED_ROUNDS`. For one that
-came and brought far less than it had claimed, the first doubt lasts four rounds: it has not died. A
-newcomer a thousand times faster than all others counts at once. One liar spoils 6 of the first 32
-rounds at most, and one in 32 from then on.
+Then it is not believed for one round, then for two, four, up to `MOST_DOUBTED_ROUNDS`. One that
+came, and broke its claim once more, is doubted for twice as long. A newcomer a thousand times
+faster than all others counts at once. One liar spoils 6 of the first 32 rounds at most, and one in
+32 from then on.
 
 Easy to get wrong: an honest peer that died looks like a liar. It does not matter: it is doubted for
 one round, in which its samples come on top of the target.
@@ -46,7 +46,6 @@ The tolerance is large because a batch may have turned out not to be finite."""
 GIVEN_UP_ROUNDS: Final = 2
 """After so many rounds in a row to which it did not come, rounds do without a peer."""
 
-BROKEN_ROUNDS: Final = 4  # the first doubt of a peer that came and broke its claim
 MOST_DOUBTED_ROUNDS: Final = 32
 DOUBTED_SECONDS: Final = 12.0
 """For each round of a doubt: it ends after so long even if the epoch does not. A round that a liar
@@ -130,7 +129,7 @@ class Credit:
         when it began. `brought`: the weight that each member signed."""
         for peer, samples in claimed.items():
             if peer not in brought or brought[peer] < KEPT_SHARE * samples:
-                self._failed(peer, epoch, now, BROKEN_ROUNDS if peer in brought else 1)
+                self._failed(peer, epoch, now, came=peer in brought)
         for peer, weight in brought.items():
             if weight >= KEPT_SHARE * claimed.get(peer, 0) and peer in self._failures:
                 self._forgive(peer)
@@ -174,15 +173,16 @@ class Credit:
             return False
         return failures.rounds >= GIVEN_UP_ROUNDS
 
-    def _failed(self, peer: PeerId, epoch: int, now: float, first: int) -> None:
-        """Note a failure; the first doubt lasts for so many rounds. Nobody waits for a peer that is
-        in doubt already, so it could hardly come, and not coming is no further failure. But in
-        another try of the same epoch it is enough to give the peer up."""
+    def _failed(self, peer: PeerId, epoch: int, now: float, *, came: bool) -> None:
+        """Note a failure. Nobody waits for a peer that is in doubt already, so it could hardly
+        come, and not coming is no further failure. But in another try of the same epoch it is
+        enough to give the peer up."""
         before = self._failures.get(peer, _Failures())
         if before.is_in_doubt(epoch, now):
             self._remember(peer, replace(before, rounds=max(before.rounds, GIVEN_UP_ROUNDS)))
             return
-        doubted = min(MOST_DOUBTED_ROUNDS, first * 2 ** min(before.rounds, 16))
+        longer = 2 if came and before.rounds else 1
+        doubted = min(MOST_DOUBTED_ROUNDS, longer * 2 ** min(before.rounds, 16))
         changed = replace(
             before,
             rounds=before.rounds + 1,

@@ -14,6 +14,8 @@ link that the other side opens then stays.
 
 from __future__ import annotations
 
+import math
+
 import trio
 
 from protocols.dht.acquaintances import Acquaintances
@@ -32,6 +34,7 @@ REFRESH_CHECK_SECONDS = 60.0  # between checks of the buckets; each is due once 
 SETTLING_SECONDS = (1.0, 5.0, 30.0, 300.0)  # after joining; a lookup of our own id each
 LOST_CHECK_SECONDS = 2.0  # between checks of lost peers, while there are any
 LOST_AT_ONCE = 4
+SEARCHES_AT_ONCE = 8  # in REUNION_SECONDS, for lost peers that are back
 # A hundred contacts that are silent for a quarter of an hour are a ping every nine seconds.
 LINK_CHECK_SECONDS = 15.0
 PINGED_AT_ONCE = 4
@@ -58,9 +61,10 @@ class Upkeep:
         self._requester = requester
         self._reader = reader
         self._lost_may_be_back = trio.Event()
-        self._some_are_back = trio.Event()
+        self._reunion_began, self._searches = -math.inf, 0
+        self._more_are_back = trio.Event()
         self._returned: dict[int, int] = {}
-        """The id of the last peer that has come back, by its bucket."""
+        """The id of the last of these, by its bucket."""
 
     async def refresh(self) -> None:
         """Keep looking up the parts without recent lookups, a bucket at a time."""
@@ -96,17 +100,29 @@ class Upkeep:
                 state.chore(self._requester.probe, contact)
 
     async def look_around(self) -> None:
-        """Keep looking up the parts of the swarm from which lost peers have come back: at once for
-        the first, and then each part once in the time in which all are tried. When a cut heals,
-        hundreds come back, and a lookup for each would cost slow uplinks more than their training.
-        """
+        """Keep looking up the parts of the swarm from which more lost peers have come back than
+        `SEARCHES_AT_ONCE`, each part once."""
         while True:
-            await self._some_are_back.wait()
-            self._some_are_back = trio.Event()
+            await self._more_are_back.wait()
+            await trio.sleep(REUNION_SECONDS)
+            self._more_are_back = trio.Event()
             returned, self._returned = self._returned, {}
             for node_id in returned.values():
                 self._state.chore(self._look_up, node_id)
-            await trio.sleep(REUNION_SECONDS)
+
+    def _is_back(self, contact: Contact) -> None:
+        """Look up the part of the swarm in which a lost peer is back: at once if it is one of few.
+        When a cut heals, hundreds come back, and a search for each would cost slow uplinks more
+        than their training."""
+        now = trio.current_time()
+        if now - self._reunion_began >= REUNION_SECONDS:
+            self._reunion_began, self._searches = now, 0
+        if self._searches < SEARCHES_AT_ONCE:
+            self._searches += 1
+            self._state.chore(self._look_up, contact.node_id)
+        else:
+            self._returned[self._state.table.bucket_of(contact.node_id)] = contact.node_id
+            self._more_are_back.set()
 
     def try_lost_peers_now(self) -> None:
         """Try lost peers now, because something has changed."""
@@ -151,8 +167,7 @@ class Upkeep:
         """A new contact is in the table."""
         state = self._state
         if state.lost.found(contact, trio.current_time()):
-            self._returned[state.table.bucket_of(contact.node_id)] = contact.node_id
-            self._some_are_back.set()
+            self._is_back(contact)
         if len(state.storage):
             state.chore(self._hand_over, contact)
 

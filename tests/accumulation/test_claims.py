@@ -56,14 +56,14 @@ def test_bringing_far_less_than_claimed_breaks_the_claim() -> None:
     assert not credit.is_doubted(LIAR, 3, NOW)
 
 
-def test_the_first_doubt_lasts_longer_for_one_that_has_come_and_so_has_not_died() -> None:
+def test_one_that_comes_and_breaks_its_claim_again_is_doubted_for_longer() -> None:
     credit = Credit()
     spoilt = []
     for epoch in range(64):
         if not credit.is_doubted(LIAR, epoch, NOW):
             spoilt.append(epoch)
             credit.round_ended(epoch, {LIAR: 50}, {LIAR: 10.0}, NOW)
-    assert spoilt == [0, 4, 12, 28, 60]
+    assert spoilt == [0, 1, 5, 13, 29, 61]
 
 
 def test_a_first_failure_costs_one_round_and_keeps_nobody_from_waiting() -> None:
