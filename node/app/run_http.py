@@ -109,6 +109,6 @@ class RunHttp:
             definition = session.definition or self.definition
             if definition is None:
                 return 0
-            return definition.training.batch * definition.training.local_steps
+            return definition.training.step_samples
 
         return target

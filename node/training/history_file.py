@@ -124,29 +124,41 @@ async def open_history(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[RunHistory]:
-    """The history of the session's run, kept until the block ends."""
-    file = await in_thread(HistoryFile, path)
+    """The history of the session's run, kept until the block ends. If the file cannot be opened, it
+    is of this session alone, and the log says why: training does not depend on it."""
+    file: HistoryFile | None = None
+    points: tuple[Point, ...] = ()
+    beside = Beside()
     try:
+        file = await in_thread(HistoryFile, path)
         points, beside = await in_thread(file.load)
-        history = RunHistory(
-            target=target, clock=clock, wall_clock=wall_clock, points=points, beside=beside
-        )
-        session.follow(history.take)
+    except (PotluckError, sqlite3.Error) as error:
+        _log.warning("the page shows only this session: %s", error)
+    history = RunHistory(
+        target=target, clock=clock, wall_clock=wall_clock, points=points, beside=beside
+    )
+    session.follow(history.take)
+    try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_write_on, file, history, session)
             yield history
             nursery.cancel_scope.cancel()
     finally:
-        _write(file, history.curve.points, history.beside())
-        file.close()
+        if file is not None:
+            _write(file, history.curve.points, history.beside())
+            file.close()
 
 
-async def _write_on(file: HistoryFile, history: RunHistory, session: TrainingSession) -> None:
+async def _write_on(
+    file: HistoryFile | None, history: RunHistory, session: TrainingSession
+) -> None:
     """Look who is there and write what is new, every few seconds, forever."""
     while True:
         await trio.sleep(WRITE_SECONDS)
         history.look(session.view().peers)
         points, beside = history.curve.points, history.beside()
+        if file is None:
+            continue
         with trio.CancelScope(shield=True):  # the file is for one thread at a time
             await in_thread(_write, file, points, beside)
 

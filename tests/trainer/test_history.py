@@ -24,9 +24,11 @@ from node.training.history import (
     Point,
     RunHistory,
 )
-from node.training.history_file import HistoryFile
+from node.training.history_file import HistoryFile, open_history
+from node.training.session import TrainingSession
 from protocols.accumulation.events import CaughtUp, CheckpointSaved, Share, StepLoss, StepTaken
 from protocols.identity import PeerId
+from tests.trainer.recorded import Recorded
 
 TARGET = 100
 
@@ -271,3 +273,15 @@ def test_hostile_words_are_kept_as_they_are_and_cut(tmp_path: Path) -> None:
     beside = Beside(events=(Event(1.0, words),))
     with_file(path, lambda file: file.save((), beside))
     assert loaded(path)[1].events == (Event(1.0, words),)
+
+
+async def test_a_history_that_cannot_be_kept_is_of_this_session_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way of the folder", "utf-8")
+    session = TrainingSession(Recorded())
+    where = tmp_path / "file" / "poem.history"
+    async with open_history(where, session, target=lambda: TARGET) as found:
+        session.happened(step(1, 2.0))
+        assert found.curve.points
+    assert "the page shows only this session" in caplog.text

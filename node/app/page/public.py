@@ -253,7 +253,7 @@ def definition_section(definition: RunDefinition | None, costs: Costs | None) ->
         ("Model", str(definition.model.get("name", "its own module"))[:60]),
         ("Data", str(definition.data.get("name", definition.data.get("kind", "")))[:60]),
         ("Optimizer", str(definition.optimizer.get("name", ""))[:60]),
-        ("Samples of a step", f"{training.batch * training.local_steps:,}"),
+        ("Samples of a step", f"{training.step_samples:,}"),
         ("Steps", f"{training.steps:,}" if training.steps else "until it is stopped"),
         ("Precision", training.precision),
         ("Codec", codec if isinstance(codec, str) else "one for each parameter"),
