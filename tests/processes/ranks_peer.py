@@ -60,7 +60,7 @@ def main() -> None:
             silence_seconds=silence_seconds,
             **options,
         ) as optimizer:
-            passes, held = 0, sha256()
+            passes, held, told = 0, sha256(), 0
             while optimizer.epoch < steps:
                 optimizer.zero_grad()
                 loss = parallel(torch.randn(SAMPLES, 4)).square().mean()
@@ -70,9 +70,13 @@ def main() -> None:
                 bits = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
                 held.update(bits)
                 if has_moved:
-                    tell(step=optimizer.epoch, model=sha256(bits).hexdigest())
+                    told = optimizer.epoch
+                    tell(step=told, model=sha256(bits).hexdigest())
             optimizer.finish()
-            held.update(b"".join(one.detach().numpy().tobytes() for one in model.parameters()))
+            bits = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
+            held.update(bits)
+            if told < optimizer.epoch:  # delayed: the last step was made after the last call
+                tell(step=optimizer.epoch, model=sha256(bits).hexdigest())
             tell(held=held.hexdigest())
             if bridge is not None and optimizer.first is not None:
                 taken = [one for one in bridge.events if isinstance(one, StepTaken)]
