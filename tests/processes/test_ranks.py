@@ -101,14 +101,16 @@ async def test_all_ranks_and_another_peer_hold_the_same_bits(tmp_path: Path) -> 
 async def test_samples_of_all_ranks_count_once_and_both_end_with_the_run(
     how: str, tmp_path: Path
 ) -> None:
-    """And hold the same bits after each call."""
+    """And hold the same bits after each call. When the third step is taken over, passes beside it
+    may have filled the batch of a fourth, which finish then takes over."""
     async with machine(tmp_path, PEER, "3", "60", how) as ranks:
         with trio.fail_after(TRAINING_SECONDS):
             told = [(await child.read_rest()).decode().splitlines() for child in ranks]
             assert [await child.exit_code() for child in ranks] == [0, 0], told
     first, second = ([json.loads(line) for line in lines if "{" in line] for lines in told)
     steps = [one for one in first if "step" in one or "held" in one]
-    assert [one["step"] for one in steps[:-1]] == [1, 2, 3]
+    numbers = [one["step"] for one in steps[:-1]]
+    assert numbers == [1, 2, 3] or (how == "delayed" and numbers == [1, 2, 3, 4])
     assert steps == [one for one in second if "step" in one or "held" in one]
     (counted,) = [one for one in first if "counted" in one]
     assert counted["counted"] == RANKS * 8 * counted["passes"]
