@@ -43,3 +43,4 @@ with (
             bits = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
             model_name = hashlib.sha256(bits).hexdigest()[:16]
             print(f"step {optimizer.epoch} loss {loss:.3f} model {model_name}", flush=True)
+dist.destroy_process_group()

@@ -9,6 +9,7 @@
                 loss = loss_of(parallel, batch)
                 optimizer.scaled(loss).backward()
                 optimizer.step(samples=len(batch), loss=loss)
+    dist.destroy_process_group()                         # or torch may crash at the end
 
 All ranks together are one peer. Rank 0 has the node and the collaborative optimizer, with its
 statistics; the others have a copy of the parameters. Torch has reduced the gradients when a

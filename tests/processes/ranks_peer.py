@@ -86,6 +86,7 @@ def main() -> None:
 
 try:
     main()
+    dist.destroy_process_group()
 except PotluckError as error:
     print(f"{type(error).__name__}: {error}", flush=True)
     sys.exit(3)
