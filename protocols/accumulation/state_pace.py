@@ -220,8 +220,9 @@ class ServingCost:
             if seconds <= 0.0:
                 continue
             self._of_rounds.take(seconds, self._sent_between(began, ended) / seconds)
-            if self._last_exchange is not None:
-                share = min(1.0, seconds / (ended - self._last_exchange))
+            last = self._last_exchange
+            if last is not None and ended > last:
+                share = min(1.0, seconds / (ended - last))
                 self._share_of_rounds += SHARE_SPEED * (share - self._share_of_rounds)
             self._last_exchange = ended
 

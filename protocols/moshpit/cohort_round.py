@@ -162,7 +162,12 @@ class CohortRounds:
         finally:
             self._epoch = -1
         # others may have made a step with the cohort's average
-        others = replace(mine.statistics, members=(*mine.members, *cohort.heads))
+        others = replace(
+            mine.statistics,
+            members=(*mine.members, *cohort.heads),
+            exchange_began=None,
+            exchange_ended=None,
+        )
         return Discarded(reason, in_doubt=True, rounds=(mine.statistics, others))
 
     def _is_last_for_now(self, head: PeerId) -> None:

@@ -186,6 +186,13 @@ def test_nothing_rests_while_a_round_gathers() -> None:
     assert not trainer.serving.rests(trainer.now)
 
 
+def test_an_exchange_that_is_told_twice_ends_no_training() -> None:
+    trainer = Trainer(cost=1e-9)
+    exchange = trainer.now + 0.1, trainer.now + 0.2
+    trainer.serving.averaged([exchange, exchange])
+    assert trainer.serving.seconds_per_byte >= 0.0
+
+
 def test_a_batch_that_never_ends_does_not_hold_newcomers_up() -> None:
     trainer = Trainer(cost=1e-9)
     while not trainer.serving.rests(trainer.now):
