@@ -9,7 +9,8 @@ each of the model's: the parameters and two of AdamW.
     first_sample_s    from when its model is there to its first step with samples of its own
     link_s            how long its link takes at least: for the state, and for the results of the
                       steps that the run makes meanwhile; and one step, which it has to be in
-    donors_share      samples per second of the donors until then, as a share of those before
+    donors_share      samples per second of the donors until then, as a share of those before;
+                      from the last step before the newcomer came to the first after its own
 
 With `--link-mbps` or `--newcomer-mbps` every peer has a network of its own, on a cable of that rate
 both ways (shaped.py). Otherwise all are on loopback.
@@ -129,6 +130,9 @@ async def measure_newcomer(
         await swarm.train(newcomer, {})
         patience = PATIENCE * effort.bar_seconds
         first = await _first_sample(swarm, newcomer, patience)
+        if first is not None:
+            last = max(line["epoch"] for line in swarm.lines(newcomer, "StepTaken"))
+            await swarm.until_epoch(last + 1, 2 * LONGEST_STEP_SECONDS, donors)
         found = _figures(effort, swarm, donors, newcomer, (settled, came, first))
     met = found["donors_share"] >= BAR_DONORS and found["first_sample_s"] is not None
     met = met and found["first_sample_s"] <= found["bar_s"]
@@ -167,9 +171,14 @@ def _figures(
     settled, came, first = times
     until = time.monotonic() if first is None else first
     logs = [(swarm.lines(one, "batch"), swarm.lines(one, "StepTaken")) for one in donors]
-    alone = sum(samples_per_second(*log, settled, came) for log in logs)
-    serving = sum(samples_per_second(*log, came, until) for log in logs)
     steps = [line["at"] for line in logs[0][1] if settled <= line["at"] <= came]
+    alone = serving = 0.0
+    for batches, taken in logs:
+        at = [line["at"] for line in taken]
+        before = [one for one in at if settled <= one <= came]
+        after = [one for one in at if one > until] or at
+        alone += samples_per_second(batches, before[0], before[-1])
+        serving += samples_per_second(batches, before[-1], after[0])
     step_seconds = (steps[-1] - steps[0]) / (len(steps) - 1)
     (entered,) = swarm.lines(newcomer, "enters")
     fetched = swarm.lines(newcomer, "CaughtUp")
@@ -217,21 +226,8 @@ def usual_result_bytes(effort: NewcomerEffort) -> float:
     return float(codecs[effort.codec].encoded_bytes(effort.parameters))
 
 
-def samples_per_second(
-    batches: Sequence[Mapping[str, Any]],
-    steps: Sequence[Mapping[str, Any]],
-    since: float,
-    until: float,
-) -> float:
-    """Of one peer between its first and its last step in this time. BenchFailed if it made fewer
-    than two."""
-    within = [line["at"] for line in steps if since <= line["at"] <= until]
-    if len(within) < 2:
-        raise BenchFailed(
-            "A donor made fewer than two steps while it was measured.",
-            advice="Take shorter steps (--step-seconds) or a larger state (--megabytes).",
-        )
-    began, ended = within[0], within[-1]
+def samples_per_second(batches: Sequence[Mapping[str, Any]], began: float, ended: float) -> float:
+    """Of one peer between two of its steps."""
     samples = sum(line["count"] for line in batches if began < line["at"] <= ended)
     return float(samples / (ended - began))
 
