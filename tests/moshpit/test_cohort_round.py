@@ -176,7 +176,8 @@ async def test_who_loses_its_head_and_finds_no_other_does_not_know_whether_there
         known = set(one.outcome.rounds[-1].members)
         assert known >= cohorts.heads, "a peer that is further and one of these is followed"
         ended_at = [one.exchange_ended for one in one.outcome.rounds]
-        assert ended_at[0] is not None and ended_at[1:] == [None], "one exchange, not two"
+        assert ended_at[0] is not None
+        assert ended_at[1:] == [None], "one exchange, not two"
 
 
 Hands = Callable[[HandingDown, Caller, HandedTransfer, AskResult], Awaitable[None]]
