@@ -100,6 +100,7 @@ class _Failures:
     rounds: int = 0
     doubted_until: int = 0  # the epoch from which it is believed again
     doubted_to: float = 0.0  # or the moment, whichever comes first
+    came: bool = False  # it was in one of these rounds, with less than it had claimed
     fetches: int = 0
     refusals: int = 0
     refused_until: float = 0.0
@@ -131,7 +132,10 @@ class Credit:
             if peer not in brought or brought[peer] < KEPT_SHARE * samples:
                 self._failed(peer, epoch, now, came=peer in brought)
         for peer, weight in brought.items():
-            if weight >= KEPT_SHARE * claimed.get(peer, 0) and peer in self._failures:
+            claim, failures = claimed.get(peer, 0), self._failures.get(peer)
+            if failures is None or weight < KEPT_SHARE * claim:
+                continue
+            if claim or not failures.came:  # who claims nothing shows nothing
                 self._forgive(peer)
 
     def state_refused(self, peer: PeerId, reason: str, now: float) -> None:
@@ -186,13 +190,16 @@ class Credit:
         changed = replace(
             before,
             rounds=before.rounds + 1,
+            came=before.came or came,
             doubted_until=epoch + doubted,
             doubted_to=now + doubted * DOUBTED_SECONDS,
         )
         self._remember(peer, changed)
 
     def _forgive(self, peer: PeerId) -> None:
-        failures = replace(self._failures.pop(peer), rounds=0, doubted_until=0, doubted_to=0.0)
+        failures = replace(
+            self._failures.pop(peer), rounds=0, came=False, doubted_until=0, doubted_to=0.0
+        )
         if failures.refusals:
             self._remember(peer, failures)
 

@@ -736,15 +736,24 @@ async def _manifest_from(
     if name_of(answer.manifest) != choice.digest:
         raise Lied(_what_it_is(answer, choice))
     manifest = read_manifest(answer.manifest)
-    if choice.is_earlier:
-        is_as_said = choice.epoch - MOST_RESULTS <= manifest.epoch <= choice.epoch
-    else:
-        is_as_said = (manifest.epoch, manifest.history) == (choice.epoch, choice.history)
-    if not is_as_said:
-        raise Lied(f"It offers a state of epoch {manifest.epoch} as that of epoch {choice.epoch}.")
+    _check_claim(source, manifest, choice)
     _check_torch(answer.torch)
     check(manifest, mine.signature, mine.run)
     return manifest
+
+
+def _check_claim(source: StateSource, manifest: Manifest, choice: Choice) -> None:
+    """Raise Lied if the source's own slot names this state as another one. Others may have named it
+    falsely, and that is not the fault of a source that has it."""
+    said = source if source.digest else choice
+    if said.is_earlier:
+        is_as_said = said.epoch - MOST_RESULTS <= manifest.epoch <= said.epoch
+    else:
+        is_as_said = (manifest.epoch, manifest.history) == (said.epoch, said.history)
+    if is_as_said:
+        return
+    what = f"It offers a state of epoch {manifest.epoch} as that of epoch {said.epoch}."
+    raise Lied(what) if source.digest else StateGone(what)
 
 
 def _check_torch(version: str) -> None:

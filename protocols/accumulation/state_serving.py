@@ -11,10 +11,10 @@ A digest is a hash over the whole state. It takes as long as reading the state: 
 seconds of each step. So only the first state is named, and those that a peer may want (`is_needed`
 in state_download.py) or has asked for lately.
 
-A large state takes longer to name, to be heard of and to be asked for than a short step. So the
-first thing is a copy, which names the state, and which stays while the results lead on from it.
-It is made in epochs that are multiples of a number (`naming_interval`), so that all donors have the
-same one. While a peer downloads it, no other is made.
+A large state takes longer to name, to be heard of and to be asked for than a short step. So such
+a state is copied first, and the copy is named; it stays while the results lead on from it. It is
+made in epochs that are multiples of a number (`naming_interval`), so that all donors have the same
+one. While a peer downloads it, no other is made, unless half of the results are used up.
 
 In this file: `RecentStates` keeps small states of the last steps; `Snapshots` holds the copy that
 is served; `send_result` sends what a step was made of; `StateServer` answers requests.
@@ -504,20 +504,26 @@ class StateServer:
                 await self._name_live()
                 return
             if self._will_do(place, kept_steps):
+                self._skip_until(began + HEARD_SECONDS)
                 return
             named_by = self._naming_seconds + HEARD_SECONDS
             if place.epoch % interval and began < self._stepped_at[-1] + named_by:
-                self._naming, self._skipped_until = -1, self._stepped_at[-1] + named_by
+                self._skip_until(self._stepped_at[-1] + named_by)
                 return  # the next step is probably made before somebody has asked for this state
             self._results.follow(state_bytes)  # from before the copy is made
         try:
             state = await self._snapshots.make()
         except Busy:
+            self._skip_until(trio.current_time() + HEARD_SECONDS)
             return
         self._naming_seconds = trio.current_time() - began
         if (state.epoch, state.history) == place:
             self._named = naming
         self._set_offer(state.run, StateOffer(state.epoch, state.history, state.digest))
+
+    def _skip_until(self, moment: float) -> None:
+        """Leave the present state without a name until then. If it is needed still, it is named."""
+        self._naming, self._skipped_until = -1, moment
 
     def _will_do(self, place: Lineage, kept_steps: int) -> bool:
         """Whether peers download the state of `offer`, and half of the results that may be kept

@@ -799,6 +799,8 @@ class LocalSteps:
         return self.scale.scale if self.scales_loss else 1.0
 
     def add(self, samples: int, loss: float | None = None) -> str | None:
+        if self._is_given_up:
+            self.reset()  # or what this batch adds would be given up with the batches before it
         gradients = dense_gradients(self._own)
         wrong = self._averageable.first_wrong(gradients)
         if wrong is not None and self.scale.is_smallest:

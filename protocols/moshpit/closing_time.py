@@ -104,6 +104,7 @@ class ClosingTime:
         if not (self._has_company or self._known.is_restricted):
             self._has_company = True
             self.deadline = max(self.deadline, now + COMPANY_SECONDS)
+            self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self.deadline = min(self.deadline, now + patience)
 

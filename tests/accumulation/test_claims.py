@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protocols.accumulation.claims import (
     DOUBTED_SECONDS,
     LONGEST_REFUSED_SECONDS,
@@ -64,6 +66,24 @@ def test_one_that_comes_and_breaks_its_claim_again_is_doubted_for_longer() -> No
             spoilt.append(epoch)
             credit.round_ended(epoch, {LIAR: 50}, {LIAR: 10.0}, NOW)
     assert spoilt == [0, 1, 5, 13, 29, 61]
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 50.0])
+def test_coming_without_a_claim_makes_nobody_believe_one_that_broke_its_claims(
+    weight: float,
+) -> None:
+    """A liar could claim nothing while it was in doubt, and be believed at once."""
+    credit = Credit()
+    spoilt = []
+    for epoch in range(64):
+        if credit.is_doubted(LIAR, epoch, NOW):
+            credit.round_ended(epoch, {}, {LIAR: weight}, NOW)
+        else:
+            spoilt.append(epoch)
+            credit.round_ended(epoch, {LIAR: 50}, {LIAR: 10.0}, NOW)
+    assert spoilt == [0, 1, 5, 13, 29, 61]
+    credit.round_ended(64, {LIAR: 50}, {LIAR: 50.0}, NOW)
+    assert not credit.is_doubted(LIAR, 65, NOW)
 
 
 def test_a_first_failure_costs_one_round_and_keeps_nobody_from_waiting() -> None:

@@ -348,7 +348,7 @@ def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
     other parameters. It gets the state, goes on with the fragment that is next, and helps."""
     digests, last = Digests(), 16
     victim, newcomer = 2, 3
-    far, is_dead = threading.Event(), threading.Event()
+    far, is_dead, is_in = threading.Event(), threading.Event(), threading.Event()
     brought: list[int] = []
 
     def train(bridge: Bridge, peer: int) -> list[Tensor]:
@@ -359,10 +359,13 @@ def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
         digests.watch(bridge, peer, optimizer)
         if peer == newcomer:
             assert any(isinstance(one, CaughtUp) for one in bridge.events)
+            is_in.set()
         else:
             wait_for_company(bridge, 2)
         number = 0
         while optimizer.epoch < last:
+            if optimizer.epoch >= 10:
+                assert is_in.wait(PATIENCE_SECONDS)  # the run does not end before it has helped
             make_batch(model, optimizer, peer % 3, number)
             number += 1
             if is_dead.is_set() and optimizer.epoch >= 7:
@@ -409,3 +412,15 @@ def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
     digests.check()
     assert max(digests.of) == last
     assert sum(brought) > 0
+
+
+def test_a_batch_after_local_steps_that_were_given_up_brings_what_it_learned() -> None:
+    """Its own step was given up as well, and its samples counted all the same."""
+    model = small_model()
+    steps = local_steps(model, fragments=2, delayed=True)
+    batch(model, steps, 0, 0)
+    steps.drop()  # at the end of a round; the training thread has not taken over
+    batch(model, steps, 0, 1)
+    brought = steps.take()
+    assert brought.samples > 0
+    assert float(brought.values[:-2].abs().max()) > 0.0

@@ -34,6 +34,7 @@ from protocols.accumulation.state_download import (
     FetchSettings,
     Paces,
     choose,
+    rank,
 )
 from protocols.accumulation.state_fetching import (
     Following,
@@ -234,6 +235,98 @@ def test_a_newcomer_gets_a_large_state_of_a_run_of_short_steps_from_all_donors(
         assert all(one.server is not None and one.server.copies == 1 for one in run.donors)
 
     with_newcomer(scenario, bytes_per_second=STATE_BYTES / epoch_seconds)
+
+
+def test_a_liar_that_names_the_donors_earlier_state_as_their_newest_makes_no_liars_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is first in the order in which the newcomer asks, and nobody can reach it."""
+    monkeypatch.setattr(state_serving, "LARGEST_BYTES", 1)
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=1.0, donors=2)
+        await trio.sleep(10.0)
+        donors = {one.network.peer_id for one in run.donors}
+        first = min(rank(one, network.peer_id) for one in donors)
+        strangers = (world.add_node(f"liar-{number}").peer_id for number in range(12))
+        liar = next(one for one in strangers if rank(one, network.peer_id) < first)
+
+        def sources() -> list[StateSource]:
+            told = run.sources()
+            if not all(one.is_earlier for one in told):
+                return []
+            return [*told, replace(told[0], peer=liar, is_earlier=False)]
+
+        fetched = await run.fetch(rpc, RunMember(seed=1), sources)
+        assert set(fetched.bytes_from) == donors
+        assert not set(fetched.liars) & donors
+
+    with_newcomer(scenario, bytes_per_second=STATE_BYTES / 2)
+
+
+def test_a_donor_of_a_large_state_serves_one_newcomer_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the first downloads there is a step, whose state nobody needs yet. When the copy is
+    forgotten, the second one waits for no further step."""
+    monkeypatch.setattr(state_serving, "LARGEST_BYTES", 1)
+    epoch_seconds = 12 * EPOCH_SECONDS
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        second = world.add_node("second", NodeSettings())
+        async with open_rpc(second) as rpc_of_second:
+            run = await start_run(
+                world, nursery, network, second, epoch_seconds=epoch_seconds, donors=1
+            )
+            await trio.sleep(2 * epoch_seconds - 10.0)
+            began = run.at.epoch
+            await run.fetch(rpc, RunMember(seed=1))
+            assert run.at.epoch == began + 1
+            server = run.donors[0].server
+            assert server is not None
+            while server.copies:
+                server.needed()  # others' slots say so all the time
+                await trio.sleep(1.0)
+            asked = trio.current_time()
+            await run.fetch(rpc_of_second, RunMember(seed=2))
+            assert trio.current_time() - asked < IN_SECONDS
+
+    with_newcomer(scenario, bytes_per_second=STATE_BYTES / (2 * EPOCH_SECONDS))
+
+
+def test_a_step_just_before_a_large_state_is_copied_leaves_no_newcomer_without_a_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy was of the new state already, and the old one was noted as named."""
+    monkeypatch.setattr(state_serving, "LARGEST_BYTES", 1)
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=12 * EPOCH_SECONDS, donors=1)
+        server = run.donors[0].server
+        assert server is not None
+        place = server._place
+
+        def step_before() -> tuple[Lineage, int]:
+            found = place()
+            monkeypatch.setattr(server, "_place", place)
+            run.step()
+            return found
+
+        monkeypatch.setattr(server, "_place", step_before)
+        run.step()
+        await trio.sleep(2 * KEPT_SECONDS)
+        asked = trio.current_time()
+        fetched = await run.fetch(rpc, RunMember(seed=1))
+        assert trio.current_time() - asked < IN_SECONDS + 2 * KEPT_SECONDS
+        assert fetched.state.epoch + len(fetched.results) == run.at.epoch
+
+    with_newcomer(scenario, bytes_per_second=STATE_BYTES)
 
 
 @pytest.mark.slow

@@ -129,29 +129,6 @@ def test_a_torch_gradscaler_is_refused_by_name(delayed: bool, value: float) -> N
     trio.run(main)
 
 
-@pytest.mark.slow
-def test_a_pause_leaves_the_local_steps_in_the_model() -> None:
-    """Once, the model went back to the last exchange, and its samples counted all the same."""
-
-    def train(bridge: Bridge, _number: int) -> None:
-        model = model_of()
-        optimizer = optimizer_of(model, bridge, local_steps=4)
-        set_gradients(model, 1.0)
-        optimizer.step(samples=SMALL.target_batch)
-        stepped = model.weight.detach().clone()
-        assert not torch.equal(stepped, model_of().weight)
-        with optimizer.away():
-            pass
-        assert torch.equal(model.weight, stepped)
-        assert optimizer.waiting_samples == SMALL.target_batch
-
-    async def main() -> None:
-        async with training_world() as world:
-            await world.train(await world.peers(1, SMALL), train)
-
-    trio.run(main)
-
-
 def test_a_batch_that_makes_a_round_due_is_measured() -> None:
     """Once, the slot of a begun round replaced the slot about the batch, and batches as large as a
     round were of unknown length for ever."""

@@ -326,6 +326,19 @@ def test_only_the_first_join_puts_the_deadline_off_and_only_once() -> None:
     assert passes(one, late + COMPANY_SECONDS) == [led(C)]
 
 
+def test_one_whose_list_stays_open_waits_as_long_for_a_leader_as_it_has_said() -> None:
+    """It told a leader that came late three seconds, and gave up after two."""
+    one = gathering(B, expected=4, awaited=(A, C, D))
+    sees(one, C, D)
+    late = SECONDS - 0.1
+    passes(one, late)
+    one.join_came(Candidate(C), ticket(C), (), SECONDS, late)
+    one.saw_slot(Candidate(A), 1, late + 0.1)
+    told = one.deadline - (late + 0.1)
+    assert any(isinstance(effect, Follow) for effect in one.effects())
+    assert passes(one, late + 0.1 + told) == []
+
+
 def test_a_leader_that_is_there_ends_the_waiting_for_one_that_is_silent() -> None:
     one = gathering(C)
     sees(one, A)
