@@ -88,6 +88,9 @@ SHORTEST_ATTEMPT_SECONDS = 1.0
 """The least time that an attempt gets. If the coordinator allows the round more time than we do, no
 member should be named for that. The agreement ends the attempt soon."""
 
+LONGEST_QUEUE_SECONDS = 12.0
+"""For so long a question may wait behind the chunks that this peer sends to everybody."""
+
 
 @dataclass(frozen=True)
 class Shell:
@@ -412,11 +415,16 @@ class Round:
 
 def _timing(task: Task) -> Timing:
     """The timing of a round. A leader whose list is handed on begins later, when the list has
-    reached the others, so a coordinator may be idle for longer."""
+    reached the others, so a coordinator may be idle for longer. A question to it waits behind what
+    this peer sends to everybody, so on a slow uplink it may be silent for longer."""
+    timing, entries = task.timing, task.group.roster.entries
+    chunks = SMALLEST_TIMED_BYTES * sum(entry.reduces for entry in entries)
+    queue_seconds = chunks / max(entries[task.group.me].up_bytes_per_second, 1)
+    silence_seconds = timing.silence_seconds + min(queue_seconds, LONGEST_QUEUE_SECONDS)
+    timing = replace(timing, silence_seconds=silence_seconds)
     if not task.group.list_seconds:
-        return task.timing
-    idle_seconds = task.timing.idle_seconds + LONGEST_FETCH_SECONDS
-    return replace(task.timing, idle_seconds=idle_seconds)
+        return timing
+    return replace(timing, idle_seconds=timing.idle_seconds + LONGEST_FETCH_SECONDS)
 
 
 def _succession(entries: Sequence[Entry]) -> tuple[int, ...]:

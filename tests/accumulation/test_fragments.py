@@ -348,7 +348,8 @@ def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
     other parameters. It gets the state, goes on with the fragment that is next, and helps."""
     digests, last = Digests(), 16
     victim, newcomer = 2, 3
-    far, is_dead, is_in = threading.Event(), threading.Event(), threading.Event()
+    far, is_dead = threading.Event(), threading.Event()
+    reached = [threading.Event() for _ in range(last + 1)]  # by the newcomer
     brought: list[int] = []
 
     def train(bridge: Bridge, peer: int) -> list[Tensor]:
@@ -359,19 +360,23 @@ def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
         digests.watch(bridge, peer, optimizer)
         if peer == newcomer:
             assert any(isinstance(one, CaughtUp) for one in bridge.events)
-            is_in.set()
         else:
             wait_for_company(bridge, 2)
         number = 0
         while optimizer.epoch < last:
-            if optimizer.epoch >= 10:
-                assert is_in.wait(PATIENCE_SECONDS)  # the run does not end before it has helped
+            if peer == newcomer:
+                for one in reached[: optimizer.epoch + 1]:
+                    one.set()
+            elif optimizer.epoch >= 10:  # the run does not end before it has helped
+                assert reached[optimizer.epoch].wait(PATIENCE_SECONDS)
             make_batch(model, optimizer, peer % 3, number)
             number += 1
             if is_dead.is_set() and optimizer.epoch >= 7:
                 far.set()
         optimizer.finish()
         if peer == newcomer:
+            for one in reached:
+                one.set()
             steps = [one for one in bridge.events if isinstance(one, StepTaken)]
             brought.extend(one.own_samples for one in steps if len(one.members) == 3)
         return [one.detach().clone() for one in model.parameters()]

@@ -66,8 +66,8 @@ async def all_heads_one_after_the_other(run: list[Trainer], leaves: Leaves) -> N
 
 
 SCENES = (
-    a_member,
-    a_head_just_before_its_round,
+    pytest.param(a_member, marks=pytest.mark.soak),
+    pytest.param(a_head_just_before_its_round, marks=pytest.mark.soak),
     a_head_at_four_moments_of_its_round,
     all_heads_one_after_the_other,
 )

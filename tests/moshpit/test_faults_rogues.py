@@ -196,5 +196,8 @@ async def slow_and_planned_for(world: SimulatedWorld) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_member_that_says_so_is_planned_for() -> None:
-    run_simulation(slow_and_planned_for, seed=2, settings=WORLD)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_member_that_says_so_is_planned_for(seed: int) -> None:
+    """Its questions to the coordinator wait behind its own chunks: it took it for dead, and the
+    others began again."""
+    run_simulation(slow_and_planned_for, seed=seed, settings=WORLD)

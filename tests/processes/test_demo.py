@@ -77,7 +77,7 @@ def test_the_demo_keeps_what_it_promises(the_demo: Played) -> None:
     assert processes_in(the_demo.folder) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.xdist_group("demo")
 async def test_on_a_device_twenty_times_as_fast_the_demo_shows_everything_and_ends(
     tmp_path: Path,
