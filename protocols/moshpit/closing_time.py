@@ -104,9 +104,12 @@ class ClosingTime:
         if not (self._has_company or self._known.is_restricted):
             self._has_company = True
             self.deadline = max(self.deadline, now + COMPANY_SECONDS)
-            self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self.deadline = min(self.deadline, now + patience)
+
+    def follows(self) -> None:
+        """From now on this peer waits for a leader, which is told that it does until `deadline`."""
+        self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
 
     def refused(self, peer: PeerId) -> None:
         """The peer has come but will not be listed, so one peer less is expected."""

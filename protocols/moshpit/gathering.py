@@ -593,6 +593,7 @@ class LeadOrFollow:
     def _follow(self, leader: InvitablePeer, now: float) -> None:
         self.following, self.has_answered = leader.peer, False
         self._probe_at = now + PROBE_AFTER_SECONDS
+        self._closing.follows()
         self.add(Follow(leader.peer, self._known.passed_over()))
 
     def _wait_for(self, leader: PeerId, now: float) -> None:

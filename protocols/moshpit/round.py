@@ -419,9 +419,10 @@ def _timing(task: Task) -> Timing:
     this peer sends to everybody, so on a slow uplink it may be silent for longer."""
     timing, entries = task.timing, task.group.roster.entries
     chunks = SMALLEST_TIMED_BYTES * sum(entry.reduces for entry in entries)
-    queue_seconds = chunks / max(entries[task.group.me].up_bytes_per_second, 1)
-    silence_seconds = timing.silence_seconds + min(queue_seconds, LONGEST_QUEUE_SECONDS)
-    timing = replace(timing, silence_seconds=silence_seconds)
+    queue_bytes = min(chunks, task.layout.values * task.layout.value_bytes)
+    if up := entries[task.group.me].up_bytes_per_second:  # 0: not known
+        queue_seconds = min(queue_bytes / up, LONGEST_QUEUE_SECONDS)
+        timing = replace(timing, silence_seconds=timing.silence_seconds + queue_seconds)
     if not task.group.list_seconds:
         return timing
     return replace(timing, idle_seconds=timing.idle_seconds + LONGEST_FETCH_SECONDS)
