@@ -370,10 +370,13 @@ def _is_count(number: float) -> bool:
 
 def told_in_public(happening: Happening) -> str:
     """The words of an event for everybody: none that name a folder, an address or a limit of the
-    machine that serves the page. Empty if it is not told."""
+    machine that serves the page, and none that another peer wrote freely. Empty if it is not
+    told."""
     match happening:
-        case Began() | PeerCame() | PeerWent() | RunComplete() | RoundFailed():
+        case Began() | PeerCame() | PeerWent() | RunComplete():
             return words_of(happening)
+        case RoundFailed(epoch=epoch):  # its reason may be the words of a member of the round
+            return f"step {epoch + 1:,} has to be tried again"
         case FellBehind():
             return "the peer that shows this page is behind, and fetches the run's state"
         case CaughtUp(epoch=epoch):

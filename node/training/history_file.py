@@ -8,6 +8,8 @@ everything else is one small document. A full disk costs the history, not the tr
 
 Promises: bounded as history.py is, and nothing is read from the file that is larger than what is
 written. A file that cannot be ours is moved aside, and the history begins anew (sqlite_file.py).
+Whatever stands in the file, the node starts; a file that somebody else has locked costs no more
+than `BUSY_MS` at the end.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from protocols.errors import PotluckError
 
 WRITE_SECONDS: Final = 5.0  # of the history that a kill may lose
 LARGEST_BESIDE: Final = 1 << 20  # bytes; 512 peers and a hundred events take a fifth of it
+BUSY_MS: Final = 500  # for another process with the file open; the next write tries it again
 LARGEST_FILE: Final = 16 << 20  # bytes: SQLite refuses to write more, whatever goes wrong
 
 KIND = FileKind(
@@ -66,6 +69,7 @@ class HistoryFile:
             self._connection = open_or_begin_anew(path, KIND)
             (page,) = self._connection.execute("PRAGMA page_size").fetchone()
             self._connection.execute(f"PRAGMA max_page_count = {LARGEST_FILE // int(page)}")
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         except (OSError, sqlite3.Error, NotOurs) as error:
             why = disk_trouble(error, path)[0] if isinstance(error, OSError) else str(error)
             raise PotluckError(
@@ -74,6 +78,7 @@ class HistoryFile:
                 advice="Free some space and allow this user to write there.",
             ) from error
         self._written: dict[int, Point] = {}
+        self._is_failing = False
 
     def close(self) -> None:
         self._connection.close()
@@ -93,7 +98,8 @@ class HistoryFile:
             (LARGEST_BESIDE,),
         ).fetchone()
         if found is not None:
-            with contextlib.suppress(msgspec.DecodeError):
+            # text that is no UTF-8, and values in values in values, have errors of Python's own
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 beside = msgspec.json.decode(found[0], type=Beside)
         return tuple(points), beside
 
@@ -114,6 +120,26 @@ class HistoryFile:
                 self._connection.execute("INSERT OR REPLACE INTO beside VALUES (1, ?)", (value,))
         self._written = now
 
+    def write(self, points: tuple[Point, ...], beside: Beside) -> None:
+        """`save`, with a line in the log when it begins to fail and when that is over."""
+        try:
+            self.save(points, beside)
+        except sqlite3.Error as error:
+            if not self._is_failing:
+                _log.warning("the history of the run cannot be kept in %s: %s", self.path, error)
+            self._is_failing = True
+        else:
+            if self._is_failing:
+                _log.warning("the history of the run is kept in %s again", self.path)
+            self._is_failing = False
+
+    def end(self, points: tuple[Point, ...], beside: Beside) -> None:
+        """The last write."""
+        try:
+            self.write(points, beside)
+        finally:
+            self.close()
+
 
 @asynccontextmanager
 async def open_history(
@@ -126,14 +152,7 @@ async def open_history(
 ) -> AsyncIterator[RunHistory]:
     """The history of the session's run, kept until the block ends. If the file cannot be opened, it
     is of this session alone, and the log says why: training does not depend on it."""
-    file: HistoryFile | None = None
-    points: tuple[Point, ...] = ()
-    beside = Beside()
-    try:
-        file = await in_thread(HistoryFile, path)
-        points, beside = await in_thread(file.load)
-    except (PotluckError, sqlite3.Error) as error:
-        _log.warning("the page shows only this session: %s", error)
+    file, points, beside = await in_thread(_opened, path)
     history = RunHistory(
         target=target, clock=clock, wall_clock=wall_clock, points=points, beside=beside
     )
@@ -145,8 +164,22 @@ async def open_history(
             nursery.cancel_scope.cancel()
     finally:
         if file is not None:
-            _write(file, history.curve.points, history.beside())
+            with trio.CancelScope(shield=True):
+                await in_thread(file.end, history.curve.points, history.beside())
+
+
+def _opened(path: Path) -> tuple[HistoryFile | None, tuple[Point, ...], Beside]:
+    """The file and what is in it. None in its place if it cannot be used: then nothing is written
+    to it either."""
+    file: HistoryFile | None = None
+    try:
+        file = HistoryFile(path)
+        return file, *file.load()
+    except Exception as error:  # noqa: BLE001 - a file may hold anything, and the node has to start
+        _log.warning("the page shows only this session: %s", error)
+        if file is not None:
             file.close()
+        return None, (), Beside()
 
 
 async def _write_on(
@@ -160,11 +193,4 @@ async def _write_on(
         if file is None:
             continue
         with trio.CancelScope(shield=True):  # the file is for one thread at a time
-            await in_thread(_write, file, points, beside)
-
-
-def _write(file: HistoryFile, points: tuple[Point, ...], beside: Beside) -> None:
-    try:
-        file.save(points, beside)
-    except sqlite3.Error as error:
-        _log.warning("the history of the run cannot be kept in %s: %s", file.path, error)
+            await in_thread(file.write, points, beside)

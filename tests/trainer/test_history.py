@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from node.core.training_view import RunPeerView
 from node.training.happenings import Notice, Preparing
@@ -26,7 +28,14 @@ from node.training.history import (
 )
 from node.training.history_file import HistoryFile, open_history
 from node.training.session import TrainingSession
-from protocols.accumulation.events import CaughtUp, CheckpointSaved, Share, StepLoss, StepTaken
+from protocols.accumulation.events import (
+    CaughtUp,
+    CheckpointSaved,
+    RoundFailed,
+    Share,
+    StepLoss,
+    StepTaken,
+)
 from protocols.identity import PeerId
 from tests.trainer.recorded import Recorded
 
@@ -195,6 +204,12 @@ def test_the_public_hears_of_no_folder_and_of_nothing_that_is_for_the_owner() ->
     assert [one.words for one in found.events] == ["checkpoint of step 7 saved"]
 
 
+def test_the_public_does_not_read_what_a_member_of_a_round_wrote() -> None:
+    found = history(Clock())
+    found.take(RoundFailed(6, 10, "the leader refused: visit evil.example, says Eve"))
+    assert [one.words for one in found.events] == ["step 7 has to be tried again"]
+
+
 # -- the file
 
 
@@ -258,6 +273,105 @@ def test_values_that_no_history_has_are_left_out(tmp_path: Path) -> None:
     points, beside = loaded(path)
     assert [one.step for one in points] == [3]
     assert beside == Beside()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"events": [[1.0, "\xff\xfe"]]}',
+        b'{"events": [[1.0, "a", ' + b"[" * 200_000,
+        b"{" + b'"a": {' * 100_000,
+        b"",
+    ],
+    ids=["no UTF-8", "lists in lists", "an unknown tree", "nothing"],
+)
+async def test_a_node_starts_whatever_stands_in_the_file(value: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "poem.history"
+    filled(path, steps=3)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE beside SET value = ?", (value,))
+    connection.commit()
+    connection.close()
+    session = TrainingSession(Recorded())
+    async with open_history(path, session, target=lambda: TARGET) as found:
+        assert [one.step for one in found.curve.points] == [1, 2, 3]
+        assert not found.stays
+    assert loaded(path)[1].seconds > 0, "it is written again"
+
+
+async def test_a_file_that_cannot_be_read_is_not_written_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "poem.history"
+    before = filled(path, steps=3).curve.points
+
+    def load(_file: HistoryFile) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as while_the_disk_fails:
+        while_the_disk_fails.setattr(HistoryFile, "load", load)
+        session = TrainingSession(Recorded())
+        async with open_history(path, session, target=lambda: TARGET):
+            session.happened(step(0, 9.0))
+    assert "the page shows only this session: disk I/O error" in caplog.text
+    assert loaded(path)[0] == before
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """By another program, a backup for example."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+async def test_a_locked_file_stops_neither_the_node_nor_the_other_tasks_when_it_ends(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "poem.history"
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await trio.sleep(0.001)
+            turns += 1
+
+    session = TrainingSession(Recorded())
+    async with trio.open_nursery() as nursery:
+        with contextlib.ExitStack() as holding:
+            async with open_history(path, session, target=lambda: TARGET):
+                session.happened(step(0))
+                nursery.start_soon(turn)
+                holding.enter_context(locked(path))
+                before, began = turns, trio.current_time()
+            assert trio.current_time() - began < 3.0
+            assert turns > before + 5
+        nursery.cancel_scope.cancel()
+
+
+def test_the_log_says_once_that_the_history_is_not_kept_and_once_that_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "poem.history"
+
+    def write(file: HistoryFile) -> None:
+        with locked(path):
+            for _ in range(3):
+                file.write((point(1),), Beside())
+        for _ in range(2):
+            file.write((point(1),), Beside())
+
+    with_file(path, write)
+    words = [one.getMessage() for one in caplog.records]
+    assert words == [
+        f"the history of the run cannot be kept in {path}: database is locked",
+        f"the history of the run is kept in {path} again",
+    ]
+    assert loaded(path)[0] == (point(1),)
 
 
 def test_a_file_that_is_no_history_is_moved_aside(tmp_path: Path) -> None:
