@@ -54,7 +54,7 @@ ARCHITECTURES: Final = ("gpt2", "gpt_neox", "llama", "mistral", "qwen2")
 LARGEST_CONFIG_BYTES: Final = 256 << 10
 
 _LAYERS, _WIDTH, _WIDE, _VOCABULARY = (1, 256), (1, 16_384), (1, 262_144), (BYTES, 1_000_000)
-_HEADS, _POSITIONS, _SMALL = (1, 256), (1, 1 << 20), (0.0, 1e6)
+_HEADS, _POSITIONS = (1, 256), (1, 1 << 20)
 ACTIVATIONS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 SHAPE: Final[dict[str, Any]] = {
@@ -70,19 +70,25 @@ SHAPE: Final[dict[str, Any]] = {
             "layer_norm_epsilon",
             "layer_norm_eps",
             "rms_norm_eps",
-            "rope_theta",
-            "rotary_emb_base",
             "rotary_pct",
             "initializer_range",
         ),
-        _SMALL,
+        (0.0, 1.0),
     ),
+    **dict.fromkeys(("rope_theta", "rotary_emb_base"), (1.0, 1e9)),  # 0 would make nan of all
     **dict.fromkeys(("activation_function", "hidden_act"), ACTIVATIONS),
     **dict.fromkeys(
         ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_parallel_residual"), bool
     ),
 }
 """The keys that a config may have: the least and the largest value, or the words, or a switch."""
+
+OWN_HEAD_SIZE: Final = ("llama", "mistral", "qwen2")
+"""The architectures that know `head_dim`. In the others it would be wrong in some places."""
+ROTARY: Final = (*OWN_HEAD_SIZE, "gpt_neox")
+
+ALWAYS: Final[dict[str, dict[str, Any]]] = {"mistral": {"sliding_window": None}}
+"""Its default is a window of 4,096, for which the library would build a mask of positions²."""
 
 WITHOUT_EFFECT: Final = frozenset(
     {
@@ -104,8 +110,9 @@ INTO_STREAM: Final = ("c_proj.weight", "o_proj.weight", "down_proj.weight", "den
 """What adds to the stream of a block, twice for each: scaled so that it keeps its size (GPT-2)."""
 
 # Values that autograd keeps of a block, for each position: some in float32, and some in the pass's
-# own type, of the stream's width and of the wide layer's
-KEPT_EXACTLY, KEPT, KEPT_WIDE = 4, 6, 4
+# own type, of the stream's width, of all heads together (queries, keys, values and what comes of
+# them), and of the wide layer's
+KEPT_EXACTLY, KEPT, KEPT_OF_HEADS, KEPT_WIDE = 4, 2, 4, 4
 
 
 class TransformersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,8 +165,20 @@ class TransformersModel(Trainable):
                 f"{heads} attention heads cannot share {kept} heads of keys and values.",
                 advice="Set num_key_value_heads so that it divides num_attention_heads.",
             )
+        head = _head_size(config)
+        if config.model_type in ROTARY and (head < 2 or head % 2):
+            raise WrongSettings(
+                f"A head of {head} values cannot be rotated: it must be an even number.",
+                advice="Change hidden_size or num_attention_heads, of which it is the quotient, or "
+                "set head_dim where the architecture has it.",
+            )
         self.network = network
-        self._places = config.num_hidden_layers, config.hidden_size, _wide_of(config)
+        self._places = (
+            config.num_hidden_layers,
+            config.hidden_size,
+            heads * head,
+            _wide_of(config),
+        )
         if seed is not None:
             self._fill(seeded(seed), config)
 
@@ -195,10 +214,11 @@ class TransformersModel(Trainable):
         return {"name": "transformers", "context": self.settings.context, "config": self.config}
 
     def activation_bytes(self, samples: int, value_bytes: int = FLOAT32_BYTES) -> int:
-        layers, width, wide = self._places
-        of_width = width * (KEPT_EXACTLY * FLOAT32_BYTES + KEPT * value_bytes)
-        each = layers * (of_width + wide * KEPT_WIDE * value_bytes)
+        layers, width, of_heads, wide = self._places
+        values = KEPT * width + KEPT_OF_HEADS * of_heads + KEPT_WIDE * wide
+        each = layers * (width * KEPT_EXACTLY * FLOAT32_BYTES + values * value_bytes)
         vocabulary: int = self.config["vocab_size"]
+        each += KEPT_OF_HEADS * of_heads * value_bytes  # while the backward pass is in a block
         each += vocabulary * LOGIT_BYTES
         return samples * self.settings.context * int(each)
 
@@ -219,10 +239,13 @@ def shape_of(config: Mapping[str, Any] | str) -> dict[str, Any]:
             advice=nearest(str(kind), ARCHITECTURES),
         )
     shape: dict[str, Any] = {"model_type": kind}
+    if "num_key_value_heads" in given and given["num_key_value_heads"] is None:
+        # as many as there are heads; the library has another default for some
+        given = {**given, "num_key_value_heads": given.get("num_attention_heads")}
     for key, value in given.items():
         if key == "model_type" or key in WITHOUT_EFFECT or value is None:
             continue
-        if key not in SHAPE:
+        if key not in SHAPE or (key == "head_dim" and kind not in OWN_HEAD_SIZE):
             raise WrongSettings(
                 f"The config's key {key!r:.60} cannot be used.",
                 why="It may change the network, or choose code.",
@@ -299,6 +322,7 @@ def _network(shape: Mapping[str, Any], *, on: str) -> tuple[nn.Module, Any]:
     """The library's network and its config. torch's own generator is left as it is."""
     library = _library("transformers")
     own = {key: value for key, value in shape.items() if key != "model_type"}
+    own |= ALWAYS.get(shape["model_type"], {})
     try:
         config = library.AutoConfig.for_model(shape["model_type"], **NO_IDS, **own)
         for key, value in NO_DROPOUT.items():
@@ -308,14 +332,20 @@ def _network(shape: Mapping[str, Any], *, on: str) -> tuple[nn.Module, Any]:
             network: nn.Module = library.AutoModelForCausalLM.from_config(
                 config, attn_implementation="sdpa", dtype=torch.float32
             )
-    except (ValueError, TypeError, RuntimeError, AttributeError, AssertionError) as error:
+    except Exception as error:  # noqa: BLE001 - the library and those below it raise all kinds
+        said = str(error.__cause__ or error).splitlines()
         raise WrongSettings(
             f"There is no {shape['model_type']} with this config.",
-            why=f"transformers says: {str(error).splitlines()[0][:200] if str(error) else error!r}",
+            why=f"transformers says: {said[-1].strip()[:200] if said else repr(error)[:200]}",
         ) from None
     _without_buffers(network)
     network.train()
     return network, config
+
+
+def _head_size(config: Any) -> int:
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(size)
 
 
 def _wide_of(config: Any) -> int:

@@ -119,6 +119,38 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "qwen2", **LLAMA, "num_key_value_heads": 3},
         "2 attention heads cannot share 3 heads",
     ),
+    "heads that do not divide the width of llama": (
+        {"model_type": "llama", **LLAMA, "num_attention_heads": 10, "num_key_value_heads": 10},
+        "There is no llama with this config. transformers says: The hidden size (32) is not",
+    ),
+    "heads of mistral that are odd": (
+        {"model_type": "mistral", **LLAMA, "num_attention_heads": 10},
+        "A head of 3 values cannot be rotated",
+    ),
+    "more heads than the width of qwen2": (
+        {"model_type": "qwen2", **LLAMA, "num_attention_heads": 64},
+        "There is no qwen2 with this config",
+    ),
+    "heads that do not divide the width of gpt_neox": (
+        {"model_type": "gpt_neox", **LLAMA, "num_attention_heads": 10},
+        "There is no gpt_neox with this config. transformers says: The hidden size",
+    ),
+    "an odd head": (
+        {"model_type": "llama", **LLAMA, "head_dim": 7},
+        "There is no llama with this config",
+    ),
+    "an odd head of gpt_neox": (
+        {"model_type": "gpt_neox", **LLAMA, "hidden_size": 14},
+        "A head of 7 values cannot be rotated",
+    ),
+    "a head of its own where there is none": (
+        {"model_type": "gpt_neox", **LLAMA, "head_dim": 64},
+        "'head_dim' cannot be used",
+    ),
+    "a rotation without a base": ({"rope_theta": 0.0}, "must be from 1.0"),
+    "another rotation without a base": ({"rotary_emb_base": 0}, "must be from 1.0"),
+    "more than all is rotated": ({"rotary_pct": 9.0}, "must be from 0.0 to 1.0"),
+    "values that nobody begins with": ({"initializer_range": 1e6}, "must be from 0.0 to 1.0"),
     "fewer positions than the context": ({"n_positions": 8}, "longer than the gpt2's 8 positions"),
 }
 
@@ -156,6 +188,44 @@ def test_a_name_is_looked_up_in_the_cache_and_nowhere_else(
     )
     model = build_model(settings_of("owner/name"), seed=None)
     assert model.plain_settings()["config"] == {**GPT2, "vocab_size": 256}
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, "the widest heads", "the most positions"])
+def test_a_pass_keeps_no_more_than_volunteers_are_told(kind: str) -> None:
+    config, context = {
+        "the widest heads": (
+            {
+                "model_type": "qwen2",
+                **LLAMA,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 256,
+                "head_dim": 1_024,
+            },
+            32,
+        ),
+        "the most positions": ({"model_type": "mistral", **LLAMA, "num_hidden_layers": 1}, 5_000),
+    }.get(kind) or (CONFIGS[kind], 64)
+    model = build_model(settings_of(config, context), seed=0)
+    of_the_model = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in of_the_model:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.loss(torch.zeros(1, context + 1, dtype=torch.uint8))
+    told = model.activation_bytes(1)
+    assert told / 4 < sum(one.nbytes() for one in kept.values()) <= told
+
+
+def test_a_config_without_a_number_for_keys_and_values_has_as_many_heads_for_them() -> None:
+    """As in the config.json of early models; the library's mistral has 8 of them by default."""
+    config = {"model_type": "mistral", **LLAMA, "num_key_value_heads": None}
+    model = build_model(settings_of(config), seed=None)
+    assert model.plain_settings()["config"]["num_key_value_heads"] == 2
 
 
 DEFINITION = b"""
