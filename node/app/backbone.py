@@ -30,10 +30,12 @@ So every label has fixed values, and peers are counted and never named.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING
 
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -45,7 +47,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from auth.server.answers import Answer, json_answer
-from auth.server.rate_limits import AllowedRate
+from auth.server.rate_limits import AllowedRate, is_within
 from auth.server.serving import HttpServer
 from auth.server.settings import ListenAddress
 from nat.connectivity import ReachMode
@@ -66,6 +68,9 @@ from protocols.accumulation.events import (
 )
 from protocols.errors import PotluckError
 from protocols.network import TrafficFacts
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 LATE_SECONDS = 60.0
 """Allowed after a checkpoint was due; writing a gigabyte takes some seconds."""
@@ -437,8 +442,11 @@ async def serve_backbone(
     """Serve until cancelled; `listening` is told the URL. CannotServeHttp if it cannot. `page`: the
     run's page, which is run elsewhere; None without a run."""
     listeners = await _listeners(address)
+    app: ASGIApp = backbone_app(health, page)
+    if all(is_within(one.socket.getsockname()[0], THIS_MACHINE) for one in listeners):
+        app = ForThisMachine(app)
     server = HttpServer(
-        backbone_app(health, page),
+        app,
         None,
         most_connections=MOST_CONNECTIONS + (0 if page is None else MOST_VIEWERS),
         most_connections_per_address=MOST_CONNECTIONS,
@@ -478,6 +486,49 @@ def backbone_app(health: BackboneHealth, page: RunPage | None = None) -> Starlet
     app = Starlette(routes=own if page is None else [*own, *page.routes()])
     app.router.redirect_slashes = False
     return app
+
+
+_HOST = re.compile(r"(\[(?P<bracketed>[^\]]+)\]|(?P<plain>[^:\[]+))(:[0-9]*)?")
+
+
+class ForThisMachine:
+    """The application of a server that only this machine reaches, for requests that name it so.
+
+    A web page from elsewhere may have a name that leads to 127.0.0.1 (DNS rebinding). The browser
+    of somebody here then takes this server for that page's own, and lets it read all answers. But
+    it says the name in `Host`. A proxy that passes on what the world asks says an address.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hosts = [value for name, value in scope.get("headers", ()) if name == b"host"]
+        if scope["type"] != "http" or (
+            len(hosts) == 1 and is_no_domain(hosts[0].decode("latin-1"))
+        ):
+            await self._app(scope, receive, send)
+            return
+        words = (
+            "This server is for its own machine, and answers to its address or to localhost only. "
+            "Behind a proxy, leave out the line that sets Host.\n"
+        )
+        await Answer(words.encode(), "text/plain", 421)(scope, receive, send)
+
+
+def is_no_domain(host: str) -> bool:
+    """Whether the value of a `Host` header is an address or localhost, with any port."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = found["bracketed"] or found["plain"]
+    if name.lower() == "localhost":
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 async def _listeners(address: ListenAddress) -> list[trio.SocketListener]:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from node.app.page.public import sections_of
+from node.app.views.qr import lines_that_fit, qr_rows
 from node.core.display_name import short
 from node.core.training_view import BatchView, TrainerView
 from node.training.happenings import Notice, PeerCame
@@ -20,6 +21,21 @@ PSEUDONYMS = '[page]\nnames = "pseudonyms"\n'
 
 def told(scene: Scene) -> str:
     return json.dumps(sections_of(scene.source()), ensure_ascii=False)
+
+
+def test_an_invite_that_is_too_long_for_a_qr_code_is_shown_without_one() -> None:
+    source = dataclasses.replace(
+        Scene(steps=3).source(), invite=lambda: "potluck-run:" + 4000 * "a"
+    )
+    join = sections_of(source)["join"]
+    assert (len(join["invite"]), join["qr"]) == (4012, [])
+    assert lines_that_fit(join["invite"], wanted=True, colour=True) == [
+        "(It has 4,012 characters, which is too long for a QR code.)"
+    ]
+
+
+def test_a_qr_code_is_made_once() -> None:
+    assert qr_rows("potluck-run:abc") is qr_rows("potluck-run:abc")
 
 
 def test_an_open_run_names_its_peers_with_the_ends_of_their_keys() -> None:

@@ -92,6 +92,62 @@ async def test_nothing_can_be_changed(method: str, path: str) -> None:
     assert answer.status_code == 405
 
 
+@pytest.mark.parametrize(
+    ("host", "is_refused"),
+    [
+        ("localhost", False),
+        ("LocalHost:8481", False),
+        ("127.0.0.1:8481", False),
+        ("192.0.2.7", False),
+        ("[::1]:8481", False),
+        ("evil.example:8481", True),
+        ("localhost.evil.example", True),
+        ("127.0.0.1.evil.example", True),
+        ("[::1].evil.example", True),
+        ("", True),
+    ],
+)
+async def test_a_name_that_somebody_has_led_to_this_machine_reads_nothing(
+    host: str, is_refused: bool
+) -> None:
+    async with served(RunPage(Scene(steps=3).source())) as url, httpx2.AsyncClient() as client:
+        for path in ("/", "/page.json", "/events", "/metrics", "/healthz"):
+            for told in ({}, {"x-forwarded-for": "192.0.2.8"}):
+                answer = await client.head(f"{url}{path}", headers={"host": host, **told})
+                assert (answer.status_code == 421) is is_refused, (path, told)
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_page_that_cannot_be_made_ends_nothing_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene(steps=3)
+    source, fails = scene.source(), False
+
+    def invite() -> str:
+        if fails:
+            raise ZeroDivisionError
+        return "potluck-run:abc"
+
+    object.__setattr__(source, "invite", invite)
+    page = RunPage(source)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(page.run)
+        page.enter("192.0.2.7")
+        await trio.sleep(10.0)
+        before = page.feed.mark
+        fails = True
+        await trio.sleep(10.0)
+        assert page.feed.mark == before
+        fails = False
+        await trio.sleep(10.0)
+        assert page.feed.mark != before
+        nursery.cancel_scope.cancel()
+    assert [one.message for one in caplog.records] == [
+        "the page cannot show the newest state; it shows the last one"
+    ]
+
+
 @asynccontextmanager
 async def viewer_at(url: str, *, behind: str = "") -> AsyncIterator[trio.SocketStream]:
     """A connection that asks for the news. `behind`: as a proxy on this machine reports it."""
@@ -171,6 +227,20 @@ async def test_one_address_behind_a_proxy_has_only_some_of_the_viewers() -> None
         assert page.viewers == VIEWERS_PER_ADDRESS
         other = await staying.enter_async_context(viewer_at(url, behind="192.0.2.8"))
         assert (await until(other, b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_proxy_may_say_in_a_line_of_its_own_for_whom_it_asks() -> None:
+    """The first line is the visitor's own, and may name anybody."""
+    page = RunPage(Scene(steps=3).source(), requests=AllowedRate(burst=3, per_second=0.001))
+    async with served(page) as url, httpx2.AsyncClient() as client:
+        statuses = []
+        for number in range(5):
+            lines = [
+                ("x-forwarded-for", f"198.51.100.{number}"),
+                ("x-forwarded-for", "192.0.2.7"),
+            ]
+            statuses.append((await client.get(f"{url}/page.json", headers=lines)).status_code)
+    assert statuses == [200] * 3 + [429] * 2
 
 
 async def test_requests_beyond_the_limit_of_an_address_cost_no_work() -> None:

@@ -389,6 +389,7 @@
     const svg = drawn("svg", { viewBox: `0 0 ${size} ${size}`, "shape-rendering": "crispEdges", "aria-hidden": "true" });
     svg.append(drawn("path", { d: dark.join(""), fill: "#000" }));
     at("qr").replaceChildren(svg);
+    at("qr").hidden = !size; // too long for a code
   }
 
   at("copy").addEventListener("click", async () => {

@@ -276,7 +276,8 @@ def definition_section(definition: RunDefinition | None, costs: Costs | None) ->
 
 
 def join_section(source: PageSource) -> Section:
-    """The invite as text, and the rows of its QR code; null if that is not this peer's to tell."""
+    """The invite as text, and the rows of its QR code (none if it is too long for one); null if
+    that is not this peer's to tell."""
     invite = source.invite()
     if not invite:
         return None

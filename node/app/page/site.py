@@ -85,7 +85,7 @@ class RunPage:
         self._made_version, self._made = -1, (b"", b"")
         self._viewers: Counter[str] = Counter()
         self._news = trio.Event()
-        self._is_closed = False
+        self._is_closed = self._has_failed = False
 
     @property
     def viewers(self) -> int:
@@ -171,7 +171,13 @@ class RunPage:
         if trio.current_time() - self._made_at < TICK_SECONDS / 2:
             return
         now = self._made_at = trio.current_time()
-        sections = sections_of(self._source)
+        try:
+            sections = sections_of(self._source)
+        except Exception:  # noqa: BLE001 - the run goes on, whatever the page is wrong about
+            if not self._has_failed:
+                self._has_failed = True
+                _log.exception("the page cannot show the newest state; it shows the last one")
+            return
         if now - self._people_at < PEOPLE_SECONDS:
             del sections["people"]
         else:
@@ -246,7 +252,8 @@ _EVENT_HEADERS: Final = [
 def asked_by(request: Request) -> str:
     """The address that asks, also through a proxy on this machine."""
     peer = request.client.host if request.client is not None else ""
-    return asker(peer, request.headers.get("x-forwarded-for", ""), THIS_MACHINE)
+    forwarded = ",".join(request.headers.getlist("x-forwarded-for"))  # a proxy may add a line
+    return asker(peer, forwarded, THIS_MACHINE)
 
 
 class LatestBoard:

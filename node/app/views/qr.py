@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from functools import lru_cache
 
 QUIET_MODULES = 2  # around the code; the standard asks for 4, but 2 are enough for readers
 BLACK_ON_WHITE, PLAIN = "\033[30;107m", "\033[0m"
@@ -18,19 +19,26 @@ BLACK_ON_WHITE, PLAIN = "\033[30;107m", "\033[0m"
 DARK_BLOCKS = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
 
 
-def qr_rows(text: str) -> list[list[bool]]:
-    """The modules of the code, row by row; True is dark."""
+@lru_cache(4)  # the page shows the same one all the time
+def qr_rows(text: str) -> tuple[tuple[bool, ...], ...]:
+    """The modules of the code, row by row; True is dark. None if the text is too long for a code:
+    2,953 characters."""
     import segno
 
-    code = segno.make(text, error="l", micro=False, boost_error=False)
-    return [[bool(module) for module in row] for row in code.matrix_iter(border=QUIET_MODULES)]
+    try:
+        code = segno.make(text, error="l", micro=False, boost_error=False)
+    except segno.DataOverflowError:
+        return ()
+    return tuple(
+        tuple(bool(module) for module in row) for row in code.matrix_iter(border=QUIET_MODULES)
+    )
 
 
 def qr_lines(text: str, *, colour: bool) -> list[str]:
     """The lines of the drawing."""
-    rows = qr_rows(text)
+    rows = list(qr_rows(text))
     if len(rows) % 2:
-        rows.append([False] * len(rows[0]))
+        rows.append((False,) * len(rows[0]))
     lines = []
     for upper, lower in zip(rows[::2], rows[1::2], strict=True):
         pairs = zip(upper, lower, strict=True)
@@ -56,6 +64,8 @@ def lines_that_fit(text: str, *, wanted: bool | None, colour: bool) -> list[str]
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
         return []
     lines = qr_lines(text, colour=False)
+    if not lines:
+        return [f"(It has {len(text):,} characters, which is too long for a QR code.)"]
     columns = shutil.get_terminal_size().columns
     if sys.stderr.isatty() and len(lines[0]) > columns:
         return [f"(Its QR code is {len(lines[0])} columns wide, and this terminal has {columns}.)"]
