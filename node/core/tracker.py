@@ -25,12 +25,11 @@ JSONL, TENSORBOARD, WANDB, MLFLOW = KINDS = ("jsonl", "tensorboard", "wandb", "m
 
 EXAMPLE: Final = "jsonl:steps.jsonl, tensorboard:curves, wandb:my-project or mlflow:mlruns"
 DEFAULT_PROJECT: Final = "potluck"
-LONGEST: Final = (
-    1_000  # characters of one tracker: a path of this length is legal, a longer one odd
-)
+LONGEST: Final = 4_096  # characters of one tracker: the longest path of Linux
 
 _PROJECT = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_URL = re.compile(r"https?://[^\s/]+(/\S*)?")
+_URL = re.compile(r"https?://[^\s/@]+(/\S*)?")
+_WITH_USER = re.compile(r"https?://[^/]*@")
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,22 @@ class NamedTracker:
     def is_path(self) -> bool:
         return self.kind != WANDB and not (self.kind == MLFLOW and _URL.fullmatch(self.where))
 
+    @property
+    def stays_below(self) -> bool:
+        """Whether its path leads nowhere but into the folder that it is put below."""
+        path = Path(self.where)
+        leaves = path.is_absolute() or ".." in path.parts or self.where.startswith("~")
+        return not (self.is_path and leaves)
+
     def below(self, folder: Path) -> NamedTracker:
-        """With its path, if it is relative, below this folder."""
+        """With its path, if it is relative, below this folder. WrongUse if `~` leads nowhere."""
         if not self.is_path:
             return replace(self, folder=folder)
-        return replace(self, where=str(folder / Path(self.where).expanduser()), folder=folder)
+        try:
+            path = Path(self.where).expanduser()
+        except RuntimeError as error:
+            raise _wrong(str(self), str(error)) from None
+        return replace(self, where=str(folder / path), folder=folder)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.where}"
@@ -65,6 +75,12 @@ def read_tracker(text: str) -> NamedTracker:
         )
     if len(where) > LONGEST or not where.isprintable():
         raise _wrong(text, "It is too long, or has characters that cannot be printed.")
+    if _WITH_USER.match(where):
+        raise WrongUse(
+            f"The URL of {kind} has a user or a password in it.",
+            why="Everybody in a run can read its definition, and the log names trackers.",
+            advice="Leave them out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.",
+        )
     if kind == WANDB:
         where = where or DEFAULT_PROJECT
         if not _PROJECT.fullmatch(where):

@@ -378,9 +378,15 @@ def mistakes_of_experts(definition: RunDefinition) -> Iterator[str]:
 def _mistakes_of_tracking(definition: RunDefinition) -> Iterator[str]:
     for word in definition.tracking.track:
         try:
-            read_tracker(word)
+            tracker = read_tracker(word)
         except WrongUse as error:
             yield f"track below [tracking]: {error.what} {error.why} {error.advice}"
+            continue
+        if not tracker.stays_below:
+            yield (
+                f"track below [tracking]: {word[:60]!r} leads out of the run's folder, which may "
+                "be a stranger's. Write a path in it; --track takes any other."
+            )
 
 
 def name_in(text: bytes) -> str:

@@ -163,7 +163,7 @@ codec = "float16"
 
 # What `potluck run start` writes a row of figures to for each step, where your organiser's key is:
 # "jsonl:FILE", "tensorboard:DIR", "wandb:PROJECT" or "mlflow:DIR", in this folder. Nobody else's
-# machine heeds this.
+# machine heeds this, but everybody in the run can read it: write no password here.
 #[tracking]
 #track = []
 """

@@ -69,11 +69,18 @@ class FrameworkOptimizer(torch.optim.Optimizer):
     def _note(
         self,
         model: nn.Module,
-        _positional: tuple[Any, ...],
+        positional: tuple[Any, ...],
         batch: Mapping[str, Any],
         output: Any,
     ) -> None:
         if model.training:
-            self._samples = len(next(tensors_in(batch)))
+            given = (one for one in tensors_in((positional, batch)) if one.dim())
+            first = next(given, None)
+            if first is None:
+                raise ProtocolMisuse(
+                    "The samples of a step are not known: the model was called without a tensor.",
+                    advice="Give the model its batch as tensors, or say `samples` in place of it.",
+                )
+            self._samples = len(first)
             loss = output.get("loss") if isinstance(output, Mapping) else None
             self._loss = loss.detach() if isinstance(loss, Tensor) else None

@@ -24,6 +24,7 @@ from node.core.configuration import Configuration
 from node.core.node import Node
 from node.run.definition import read_definition
 from node.training.session import TrainingSession
+from protocols.errors import Unreachable
 from protocols.testing.world import SimulatedWorld
 from tests.commands.test_node import network_in
 from tests.demo.told import step_taken
@@ -108,6 +109,19 @@ async def test_page_finds_the_page_of_the_node_in_this_home(
         command, arguments = parse(["page", "--print", "--home", home])
         assert await trio.to_thread.run_sync(command, arguments) == 0
         assert capsys.readouterr().out == f"{url}/\n"
+
+
+async def test_page_says_at_a_relay_without_a_run_why_there_is_none(tmp_path: Path) -> None:
+    configuration = home_in(tmp_path)
+    async with (
+        SimulatedWorld(seed=1) as world,
+        Node(configuration, open_network=network_in(world)),
+    ):
+        home = str(configuration.places.data_folder)
+        command, arguments = parse(["page", "--print", "--home", home])
+        with pytest.raises(Unreachable) as told:
+            await trio.to_thread.run_sync(command, arguments)
+    assert "is in no run (`potluck backbone --relay-only`)" in str(told.value)
 
 
 def test_without_a_node_page_says_how_to_have_one(

@@ -214,3 +214,29 @@ def test_the_samples_of_a_step_have_to_be_known(tmp_path: Path) -> None:
             FrameworkOptimizer(shared)
         with pytest.raises(ProtocolMisuse, match="samples"):
             FrameworkOptimizer(shared, samples=8, model=model)
+
+
+class Scaled(nn.Module):
+    """Called with what it was given in place, by name, or without any tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 1)
+
+    def forward(self, values: torch.Tensor | None = None, scale: Any = 1.0) -> torch.Tensor:
+        return self.line(torch.ones(1, 4) if values is None else values).mean() * scale
+
+
+def test_the_samples_are_those_of_the_first_tensor_wherever_it_stands(tmp_path: Path) -> None:
+    model = Scaled()
+    with collaborate(run="test", batch=8, listen=[LOOPBACK], home=tmp_path) as bridge:
+        shared = CollaborativeOptimizer(
+            model.named_parameters(), lambda named: torch.optim.SGD(named, lr=0.1), bridge
+        )
+        optimizer = FrameworkOptimizer(shared, model=model)
+        model(torch.ones(5, 4))
+        assert optimizer._samples == 5
+        model(scale=torch.tensor(2.0), values=torch.ones(6, 4))
+        assert optimizer._samples == 6
+        with pytest.raises(ProtocolMisuse, match="without a tensor"):
+            model(scale=2.0)

@@ -79,6 +79,14 @@ ONE_MISTAKE = {
     "a tracker without a place": (TRACKED % b"jsonl", "It needs a file after a colon"),
     "an address for files": (TRACKED % b"tensorboard:http://a.example", "Only MLflow takes a URL"),
     "an odd project": (TRACKED % b"wandb:../x", "A project has up to 128 letters"),
+    "a tracker with a password": (
+        TRACKED % b"mlflow:https://ada:secret@mlflow.example/x",
+        "MLFLOW_TRACKING_PASSWORD",
+    ),
+    "a tracker outside": (TRACKED % b"jsonl:/etc/cron.d/steps", "leads out of the run's folder"),
+    "a tracker at home": (TRACKED % b"mlflow:~/runs", "leads out of the run's folder"),
+    "a tracker at somebody's home": (TRACKED % b"mlflow:~ada/x", "leads out of the run's folder"),
+    "a tracker above": (TRACKED % b"tensorboard:a/../../b", "leads out of the run's folder"),
     "many trackers": (TRACKED % b'jsonl:a", "'.__mul__(9), "track below [tracking] cannot be"),
     "a norm that is none": (with_line("max_norm = nan"), "max_norm below [training] cannot be nan"),
 }
@@ -87,6 +95,19 @@ ONE_MISTAKE = {
 @pytest.mark.parametrize(("text", "told"), ONE_MISTAKE.values(), ids=ONE_MISTAKE.keys())
 def test_a_mistake_is_told_by_its_place(text: bytes, told: str) -> None:
     assert any(told in one for one in mistakes(text)), mistakes(text)
+
+
+def test_a_password_of_a_tracker_is_not_repeated() -> None:
+    text = TRACKED % b"mlflow:https://ada:secret@mlflow.example/x"
+    assert not any("secret" in one for one in mistakes(text))
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["mlflow:https://mlflow.example/a@b/..", "mlflow:a/b", "jsonl:a..b/~c", "wandb:poem"],
+)
+def test_a_tracker_in_the_folder_or_at_a_server_is_no_mistake(word: str) -> None:
+    assert read_definition(TRACKED % word.encode()).tracking.track == (word,)
 
 
 def test_all_mistakes_are_told_at_once() -> None:

@@ -27,8 +27,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from node.app.backbone import PREFIX, BackboneRecord, metrics_text
 from node.app.cli.output import Output
 from node.app.commands import run_start
-from node.core.tracker import JSONL, MLFLOW, TENSORBOARD, WANDB, NamedTracker
+from node.app.main import main
+from node.core.tracker import JSONL, MLFLOW, TENSORBOARD, WANDB, NamedTracker, read_tracker
 from node.core.training_view import TrainerView
+from node.core.wrong_use import WrongUse
 from node.run.definition import read_definition
 from node.run.folder import RunFolder, organiser_key
 from node.run.signed import SignedDefinition, read_signed, sign_definition
@@ -376,7 +378,7 @@ async def test_a_peer_writes_to_its_owners_trackers_and_never_to_those_of_the_de
 ) -> None:
     monkeypatch.chdir(tmp_path)
     own = NamedTracker(JSONL, str(tmp_path / "own.jsonl"))
-    text = TEXT + f'[tracking]\ntrack = ["jsonl:{tmp_path}/theirs.jsonl"]\n'.encode()
+    text = TEXT + b'[tracking]\ntrack = ["jsonl:theirs.jsonl"]\n'
     part = Participation(NAME, FINGERPRINT, signed=signed_with(text), begins=True, trackers=(own,))
     await one_step(tmp_path / "home", part)
     assert sorted(os.listdir(tmp_path)) == ["home", "own.jsonl"]
@@ -390,5 +392,39 @@ def test_the_trackers_of_a_run_toml_count_where_its_organisers_key_is(
     organiser_key(organiser.places, make=True)
     found = run_start._trackers_of_run(folder, organiser, signed, Output())
     assert [str(one) for one in found] == [f"jsonl:{tmp_path}/poem/steps.jsonl"]
+    assert f"go to jsonl:{tmp_path}/poem/steps.jsonl" in capsys.readouterr().err
     assert run_start._trackers_of_run(folder, stranger, signed, Output()) == ()
     assert "organiser's key is not here" in capsys.readouterr().err
+
+
+def test_a_link_in_the_runs_folder_leads_no_tracker_out_of_it(tmp_path: Path) -> None:
+    """The folder may come from the web, before it is signed here."""
+    folder, organiser = RunFolder(tmp_path / "poem"), home_in(tmp_path / "organiser")
+    folder.path.mkdir()
+    (folder.path / "steps.jsonl").symlink_to(tmp_path / ".bashrc")
+    organiser_key(organiser.places, make=True)
+    with pytest.raises(WrongUse, match=r"over a link in it.*--track"):
+        run_start._trackers_of_run(folder, organiser, signed_with(TRACKED), Output())
+
+
+def test_an_unknown_home_is_a_mistake_of_the_owner_and_no_bug(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match="is no tracker"):
+        read_tracker("jsonl:~nobody-of-this-name/steps.jsonl").below(tmp_path)
+
+
+def test_a_short_path_is_legal_however_deep_the_working_directory_is() -> None:
+    deep = Path("/" + "a" * 200) / ("b" * 200) / ("c" * 200) / ("d" * 200) / ("e" * 250)
+    assert len(str(deep)) > 1_000
+    placed = read_tracker("jsonl:steps.jsonl").below(deep)
+    assert read_tracker(str(placed)) == NamedTracker(JSONL, f"{deep}/steps.jsonl")
+
+
+def test_a_server_of_experts_needs_no_library_of_a_tracker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes no steps of the run. An invite that is none is the next thing that is wrong."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setenv("POTLUCK_TRACKING_TRACK", "wandb:poem")
+    for words, told in (("experts serve", "invite"), ("join", "wandb")):
+        assert main([*words.split(), "no-invite", "--home", str(tmp_path)]) != 0
+        assert told in capsys.readouterr().err

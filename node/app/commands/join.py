@@ -137,7 +137,8 @@ def join(
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
-    check_trackers(configuration.trackers)
+    trackers = configuration.trackers if trains else ()
+    check_trackers(trackers)
     trusted = trusted_modules(arguments.trust_module)
     places = configuration.places
     if arguments.invite_file == arguments.code_file == STANDARD_INPUT:
@@ -189,7 +190,7 @@ def join(
         trusted=trusted,
         serving=serving,
         trains=trains,
-        trackers=configuration.trackers if trains else (),
+        trackers=trackers,
     )
     beside: Beside = nothing_beside
     if http is not None:

@@ -53,8 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         raise Unreachable(
             "The node that runs here serves no page.",
-            why="It was started without --http, or by an older version.",
-            advice="Start it with `--http 127.0.0.1:8481`.",
+            why="It was started without --http, is in no run (`potluck backbone --relay-only`), or "
+            "is of an older version.",
+            advice="`potluck run start` and `potluck join` serve the page with `--http "
+            "127.0.0.1:8481`, and `potluck backbone DIR` always does.",
         ) from None
     url = for_a_browser(str(answer["url"]))
     output = Output.of(arguments)

@@ -299,6 +299,15 @@ def _trackers_of_run(
             "them. Choose your own with --track, or with POTLUCK_TRACKING_TRACK."
         )
         return ()
+    for one in found:
+        if one.is_path and not Path(one.where).resolve().is_relative_to(folder.path.resolve()):
+            raise WrongUse(
+                f"The tracker {one} of run.toml leads out of the run's folder, over a link in it.",
+                why="It would write into a file or a folder that is not the run's.",
+                advice="Remove the link, or name the place with --track.",
+            )
+    if found:
+        output.say(f"the figures of each step go to {', '.join(map(str, found))}")
     return found
 
 
