@@ -71,7 +71,7 @@ class RunHttp:
 
         def listening(url: str) -> None:
             async def answer(_details: Mapping[str, Any], answering: Answering) -> None:
-                await answering({"url": f"{url}/"})
+                await answering({"url": page.link(url)})
 
             node.control.add(PAGE_ADDRESS, answer)
             lines.data(

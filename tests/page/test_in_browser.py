@@ -150,6 +150,28 @@ async def test_a_page_says_that_it_is_old_and_goes_on_when_its_peer_is_back(
         assert text(tab, "step") == "51 of 4,000"
 
 
+async def test_a_login_link_opens_the_page_with_names_and_leaves_no_key_in_the_address(
+    browser: Browser,
+) -> None:
+    page = RunPage(Scene(peers=4, steps=50, closed=True).source())
+    has_names = "document.getElementById('people').innerText.includes('Grace')"
+
+    def look(link: str) -> None:
+        tab = browser.tab()
+        tab.open(link)
+        tab.wait_for(has_names)
+        assert tab.evaluate("location.href") == link.partition("#")[0]
+        assert tab.evaluate("document.cookie") == ""
+        assert tab.troubles == []
+        other = browser.tab()
+        other.open(link)
+        other.wait_for("!document.getElementById('login').hidden")
+        assert "was used before" in text(other, "login")
+
+    async with served(page) as url:
+        await trio.to_thread.run_sync(look, page.link(url))
+
+
 async def test_the_curve_can_be_chosen_and_read_with_the_keyboard(browser: Browser) -> None:
     def look(url: str) -> None:
         tab = browser.tab()

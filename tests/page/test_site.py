@@ -19,7 +19,7 @@ import trio
 from auth.server.rate_limits import AllowedRate
 from auth.server.serving import WRITE_SECONDS
 from node.app.page import RunPage
-from node.app.page.site import VIEWERS_PER_ADDRESS, document
+from node.app.page.site import VIEWERS_PER_ADDRESS, page_file
 from tests.page.scenes import Scene, served
 
 LARGEST_PAGE = 150_000  # bytes, for the first paint
@@ -37,8 +37,8 @@ def data_in(html: str) -> Any:
 
 
 def test_the_policy_allows_the_one_script_and_the_one_style_and_nothing_from_elsewhere() -> None:
-    html = document().with_data(b"{}").decode()
-    policy = dict(part.strip().split(" ", 1) for part in document().policy.split(";"))
+    html = page_file().with_data(b"{}").decode()
+    policy = dict(part.strip().split(" ", 1) for part in page_file().policy.split(";"))
     for element, directive in (("script", "script-src"), ("style", "style-src")):
         [text] = re.findall(rf"<{element}>(.*?)</{element}>", html, re.S)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -131,29 +131,27 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_is_told_once(
 
     object.__setattr__(source, "invite", invite)
     page = RunPage(source)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(page.run)
-        page.enter("192.0.2.7")
-        await trio.sleep(10.0)
-        before = page.feed.mark
-        fails = True
-        await trio.sleep(10.0)
-        assert page.feed.mark == before
-        fails = False
-        await trio.sleep(10.0)
-        assert page.feed.mark != before
-        nursery.cancel_scope.cancel()
+    before = page.public.news_since("")
+    fails = True
+    for _ in range(10):
+        await trio.sleep(1.0)
+        assert page.public.news_since("") == before
+    fails = False
+    await trio.sleep(1.0)
+    assert page.public.news_since("") != before
     assert [one.message for one in caplog.records] == [
         "the page cannot show the newest state; it shows the last one"
     ]
 
 
 @asynccontextmanager
-async def viewer_at(url: str, *, behind: str = "") -> AsyncIterator[trio.SocketStream]:
+async def viewer_at(
+    url: str, *, behind: str = "", headers: str = ""
+) -> AsyncIterator[trio.SocketStream]:
     """A connection that asks for the news. `behind`: as a proxy on this machine reports it."""
     host, port = url.removeprefix("http://").split(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
-        told = f"X-Forwarded-For: {behind}\r\n" if behind else ""
+        told = headers + (f"X-Forwarded-For: {behind}\r\n" if behind else "")
         await stream.send_all(f"GET /events HTTP/1.1\r\nHost: {host}\r\n{told}\r\n".encode())
         yield stream
 
@@ -243,6 +241,49 @@ async def test_a_proxy_may_say_in_a_line_of_its_own_for_whom_it_asks() -> None:
     assert statuses == [200] * 3 + [429] * 2
 
 
+async def test_a_login_link_of_a_closed_run_shows_names_to_those_who_have_it() -> None:
+    scene = Scene(peers=4, steps=30, closed=True, page_table="[page]\nevents = false\n")
+    page = RunPage(scene.source())
+    async with (
+        served(page) as url,
+        httpx2.AsyncClient() as member,
+        httpx2.AsyncClient() as stranger,
+    ):
+        address, _, key = page.link(url).partition("#key=")
+        assert address == f"{url}/"
+        bearer = {"authorization": f"Bearer {key}"}
+        assert "Grace" not in (await member.get(f"{url}/page.json")).text
+        answer = await member.post(f"{url}/login", headers=bearer)
+        assert answer.status_code == 204
+        assert answer.headers["set-cookie"].endswith("; HttpOnly; SameSite=Strict")
+        again = await stranger.post(f"{url}/login", headers=bearer)
+        assert (again.status_code, "set-cookie" in again.headers) == (403, False)
+        for path in ("/", "/page.json"):
+            assert "Grace" in (await member.get(f"{url}{path}")).text
+            assert "Grace" not in (await stranger.get(f"{url}{path}")).text
+        cookie = answer.headers["set-cookie"].partition(";")[0]
+        for headers, sees_names in ((f"Cookie: {cookie}\r\n", True), ("", False)):
+            async with viewer_at(url, headers=headers) as stream:
+                heard = await until(stream, b'"points":')
+                assert (b"Grace" in heard) is sees_names
+        assert (await member.get(f"{url}/page.json")).json()["events"]
+        assert (await stranger.get(f"{url}/page.json")).json()["events"] is None
+
+
+async def test_keys_cannot_be_tried_out() -> None:
+    page = RunPage(Scene(steps=3, closed=True).source())
+    async with served(page) as url, httpx2.AsyncClient() as client:
+        statuses = [(await client.post(f"{url}/login")).status_code for _ in range(30)]
+        assert (await client.get(f"{url}/login")).status_code == 405
+    assert statuses[:5] == [403] * 5
+    assert set(statuses[10:]) == {429}
+
+
+def test_a_link_to_an_open_run_has_no_key() -> None:
+    page = RunPage(Scene(steps=3).source())
+    assert page.link("http://127.0.0.1:8481") == "http://127.0.0.1:8481/"
+
+
 async def test_requests_beyond_the_limit_of_an_address_cost_no_work() -> None:
     looks = 0
     scene = Scene(peers=50, steps=500)
@@ -271,7 +312,8 @@ async def test_a_viewer_that_never_reads_is_dropped() -> None:
         await number_of(page, 1)
         with trio.fail_after(120 + WRITE_SECONDS):
             while page.viewers:
-                page.feed.boot = page.feed.boot[::-1]  # so that all of it is sent again each time
+                # so that all of it is sent again each time
+                page.public.feed.boot = page.public.feed.boot[::-1]
                 await trio.sleep(0.2)
 
 
@@ -279,12 +321,12 @@ async def test_a_viewer_that_never_reads_is_dropped() -> None:
 async def test_the_list_of_peers_is_sent_less_often_than_the_figures() -> None:
     scene = Scene(peers=4, steps=10)
     page = RunPage(scene.source())
-    page.news_since("")
+    page.public.news_since("")
     sent = []
     for _ in range(10):
-        mark = page.feed.mark
+        mark = page.public.feed.mark
         await trio.sleep(1.0)
         scene.now += 1.0
-        sent.append({"people", "run"} & json.loads(page.news_since(mark)).keys())
+        sent.append({"people", "run"} & json.loads(page.public.news_since(mark)).keys())
     assert sent.count({"people", "run"}) == 2
     assert sent.count({"run"}) == 8

@@ -22,7 +22,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "page",
         help="open the run's page in the browser, or print its address",
         description="Open the page of this node's run in a browser: the loss, the speed, who is "
-        "there, the leaderboard. A node serves it if it was started by `potluck backbone`, or by "
+        "there, the leaderboard. In a closed run the address has a key, which is good once and for "
+        "ten minutes: the browser that opens it sees names and events for twelve hours, and "
+        "strangers do not. A node serves the page if it was started by `potluck backbone`, or by "
         "`potluck run start` or `potluck join` with --http. Without a desktop, with --print or "
         "with --json the address is printed. Exit code 4 if no node here serves a page.",
         example="potluck page\npotluck page --print",

@@ -9,6 +9,7 @@ null, and none is infinite or not a number, which JSON has not.
 The organiser decides what is public (`[page]` in run.toml). Until that is known, peers have
 pseudonyms and there are no events. With pseudonyms nothing on the page
 leads to a peer's key or its person's name: also in the words of events each peer is replaced.
+Members of a closed run, who came by a login link (login.py), see names and events in any case.
 Nothing here names a folder or an address of the machine that serves the page.
 """
 
@@ -62,11 +63,11 @@ class PageSource:
     """For pseudonyms: nobody without it finds the peer behind one."""
 
 
-def sections_of(source: PageSource) -> dict[str, Section]:
+def sections_of(source: PageSource, *, for_members: bool = False) -> dict[str, Section]:
     """All sections but the points of the curve."""
     view, definition = source.view(), source.definition()
-    names = Naming(source, view, definition)
-    shows_events = definition is not None and definition.page.events
+    names = Naming(source, view, definition, for_members=for_members)
+    shows_events = for_members or (definition is not None and definition.page.events)
     return {
         "run": run_section(source, view, definition),
         "people": people_section(source, view, names),
@@ -87,9 +88,16 @@ class Naming:
     """How peers are called on this page."""
 
     def __init__(
-        self, source: PageSource, view: TrainerView, definition: RunDefinition | None
+        self,
+        source: PageSource,
+        view: TrainerView,
+        definition: RunDefinition | None,
+        *,
+        for_members: bool,
     ) -> None:
-        if definition is None or definition.page.names == "auto":
+        if for_members:
+            self.is_pseudonymous = False
+        elif definition is None or definition.page.names == "auto":
             self.is_pseudonymous = source.is_closed or definition is None
         else:
             self.is_pseudonymous = definition.page.names == "pseudonyms"

@@ -5,6 +5,7 @@
 | `/` | the page: one HTML file with its style, its script and the present data in it |
 | `/page.json` | the same data |
 | `/events` | server-sent events: all of the data, then what changes |
+| `/login` | a cookie for the key of a login link (login.py), with which the others show more |
 
 The page may load nothing from anywhere and send nothing but to where it came from: the
 Content-Security-Policy allows its one script and its one style by their hashes, and connections to
@@ -36,6 +37,7 @@ from starlette.routing import Route
 from auth.server.answers import ALWAYS, JSON, Answer
 from auth.server.rate_limits import AllowedRate, RateLimit, asker, is_within, site_of
 from node.app.page.feed import Feed
+from node.app.page.login import SESSION_SECONDS, PageLogins
 from node.app.page.public import PageSource, sections_of
 from protocols.errors import PotluckError
 
@@ -48,6 +50,7 @@ MOST_VIEWERS: Final = 256
 VIEWERS_PER_ADDRESS: Final = 32  # a school behind one address
 REQUESTS: Final = AllowedRate(burst=600, per_second=20.0)
 """Of one address: a hundred viewers that come back at once need two each."""
+LOGIN_TRIES: Final = AllowedRate.per_minute(20)  # of one address; a key has 256 bits
 TICK_SECONDS: Final = 1.0  # between two states
 PEOPLE_SECONDS: Final = 5.0  # between two lists of peers: 40 kB of two hundred, for each viewer
 SILENCE_SECONDS: Final = 15.0  # then a viewer gets a line without meaning, so that proxies wait
@@ -79,13 +82,13 @@ class RunPage:
         requests: AllowedRate = REQUESTS,
     ) -> None:
         self._source, self._most_viewers = source, most_viewers
-        self._requests = RateLimit(requests)
-        self.feed = Feed()
-        self._made_at = self._people_at = float("-inf")
-        self._made_version, self._made = -1, (b"", b"")
+        self._requests, self._tries = RateLimit(requests), RateLimit(LOGIN_TRIES)
+        self.public = Shown(source, for_members=False)
+        self._for_members = Shown(source, for_members=True)
+        self._logins = PageLogins(trio.current_time)
         self._viewers: Counter[str] = Counter()
         self._news = trio.Event()
-        self._is_closed = self._has_failed = False
+        self._is_closed = False
 
     @property
     def viewers(self) -> int:
@@ -94,13 +97,19 @@ class RunPage:
     @property
     def is_watched(self) -> bool:
         """Whether somebody looks, or has done so just now."""
-        return self.viewers > 0 or trio.current_time() - self._made_at < WATCHED_SECONDS
+        made_at = max(self.public.made_at, self._for_members.made_at)
+        return self.viewers > 0 or trio.current_time() - made_at < WATCHED_SECONDS
+
+    def link(self, url: str) -> str:
+        """The address of the page for its owner; in a closed run with a key, good for once."""
+        return f"{url}/#key={self._logins.new_key()}" if self._source.is_closed else f"{url}/"
 
     def routes(self) -> list[Route]:
         return [
             Route("/", self._page, methods=["GET"]),
             Route("/page.json", self._data, methods=["GET"]),
             Route("/events", self._events, methods=["GET"]),
+            Route("/login", self._login, methods=["POST"]),
         ]
 
     async def run(self) -> None:
@@ -109,7 +118,6 @@ class RunPage:
             while True:
                 await trio.sleep(TICK_SECONDS)
                 if self.viewers:
-                    self._look()
                     self._news.set()
                     self._news = trio.Event()
         finally:
@@ -122,8 +130,8 @@ class RunPage:
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
-        plain, small = self._document()
-        headers = {"content-security-policy": document().policy, "vary": "accept-encoding"}
+        plain, small = self._shown_to(request).document()
+        headers = {"content-security-policy": page_file().policy, "vary": "accept-encoding"}
         if "gzip" in request.headers.get("accept-encoding", ""):
             return Answer(small, HTML, 200, headers | {"content-encoding": "gzip"})
         return Answer(plain, HTML, 200, headers)
@@ -132,8 +140,9 @@ class RunPage:
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
-        self._look()
-        return Answer(self.feed.whole(), JSON)
+        shown = self._shown_to(request)
+        shown.look()
+        return Answer(shown.feed.whole(), JSON)
 
     async def _events(self, request: Request) -> Answer | Viewer:
         refusal = self._refusal(request)
@@ -154,43 +163,31 @@ class RunPage:
                 {"retry-after": "60"},
             )
         mark = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        return Viewer(self, site, mark)
+        return Viewer(self, self._shown_to(request), site, mark)
+
+    async def _login(self, request: Request) -> Answer:
+        """The key is in a header that no page of another origin can send."""
+        site = site_of(asked_by(request))
+        seconds = self._tries.wait_seconds(site, trio.current_time())
+        if seconds:
+            return _too_many(site, seconds)
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        cookie = self._logins.exchange(key)
+        if cookie is None:
+            words = b"This link was used before, or is too old. `potluck page` makes another one.\n"
+            return Answer(words, "text/plain", 403)
+        flags = f"Path=/; Max-Age={SESSION_SECONDS:.0f}; HttpOnly; SameSite=Strict"
+        set_cookie = f"{self._logins.cookie_name}={cookie}; {flags}"
+        return Answer(b"", "text/plain", 204, {"set-cookie": set_cookie})
+
+    def _shown_to(self, request: Request) -> Shown:
+        cookie = request.cookies.get(self._logins.cookie_name, "")
+        return self._for_members if self._logins.knows(cookie) else self.public
 
     def _refusal(self, request: Request) -> Answer | None:
         site = site_of(asked_by(request))
         seconds = self._requests.wait_seconds(site, trio.current_time())
-        if not seconds:
-            return None
-        words = f"Too many requests from {site}. Try again in {seconds} s.\n"
-        return Answer(words.encode(), "text/plain", 429, {"retry-after": str(seconds)})
-
-    # -- the state
-
-    def _look(self) -> None:
-        """Make the newest state, unless the last one is as good as new."""
-        if trio.current_time() - self._made_at < TICK_SECONDS / 2:
-            return
-        now = self._made_at = trio.current_time()
-        try:
-            sections = sections_of(self._source)
-        except Exception:  # noqa: BLE001 - the run goes on, whatever the page is wrong about
-            if not self._has_failed:
-                self._has_failed = True
-                _log.exception("the page cannot show the newest state; it shows the last one")
-            return
-        if now - self._people_at < PEOPLE_SECONDS:
-            del sections["people"]
-        else:
-            self._people_at = now
-        self.feed.update(sections, self._source.history.curve.points)
-
-    def _document(self) -> tuple[bytes, bytes]:
-        """The page with the newest data, plain and compressed."""
-        self._look()
-        if self._made_version != self.feed.version:
-            plain = document().with_data(self.feed.whole())
-            self._made_version, self._made = self.feed.version, (plain, gzip.compress(plain, 4))
-        return self._made
+        return _too_many(site, seconds) if seconds else None
 
     # -- for viewers
 
@@ -206,21 +203,58 @@ class RunPage:
         if not self._viewers[site]:
             del self._viewers[site]
 
-    def news_since(self, mark: str) -> bytes:
-        self._look()
-        return self.feed.since(mark)
-
     async def news(self) -> None:
         """Until there is a newer state, or for a while."""
         with trio.move_on_after(SILENCE_SECONDS):
             await self._news.wait()
 
 
+class Shown:
+    """What some of the viewers see, and the page with it. Nothing is made while nobody looks."""
+
+    def __init__(self, source: PageSource, *, for_members: bool) -> None:
+        self._source, self._is_for_members = source, for_members
+        self.feed = Feed()
+        self.made_at = self._people_at = float("-inf")
+        self._made_version, self._made = -1, (b"", b"")
+        self._has_failed = False
+
+    def news_since(self, mark: str) -> bytes:
+        self.look()
+        return self.feed.since(mark)
+
+    def look(self) -> None:
+        """Make the newest state, unless the last one is as good as new."""
+        if trio.current_time() - self.made_at < TICK_SECONDS / 2:
+            return
+        now = self.made_at = trio.current_time()
+        try:
+            sections = sections_of(self._source, for_members=self._is_for_members)
+        except Exception:  # noqa: BLE001 - the run goes on, whatever the page is wrong about
+            if not self._has_failed:
+                self._has_failed = True
+                _log.exception("the page cannot show the newest state; it shows the last one")
+            return
+        if now - self._people_at < PEOPLE_SECONDS:
+            del sections["people"]
+        else:
+            self._people_at = now
+        self.feed.update(sections, self._source.history.curve.points)
+
+    def document(self) -> tuple[bytes, bytes]:
+        """The page with the newest data, plain and compressed."""
+        self.look()
+        if self._made_version != self.feed.version:
+            plain = page_file().with_data(self.feed.whole())
+            self._made_version, self._made = self.feed.version, (plain, gzip.compress(plain, 4))
+        return self._made
+
+
 class Viewer:
     """One browser that follows the page: an answer that does not end."""
 
-    def __init__(self, page: RunPage, site: str, mark: str) -> None:
-        self._page, self._site, self._mark = page, site, mark
+    def __init__(self, page: RunPage, shown: Shown, site: str, mark: str) -> None:
+        self._page, self._shown, self._site, self._mark = page, shown, site, mark
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         page = self._page
@@ -229,8 +263,8 @@ class Viewer:
             await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
             await self._send(send, b"retry: %d\n\n" % RETRY_MS)
             while not page.is_closed:
-                data = page.news_since(self._mark)
-                self._mark = page.feed.mark
+                data = self._shown.news_since(self._mark)
+                self._mark = self._shown.feed.mark
                 id_ = self._mark.encode()
                 await self._send(send, b"id: %s\ndata: %s\n\n" % (id_, data) if data else b":\n\n")
                 await page.news()
@@ -247,6 +281,11 @@ _EVENT_HEADERS: Final = [
     (b"content-type", b"text/event-stream"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 ]
+
+
+def _too_many(site: str, seconds: int) -> Answer:
+    words = f"Too many requests from {site}. Try again in {seconds} s.\n"
+    return Answer(words.encode(), "text/plain", 429, {"retry-after": str(seconds)})
 
 
 def asked_by(request: Request) -> str:
@@ -298,7 +337,7 @@ class PageFile:
 
 
 @cache
-def document() -> PageFile:
+def page_file() -> PageFile:
     return PageFile()
 
 
