@@ -86,6 +86,7 @@ def train_in_foreground(
         session.departure.watch(lambda: _bound_the_end(session.departure.error))
 
         async def accompany(node: Node) -> None:
+            display.meet(node)
             started(node, display.lines)
             await beside(node, session, display.lines)
 

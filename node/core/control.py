@@ -90,6 +90,24 @@ class ControlServer:
             raise ProtocolMisuse(f"The control command {command} is there already.")
         self._handlers[command] = handler
 
+    async def ask(self, command: str) -> Any:
+        """The last answer of a command without arguments, for this process itself. It raises what a
+        client would be told. PotluckError for a command that nothing answers yet."""
+        handler = self._handlers.get(command)
+        if handler is None:
+            raise PotluckError(
+                "The node still gets ready.",
+                why=f"Nothing answers {command!r} yet.",
+                advice="Try again in a moment.",
+            )
+        given: list[Any] = [None]
+
+        async def answer(value: Any) -> None:
+            given.append(value)
+
+        await handler({}, answer)
+        return given[-1]
+
     async def serve(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled, then remove the socket file. Started when clients can connect."""
         if not hasattr(socket, "AF_UNIX"):

@@ -426,3 +426,15 @@ def test_a_node_that_says_nothing_is_given_up(tmp_path: Path) -> None:
             pytest.raises(DeadlineExceeded, match="SIGSTOP"),
         ):
             next(answers)
+
+
+async def test_the_node_itself_gets_the_answer_that_a_client_would_get(tmp_path: Path) -> None:
+    server = ControlServer(tmp_path / "control.sock")
+
+    async def pause(arguments: Mapping[str, Any], answer: Answering) -> None:
+        await answer({"paused": True, "arguments": dict(arguments)})
+
+    server.add("pause", pause)
+    assert await server.ask("pause") == {"paused": True, "arguments": {}}
+    with pytest.raises(PotluckError, match="still gets ready"):
+        await server.ask("resume")

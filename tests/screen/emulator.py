@@ -12,8 +12,10 @@ import re
 from rich.cells import cell_len
 
 _PARTS = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])|([\s\S])")
-WRAPPING, CURSOR, AT_ONCE = 7, 25, 2026
-AT_REST = {WRAPPING: True, CURSOR: True, AT_ONCE: False}
+WRAPPING, CURSOR, ALTERNATE, AT_ONCE = 7, 25, 1049, 2026
+AT_REST = {WRAPPING: True, CURSOR: True, ALTERNATE: False, AT_ONCE: False}
+SHOWN = {WRAPPING: False, CURSOR: False, ALTERNATE: True, AT_ONCE: False}
+"""While a frame is there."""
 
 
 class Emulator:
@@ -27,6 +29,8 @@ class Emulator:
         """The end of the scrollback: rows that a resize had no room for."""
         self.row = self.column = 0
         self.modes = dict(AT_REST)
+        self.normal: tuple[list[list[str]], int] | None = None
+        """The normal screen with its cursor's row, while the alternate one is shown."""
         self.wrapped = 0
         """How often a character came at a margin, in whatever mode."""
 
@@ -44,9 +48,28 @@ class Emulator:
             seen.pop()
         return seen
 
+    def normal_lines(self) -> list[str]:
+        """The text on the normal screen, also while it is not shown."""
+        rows = self.cells if self.normal is None else self.normal[0]
+        seen = ["".join(row).rstrip() for row in rows]
+        while seen and not seen[-1]:
+            seen.pop()
+        return seen
+
     def resize(self, columns: int, rows: int) -> None:
-        """As terminals do that break lines anew, with the cursor on the line it was on, and take
-        back what they had pushed out, where there is room for it."""
+        """As terminals do: the alternate screen is cut, and the normal one breaks its lines anew,
+        with the cursor on the line it was on, and takes back what it had pushed out, where there
+        is room for it."""
+        if self.normal is not None:
+            alternate = [row[:columns] for row in self.cells[:rows]]
+            alternate += [[] for _ in range(rows - len(alternate))]
+            self.cells, self.row = self.normal
+            self._break_anew(columns, rows)
+            self.normal, self.cells, self.row = (self.cells, self.row), alternate, 0
+        else:
+            self._break_anew(columns, rows)
+
+    def _break_anew(self, columns: int, rows: int) -> None:
         above: list[list[str]] = []
         row_of_cursor = 0
         back = min(len(self.pushed_out), max(0, rows - self.rows))
@@ -66,29 +89,32 @@ class Emulator:
     def _obey(self, private: str, numbers: str, final: str) -> None:
         match private, final:
             case "?", "h" | "l":
-                assert int(numbers) in self.modes
-                self.modes[int(numbers)] = final == "h"
-            case "", "A":
-                self.row = max(0, self.row - int(numbers or 1))
+                for number in map(int, numbers.split(";")):
+                    assert number in self.modes
+                    if number == ALTERNATE and self.modes[number] != (final == "h"):
+                        self._exchange()
+                    self.modes[number] = final == "h"
             case "", "H":
-                assert not numbers
-                self.row = self.column = 0
-            case "", "C":
-                self.column = min(self.columns - 1, self.column + int(numbers or 1))
+                row, column = (int(one) for one in (numbers or "1;1").split(";"))
+                assert 0 < row <= self.rows
+                assert 0 < column <= self.columns
+                self.row, self.column = row - 1, column - 1
             case "", "K":
                 assert not numbers
                 del self.cells[self.row][self.column :]
-            case "", "J":
-                assert not numbers
-                if (self.row, self.column) == (0, 0):  # as tmux does
-                    self.scrollback.extend(self.lines())
-                del self.cells[self.row][self.column :]
-                for below in range(self.row + 1, self.rows):
-                    self.cells[below] = []
             case "", "m":
                 pass
             case _:
                 raise AssertionError(f"ESC [ {private}{numbers}{final} is not for every terminal")
+
+    def _exchange(self) -> None:
+        """To the alternate screen, which is empty, or back to the normal one."""
+        if self.normal is None:
+            self.normal = self.cells, self.row
+            self.cells, self.row = [[] for _ in range(self.rows)], 0
+        else:
+            (self.cells, self.row), self.normal = self.normal, None
+        self.column = 0
 
     def _show(self, character: str) -> None:
         if character == "\r":

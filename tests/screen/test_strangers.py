@@ -6,19 +6,24 @@ lines that would have wrapped.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 from rich.cells import cell_len
 
-from node.app.screen.canvas import Canvas, Look, paint
+from lab.scenes import TRAINING
+from node.app.screen.canvas import ENTER, LEAVE, Canvas, Look, paint
 from node.app.screen.cells import clean
-from node.app.screen.picture import Scene, SceneEvent, render, summary
+from node.app.screen.panels import Scene, SceneEvent
+from node.app.screen.picture import frame
+from node.app.screen.summary import summary
 from node.core.display_name import short, with_names
+from node.core.status import LinkStatus, NodeStatus
 from node.core.training_view import RunPeerView, TrainerPhase, named
-from tests.screen.emulator import AT_REST, Emulator
-from tests.screen.scenes import TRAINING
+from tests.screen.emulator import AT_REST, SHOWN, Emulator
 
 ESCAPES = (
     "\x1b[2J\x1b[H",
@@ -44,25 +49,33 @@ LOOKS = (Look(), Look(colour=False, encoding="ascii"), Look(encoding="latin-1"),
     columns=st.integers(1, 160),
     rows=st.integers(1, 50),
     phase=st.sampled_from(TrainerPhase),
+    keeps=st.booleans(),
     look=st.sampled_from(LOOKS),
 )
-@example(LONGEST, 80, 23, TrainerPhase.TRAINING, Look())
-@example(LONGEST, 20, 4, TrainerPhase.REFUSED, Look(encoding="ascii"))
+@example(LONGEST, 80, 23, TrainerPhase.TRAINING, True, Look())
+@example(LONGEST, 20, 4, TrainerPhase.REFUSED, False, Look(encoding="ascii"))
 def test_nothing_that_is_said_leaves_its_place(
-    said: str, columns: int, rows: int, phase: TrainerPhase, look: Look
+    said: str, columns: int, rows: int, phase: TrainerPhase, keeps: bool, look: Look
 ) -> None:
     peer = RunPeerView(
         peer=said, name=said, role=said, reach="direct", ignored=said, samples=10**20
     )
     view = changed(TRAINING, phase=phase, run=said, person=said, doing=said, advice=said)
     view = changed(view, device=said, checkpoint=said, peer=said, peers=(peer,) * 3)
-    scene = Scene(view, (SceneEvent("21:00:00", said, warns=True),) * 3)
-    terminal, canvas = Emulator(columns, rows + 1), Canvas()
-    lines = [paint(line, look) for line in render(scene, columns, rows)]
-    terminal.write(canvas.draw(lines, columns, rows))
+    view = changed(view, troubles=(said,), keeps_only=keeps)
+    status = NodeStatus(links=(LinkStatus(peer=said, reach=said),))
+    events = (SceneEvent("21:00:00", said, warns=True),) * 3
+    scene = Scene(view, events, node=status, said=(said,), note=said)
+    terminal, canvas = Emulator(columns, rows), Canvas()
+    terminal.write(ENTER)
+    for chosen in (None, *range(6)):
+        lines = frame(replace(scene, chosen=chosen), columns, rows, look)
+        assert len(lines) == rows
+        terminal.write(canvas.draw(lines, columns))
+        assert terminal.modes == SHOWN
+        assert terminal.wrapped == 0
+    terminal.write(LEAVE)
     assert terminal.modes == AT_REST
-    assert (terminal.row, terminal.column) == (len(lines), 0)
-    assert terminal.wrapped == 0
     for line in summary(scene, "21:05:12", columns, rows):
         assert line.cell_len <= columns
         terminal.write(paint(line, look).written)

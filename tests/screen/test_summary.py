@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace as changed
 
-from node.app.screen.picture import Scene, SceneEvent, summary
+from lab.scenes import EVENTS, SIZES, STATES
+from node.app.screen.panels import Scene, SceneEvent
+from node.app.screen.summary import summary
 from node.core.training_view import ENDED, TrainerPhase, TrainerView
-from tests.screen.scenes import EVENTS, SIZES, STATES
 
 AT = "21:05:12"
 WARNED = tuple(

@@ -33,7 +33,7 @@ LINES_IN_QUEUE = 1_000
 
 LAST_LINES_SECONDS = 0.3  # to print the last lines, for a reader that reads
 
-STDOUT, STDERR = 1, 2
+STDIN, STDOUT, STDERR = 0, 1, 2
 
 Write = Callable[[int, str], None]
 

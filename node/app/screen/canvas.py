@@ -1,18 +1,12 @@
-"""The bytes that make a terminal show a picture, and then the next one. Pure.
+"""The bytes that make a terminal show a frame, and then the next one. Pure.
 
-The picture is below the text printed before, and the cursor on the empty line below it: after a
-normal end, a crash or a kill the prompt appears there. No mode is left switched, and the alternate
-screen is not used: an invite, a warning and the picture itself stay in the scrollback.
+The frame takes the terminal's alternate screen (mode 1049), which full-screen programs use: what
+was there before comes back when they leave. A frame has a line for every row, so nothing that was
+in a row stays, also after a resize.
 
 Nothing flickers: a line is overwritten, never cleared first; an unchanged line is not written at
-all; the cursor (mode 25) is hidden meanwhile; and terminals that can (mode 2026) show the whole
-change at once. Nothing wraps: wrapping is off (mode 7) while a picture is written. The start and
-the end of a picture are in one write.
-
-After a resize the place of the old picture is unknown. Some terminals break its lines, some cut
-them, and one that became lower has pushed rows into the scrollback, where nothing reaches them
-until it is higher again. So everything visible is cleared then, and the lines printed above the
-picture are written again, as far as there is room.
+all; the cursor (mode 25) is hidden; and terminals that can (mode 2026) show the whole change at
+once. Nothing wraps: wrapping (mode 7) is off meanwhile.
 """
 
 from __future__ import annotations
@@ -26,33 +20,31 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-BEGIN: Final = "\x1b[?2026h\x1b[?25l\x1b[?7l"
-END: Final = "\x1b[?7h\x1b[?25h\x1b[?2026l"
+from node.app.screen.charts import BRAILLE
+
+ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+BEGIN: Final = "\x1b[?2026h"
+END: Final = "\x1b[?2026l"
 CLEAR_TO_END_OF_LINE: Final = "\x1b[K"
-CLEAR_BELOW: Final = "\x1b[K\x1b[C\x1b[J\r"
-"""Not from the corner: tmux takes that for clearing the screen, and keeps the old contents."""
 
-TO_THE_CORNER: Final = "\x1b[H"
-NEXT_LINE: Final = "\r\n"
+_UPPER, _LOWER = 0x1B, 0xE4
+"""The upper and the lower half of a character of braille."""
 
+
+def _dotted(mask: int) -> str:
+    """A character of braille for terminals that have none."""
+    return " '.:"[bool(mask & _UPPER) + 2 * bool(mask & _LOWER)]
+
+
+_BRAILLE: Final = {BRAILLE + mask: _dotted(mask) for mask in range(256)}
 _ASCII: Final = str.maketrans(
     {
-        **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
-        **{
-            "█": "#",
-            "▓": "=",
-            "░": ".",
-            "…": "~",
-            "·": "-",
-            "↑": "^",
-            "↓": "v",
-            "│": "|",
-            "“": '"',
-            "”": '"',
-        },
+        **dict(zip("╭╮╰╯─│━═", "++++-|#=", strict=True)),
+        **dict(zip("…·↑↓“”", '~-^v""', strict=True)),
     }
-)
-_OF_A_CONSOLE: Final = str.maketrans("▁▂▃▄▅▆▇…“”", '__▄▄▄██~""')
+) | {**_BRAILLE}
+_OF_A_CONSOLE: Final = str.maketrans("╭╮╰╯━…“”", '┌┐└┘█~""') | {**_BRAILLE}
 """The font of Linux's own console only has the characters of the first PCs."""
 
 
@@ -99,60 +91,29 @@ def paint(line: Text, look: Look) -> Painted:
 
 
 class Canvas:
-    """Invariant: the cursor is at the beginning of the line below `_lines`, which are on the
-    terminal and were drawn when it had this `_size`: columns and rows."""
+    """Invariant: `_lines` are on the terminal, and were drawn when it was `_columns` wide."""
 
     def __init__(self) -> None:
         self._lines: tuple[Painted, ...] = ()
-        self._size = (0, 0)
+        self._columns = 0
 
-    def draw(
-        self, lines: Sequence[Painted], columns: int, rows: int, above: Sequence[str] = ()
-    ) -> str:
-        """The bytes that put these lines on the terminal; empty if they are there already. `above`:
-        the lines printed above, each short enough for the terminal, to be written again after a
-        resize."""
-        before, resized = self._lines, bool(self._lines) and (columns, rows) != self._size
-        if tuple(lines) == before and not resized:
-            return ""
-        written = [BEGIN]
-        if resized:
-            written.append(_anew(above, rows - 1 - len(lines)))
-        else:
-            written.append(self._to_the_top())
-        for number, line in enumerate(lines):
-            if resized or number >= len(before) or before[number] != line:
-                written.append(line.written)
-                if line.cells < columns:  # in the last column it would take the last character
-                    written.append(CLEAR_TO_END_OF_LINE)
-            written.append(NEXT_LINE)
-        if len(lines) < len(before):
-            written.append(CLEAR_BELOW)
-        self._lines, self._size = tuple(lines), (columns, rows)
-        return "".join([*written, END])
-
-    def erase(self, columns: int, rows: int, above: Sequence[str] = ()) -> str:
-        """The bytes that remove the picture and put the cursor where it began."""
-        if not self._lines:
-            return ""
-        resized = (columns, rows) != self._size
-        erased = _anew(above, rows - 1) if resized else f"{self._to_the_top()}{CLEAR_BELOW}"
-        written = f"{BEGIN}{erased}{END}"
-        self.forget()
-        return written
+    def draw(self, lines: Sequence[Painted], columns: int) -> str:
+        """The bytes that put these lines on the terminal, one in each of its rows; empty if they
+        are there already."""
+        if columns != self._columns or len(lines) != len(self._lines):
+            self.forget()
+        written = [
+            # in the last column, clearing would take the last character
+            f"\x1b[{row};1H{line.written}{CLEAR_TO_END_OF_LINE if line.cells < columns else ''}"
+            for row, line in enumerate(lines, 1)
+            if row > len(self._lines) or self._lines[row - 1] != line
+        ]
+        self._lines, self._columns = tuple(lines), columns
+        return "".join((BEGIN, *written, END)) if written else ""
 
     def forget(self) -> None:
-        """Others have written meanwhile: leave the old picture, and draw the next one below."""
-        self._lines, self._size = (), (0, 0)
-
-    def _to_the_top(self) -> str:
-        return f"\x1b[{len(self._lines)}A" if self._lines else ""
-
-
-def _anew(above: Sequence[str], room: int) -> str:
-    """Only the last of these lines, as many as have room."""
-    lines = above[max(len(above) - max(room, 0), 0) :]
-    return "".join((TO_THE_CORNER, CLEAR_BELOW, *(f"{one}{NEXT_LINE}" for one in lines)))
+        """Nothing is known of the terminal: write all lines the next time."""
+        self._lines, self._columns = (), 0
 
 
 @cache

@@ -1,20 +1,17 @@
-"""A curve in rows of characters, its scale, and a bar of several parts. Pure.
+"""A curve in rows of braille, its scale, its labels, and a bar of several parts. Pure.
 
-A computed loss is sometimes not a number. Such a column stays empty, and the scale ignores it.
+A computed loss is sometimes not a number. Such a point is left out, and the scale ignores it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
-STEPS: Final = len(EIGHTHS) - 1
-
 ROUND: Final = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-"""Times a power of ten: the possible ends of a scale."""
+"""Times a power of ten: the possible ends of a scale, and its labels."""
 
 LEAST_FACTOR: Final = 2.0
 """Between the ends of a scale, so that losses that differ by a hundredth look alike."""
@@ -22,6 +19,14 @@ LEAST_FACTOR: Final = 2.0
 MOST_FACTOR: Final = 1e6  # otherwise a loss of zero would take all rows but one
 MOST_ABOVE_MEDIAN: Final = 1e3  # one absurd value must not hide the others
 SMALLEST: Final = 1e-300
+
+BRAILLE: Final = 0x2800
+"""The first of the 256 characters of 2 × 4 dots."""
+ACROSS, DOWN = 2, 4  # dots of one character
+_DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""The bit of each dot, by column and then by row from above."""
+
+ROWS_BETWEEN: Final = 2  # two labels of an axis
 
 
 @dataclass(frozen=True)
@@ -32,13 +37,13 @@ class Scale:
     high: float
     by_factors: bool
 
-    def height(self, value: float, most: int) -> int:
-        """The height in eighths of a row; a value outside the scale is drawn at the edge."""
+    def share(self, value: float) -> float:
+        """From 0 at the lowest row to 1; a value outside the scale is drawn at the edge."""
         if self.by_factors:
             share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:  # the difference itself may overflow
             share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
-        return 1 + round(min(max(share, 0.0), 1.0) * (most - 1)) if math.isfinite(share) else 1
+        return min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
 
 
 def scale_of(values: Sequence[float]) -> Scale | None:
@@ -62,30 +67,33 @@ def scale_of(values: Sequence[float]) -> Scale | None:
 
 
 def curve(
-    values: Sequence[float],
-    columns: int,
-    rows: int = 1,
-    *,
-    at: Sequence[int] = (),
-    scale: Scale | None = None,
+    values: Sequence[float], at: Sequence[int], columns: int, rows: int, scale: Scale
 ) -> list[str]:
-    """The rows, the highest first; each at most `columns` wide.
+    """The rows, the highest first, each of exactly `columns` characters of braille or spaces.
 
-    `at`: the step of each value, in order; without it they follow one another. A step takes one
-    column if there is room; otherwise several are averaged. A column without a value stays empty.
+    `at`: the step of each value, in order. The first step is at the left edge and the last one at
+    the right edge, and a line goes from each point to the next. Several points in one column of
+    dots are averaged.
     """
-    scale = scale or scale_of(values)
-    if scale is None or rows < 1 or columns < 1:
-        return [""] * max(rows, 0)
-    most = rows * STEPS
-    heights = [
-        0 if one is None else scale.height(one, most)
-        for one in _gathered(values, at or range(len(values)), columns)
-    ]
-    return [
-        "".join(EIGHTHS[min(max(height - row * STEPS, 0), STEPS)] for height in heights)
-        for row in reversed(range(rows))
-    ]
+    width, height = columns * ACROSS, rows * DOWN
+    masks = [[0] * columns for _ in range(rows)]
+    for x, first, last in _strokes(_in_columns(values, at, width), scale, height):
+        for y in range(first, last + 1):
+            masks[y // DOWN][x // ACROSS] |= _DOTS[x % ACROSS][y % DOWN]
+    return ["".join(chr(BRAILLE + mask) if mask else " " for mask in row) for row in masks]
+
+
+def labels(scale: Scale, rows: int) -> list[str]:
+    """The label of each row of an axis, the highest first; empty for most. The ends have one, and
+    round values between them where there is room."""
+    if rows < ROWS_BETWEEN:
+        return [""] * rows
+    found = {0: f"{scale.high:.4g}", rows - 1: f"{scale.low:.4g}"}
+    for value in _round_values(scale):
+        row = round((1.0 - scale.share(value)) * (rows - 1))
+        if all(abs(row - taken) >= ROWS_BETWEEN for taken in found):
+            found[row] = f"{value:.4g}"
+    return [found.get(row, "") for row in range(rows)]
 
 
 def shares(parts: Sequence[float], whole: float, columns: int) -> list[int]:
@@ -100,21 +108,51 @@ def shares(parts: Sequence[float], whole: float, columns: int) -> list[int]:
 
 
 def _columns(amount: float, whole: float, columns: int) -> int:
-    return min(int(columns * amount / whole), columns) if whole > 0 else 0
+    if not whole > 0:  # zero, or no number
+        return 0
+    return columns if amount >= whole else int(columns * amount / whole)
 
 
-def _gathered(values: Sequence[float], at: Sequence[int], columns: int) -> list[float | None]:
-    first, steps = at[0], at[-1] - at[0] + 1
-    columns = min(columns, steps)
-    placed: list[list[float]] = [[] for _ in range(columns)]
+def _in_columns(values: Sequence[float], at: Sequence[int], width: int) -> list[tuple[int, float]]:
+    """One mean value for each column of dots that has any, in order."""
+    steps = at[-1] - at[0] if at else 0
+    placed: dict[int, list[float]] = {}
     for value, step in zip(values, at, strict=True):
-        placed[(step - first) * columns // steps].append(value)
-    return [_mean(one) for one in placed]
+        if math.isfinite(value):
+            column = round((step - at[0]) * (width - 1) / steps) if steps else 0
+            placed.setdefault(column, []).append(value)
+    return [(x, sum(one / len(many) for one in many)) for x, many in sorted(placed.items())]
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    known = [one for one in values if math.isfinite(one)]
-    return sum(one / len(known) for one in known) if known else None
+def _strokes(
+    points: Sequence[tuple[int, float]], scale: Scale, height: int
+) -> Iterator[tuple[int, int, int]]:
+    """Of each column of dots from the first point to the last one: the highest dot and the lowest
+    one. A column begins where the one before it ended."""
+    before: tuple[int, int] | None = None
+    for x, value in points:
+        y = round((1.0 - scale.share(value)) * (height - 1))
+        x0, y0 = before or (x - 1, y)
+        last = y0
+        for column in range(x0 + 1, x + 1):
+            now = round(y0 + (y - y0) * (column - x0) / (x - x0))
+            begin = now if now == last else last + (1 if now > last else -1)
+            yield column, min(begin, now), max(begin, now)
+            last = now
+        before = x, y
+
+
+def _round_values(scale: Scale) -> list[float]:
+    """Those that are worth a label, the roundest first."""
+    if not scale.by_factors:
+        return [scale.low + (scale.high - scale.low) * part for part in (0.5, 0.25, 0.75)]
+    powers = range(math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high)) + 1)
+    return [
+        first * 10.0**power
+        for first in (1.0, 2.0, 5.0, 3.0, 7.0, 1.5, 4.0)
+        for power in powers
+        if scale.low < first * 10.0**power < scale.high
+    ]
 
 
 def _bound_above(value: float) -> float:

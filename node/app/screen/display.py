@@ -20,19 +20,22 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from node.app.cli.interruption import at_hard_exit
-from node.app.cli.line_queue import STDERR, STDOUT, LineQueue, write_line
+from node.app.cli.line_queue import STDERR, STDIN, STDOUT, LineQueue, write_line
 from node.app.cli.output import Output, folded
 from node.app.screen.live import Screen
-from node.app.screen.terminal import Terminal, can_show, look_of
+from node.app.screen.terminal import Terminal, can_read_keys, can_show, look_of
 from node.core.display_name import with_names
 from node.core.training_view import TrainerView, named
 from node.training.happenings import Happening, Shown, WillUse
 from node.training.words import object_of, words_of
+
+if TYPE_CHECKING:
+    from node.core.node import Node
 
 
 class PlainView:
@@ -59,7 +62,10 @@ class Display(Protocol):
     shown: Shown
 
     async def run(self) -> None:
-        """Show until finished; a picture until cancelled."""
+        """Show until finished; frames until cancelled."""
+
+    def meet(self, node: Node) -> None:
+        """The node runs: what a screen shows of it, and the keys for it, work from now on."""
 
     def logging(self) -> contextlib.AbstractContextManager[None]:
         """While this is entered, the log is shown here."""
@@ -78,7 +84,8 @@ def display_for(output: Output) -> Iterator[Display]:
     if wants_lines or not can_show(STDOUT, os.environ):
         yield LineDisplay(output)
         return
-    terminal = Terminal(STDOUT, look_of(os.environ, sys.stdout.encoding))
+    keys = STDIN if can_read_keys(STDIN, STDOUT) else None
+    terminal = Terminal(STDOUT, look_of(os.environ, sys.stdout.encoding), keys)
     with at_hard_exit(terminal.restore):
         try:
             yield ScreenDisplay(output, terminal)
@@ -95,6 +102,9 @@ class LineDisplay:
 
     async def run(self) -> None:
         await self.lines.run()
+
+    def meet(self, node: Node) -> None:
+        """Lines need nothing of it."""
 
     def logging(self) -> contextlib.AbstractContextManager[None]:
         return self.lines.logging()
@@ -113,8 +123,8 @@ def write_folded(descriptor: int, line: str) -> None:
 
 
 class ScreenDisplay:
-    """Printed text stays above the picture. A log line is an event in it, and also goes to stderr
-    if that is a file."""
+    """Printed text stays on the normal screen. A log line is an event, and also goes to stderr if
+    that is a file."""
 
     def __init__(self, output: Output, terminal: Terminal, stderr: int = STDERR) -> None:
         self._terminal = terminal
@@ -128,9 +138,12 @@ class ScreenDisplay:
             nursery.start_soon(self.lines.run)
             nursery.start_soon(self._screen.run)
 
+    def meet(self, node: Node) -> None:
+        self._screen.meet(node.status, node.control.ask)
+
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
-        logging.captureWarnings(True)  # Python's own would be printed over the picture
+        logging.captureWarnings(True)  # Python's own would be printed over the frame
         try:
             with self.lines.logging(self._warn):
                 yield
@@ -151,4 +164,6 @@ class ScreenDisplay:
         if descriptor == STDERR and self._stderr_is_elsewhere:
             write_line(descriptor, line)
         else:
-            self._terminal.print_above(line)
+            self._terminal.print_line(line)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                trio.from_thread.run_sync(self._screen.printed, line)

@@ -1,49 +1,94 @@
-"""The screen: `Shown` (node/training/happenings.py) as a picture that follows the events.
+"""The screen: `Shown` (node/training/happenings.py) as frames that follow the events and the keys.
 
     screen = Screen(terminal, lines)
     nursery.start_soon(screen.run)
+    screen.meet(node.status, node.control.ask)          # when the node runs
     await screen.end(seconds)
 
-A picture is drawn when something has changed, at most four times a second, in a thread: a paused
-terminal does not stop the training. Lasting text (how this machine will be used) is printed above
-the picture; warnings of the log are events in it. Steps come fast, so only the newest is shown.
+A frame is drawn when something has changed, at most four times a second, in a thread: a paused
+terminal does not stop the training. Lasting text (how this machine will be used) is printed on the
+normal screen; warnings of the log are events. Steps come fast, so only the newest is shown.
 
 The size of the terminal is read when drawing. SIGWINCH only means that it is time to draw. After
 Ctrl-Z the kernel itself has to stop the process, because it does not stop one that no shell could
 continue.
+
+A key does what a command does, through the same request, and says so. `q` is Ctrl-C.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 import trio
 from msgspec.structs import replace
-from rich.text import Text
 
-from node.app.screen.picture import EVENTS_KEPT, Scene, SceneEvent, render, summary
+from node.app.screen.canvas import Look, Painted
+from node.app.screen.panels import Scene, SceneEvent
+from node.app.screen.picture import choices, frame
+from node.app.screen.summary import summary
 from node.app.screen.terminal import Terminal
+from node.core.status import NodeStatus
 from node.core.training_view import TrainerView
 from node.training.happenings import Failed, Happening, Left, RecordsSummed, WillUse
+from node.training.questions import PAUSE, RESUME
 from node.training.words import words_of
 from protocols.accumulation.events import StepTaken
+from protocols.errors import PotluckError
 
-LEAST_SECONDS = 0.25
-"""Between two pictures: nobody reads faster, and a slow link to the terminal can carry it."""
+LEAST_SECONDS: Final = 0.25
+"""Between two frames: nobody reads faster, and a slow link to the terminal can carry it."""
+
+STATUS_SECONDS: Final = 2.0  # between two looks at the node of a peer that keeps the run
+PROCESSOR_SECONDS: Final = 2.0  # of which the use of the processor is shown
+NOTE_SECONDS: Final = 10.0  # for which the words about the last key stay
+KEYS_AGAIN_SECONDS: Final = 0.5  # after nothing could be read
+EVENTS_KEPT: Final = 100
+"""More than a terminal has rows, as a rule."""
+SAID_KEPT: Final = 200
+
+KEY: Final = re.compile(rb"\x1b\[[0-9;]*[A-Za-z~]|\x1bO.|[\s\S]")
+"""One key; arrows and the like are sequences."""
+MOST_KEYS: Final = 8
+"""At once; more are a text that was pasted."""
+
+Ask = Callable[[str], Awaitable[Any]]
+
+
+def _as_ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 class Screen:
     """Invariant: all but the drawing itself happens in trio's thread."""
 
-    def __init__(self, terminal: Terminal, stays: Callable[[str], None]) -> None:
-        self._terminal, self._stays = terminal, stays
+    def __init__(
+        self,
+        terminal: Terminal,
+        stays: Callable[[str], None],
+        leave: Callable[[], None] = _as_ctrl_c,
+    ) -> None:
+        self._terminal, self._stays, self._leave = terminal, stays, leave
         self._view = TrainerView()
         self._events: deque[SceneEvent] = deque(maxlen=EVENTS_KEPT)
+        self._said: deque[str] = deque(maxlen=SAID_KEPT)
+        self._status: Callable[[], NodeStatus] | None = None
+        self._ask: Ask | None = None
+        self._node: NodeStatus | None = None
+        self._node_at = float("-inf")
+        self._processor = _ProcessorUse()
+        self._chosen: int | None = None
+        self._helps = False
+        self._note, self._note_at = "", 0.0
         self._changed = trio.Event()
+
+    # -- what is shown
 
     def happened(self, happening: Happening) -> None:
         words = words_of(happening)
@@ -63,27 +108,46 @@ class Screen:
         if view.traffic.sent_bytes < self._view.traffic.sent_bytes:
             view = replace(view, traffic=self._view.traffic)  # the node has ended: it was so much
         self._view = view
+        now = time.monotonic()
+        self._processor.note(now, time.process_time())
+        if view.keeps_only and self._status is not None and now - self._node_at > STATUS_SECONDS:
+            self._node, self._node_at = self._status(), now
+        if self._note and now - self._note_at > NOTE_SECONDS:
+            self._note = ""
         self._changed.set()
 
     def warn(self, line: str) -> None:
         """A line of the log."""
         self._add(line, warns=True)
 
+    def printed(self, line: str) -> None:
+        """A line is on the normal screen, which is shown now."""
+        self._said.append(line)
+        self._changed.set()
+
+    def meet(self, status: Callable[[], NodeStatus], ask: Ask) -> None:
+        """The node runs: it can be asked."""
+        self._status, self._ask = status, ask
+
+    # -- the tasks
+
     async def run(self) -> None:
-        """Draw until cancelled."""
+        """Draw and read keys until cancelled."""
         following = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
         with trio.open_signal_receiver(*following) as received:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._follow_the_terminal, received)
+                if self._terminal.keys is not None:
+                    nursery.start_soon(self._follow_the_keys, self._terminal.keys)
                 while True:
                     await self._changed.wait()
                     self._changed = trio.Event()
-                    await _in_a_thread(self._terminal.draw, self._picture())
+                    await _in_a_thread(self._terminal.draw, self._frame())
                     await trio.sleep(LEAST_SECONDS)
 
     async def end(self, seconds: float) -> bool:
-        """Leave a summary in place of the picture; not longer than this, also when cancelled.
-        Returns whether it is there."""
+        """Leave a summary on the normal screen; not longer than this, also when cancelled. Returns
+        whether it is there."""
         with trio.move_on_after(seconds) as scope:
             scope.shield = True
             scene, clock = self._scene(), time.strftime("%H:%M:%S")
@@ -101,6 +165,68 @@ class Screen:
                 await _in_a_thread(self._terminal.begin_anew)
             self._changed.set()
 
+    async def _follow_the_keys(self, descriptor: int) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(descriptor)
+            try:
+                typed = self._terminal.typed()
+            except OSError:  # the terminal has gone
+                return
+            keys = KEY.findall(typed)
+            if not keys:  # not for us: we are in the background, or another program read it
+                await trio.sleep(KEYS_AGAIN_SECONDS)
+            elif len(keys) > MOST_KEYS:
+                self._say("this was pasted: nothing was done")
+            else:
+                for key in keys:
+                    await self._press(key)
+
+    # -- keys
+
+    async def _press(self, key: bytes) -> None:
+        self._note = ""
+        match key:
+            case b"p":
+                await self._request(PAUSE, _paused)
+            case b"r":
+                await self._request(RESUME, _resumed)
+            case b"q":
+                self._say("leaves, as by `potluck leave` or Ctrl-C; q again: at once")
+                self._leave()
+            case b"?":
+                self._helps = not self._helps
+            case b"\t":
+                self._choose(1)
+            case b"\x1b[Z":  # tab with shift
+                self._choose(-1)
+            case b"\x1b":
+                self._chosen, self._helps = None, False
+            case _:
+                pass
+        self._changed.set()
+
+    async def _request(self, command: str, told: Callable[[Mapping[str, Any]], str]) -> None:
+        if self._ask is None:
+            self._say("The node still gets ready. Try again in a moment.")
+            return
+        try:
+            self._say(told(await self._ask(command)))
+        except PotluckError as error:
+            self._say(f"{error.what} {error.advice}")
+
+    def _choose(self, step: int) -> None:
+        """The next panel in the whole room; all of them after the last one."""
+        self._helps = False
+        many = choices(self._scene())
+        at = (-1 if self._chosen is None else min(self._chosen, many - 1)) + 1 + step
+        self._chosen = None if at % (many + 1) == 0 else at % (many + 1) - 1
+
+    def _say(self, words: str) -> None:
+        self._note, self._note_at = words, time.monotonic()
+        self._changed.set()
+
+    # -- the scene
+
     def _add(self, words: str, *, warns: bool = False, instead_of: str = "") -> None:
         """A repeated event, or the next of its kind, replaces the one before."""
         for one in tuple(self._events):
@@ -110,11 +236,51 @@ class Screen:
         self._changed.set()
 
     def _scene(self) -> Scene:
-        return Scene(self._view, tuple(self._events))
+        return Scene(
+            self._view,
+            tuple(self._events),
+            node=self._node,
+            processor=self._processor.busy,
+            processors=os.cpu_count() or 0,
+            said=tuple(self._said),
+            keys=self._terminal.keys is not None,
+            chosen=self._chosen,
+            helps=self._helps,
+            note=self._note,
+        )
 
-    def _picture(self) -> Callable[[int, int], Sequence[Text]]:
+    def _frame(self) -> Callable[[int, int, Look], Sequence[Painted]]:
         scene = self._scene()
-        return lambda columns, rows: render(scene, columns, rows)
+        return lambda columns, rows, look: frame(scene, columns, rows, look)
+
+
+def _paused(answer: Mapping[str, Any]) -> str:
+    not_kept = answer.get("not_kept")
+    until = f"; a restart ends it ({not_kept})" if not_kept else ""
+    return f"paused, as by `potluck pause`: r or `potluck resume` goes on{until}"
+
+
+def _resumed(answer: Mapping[str, Any]) -> str:
+    others = "; ".join(answer.get("still_closed", ()))
+    if others:
+        return f"still paused: {others} (`potluck resume` ends only the owner's pause)"
+    return "goes on, as by `potluck resume`" if answer.get("was_paused") else "it was not paused"
+
+
+class _ProcessorUse:
+    """How many processors this process has kept busy lately; None if that is not known yet."""
+
+    def __init__(self) -> None:
+        self.busy: float | None = None
+        self._before: tuple[float, float] | None = None
+
+    def note(self, now: float, used: float) -> None:
+        """`used`: seconds of all processors since the process began."""
+        if self._before is None:
+            self._before = now, used
+        elif now - self._before[0] >= PROCESSOR_SECONDS:
+            self.busy = (used - self._before[1]) / (now - self._before[0])
+            self._before = now, used
 
 
 def _stop_as_by_default() -> None:

@@ -1,78 +1,37 @@
-"""The picture of a training peer, for a terminal of any size, and the summary after its end. Pure.
+"""The whole screen of a training peer at one moment, for a terminal of any size. Pure.
 
-    render(scene, width, height)              # lines of rich's Text, which fit
-    summary(scene, clock, width, height)      # the same, after the end
+    frame(scene, width, height, look)     # exactly `height` lines, none wider than `width` cells
 
-A scene is the trainer's view and the last events. The order is: run and state, step and loss, the
-swarm's batch, my part, traffic, peers, the last events. On a small terminal the least important
-parts are left out first: device, traffic, the list of peers. The state and its advice always stay.
+At the top are the run with its state, how far it is, and what the state means; below are the
+panels; at the bottom are the keys. A wide terminal has two columns of panels. On a small one the
+least important panels are left out; the tab key shows each of them in the whole room. The state and
+its advice always stay.
 
-The summary is a last picture: the state, what can be done now, where the run stood, and the last
-warnings. It is empty for a session without any contribution or failure.
-
-Text of a run, a person or an error only enters a line through `cells.clean`, and never as rich's
-markup, where a peer could write words that look like our own. Colours have to be readable on black
-and on white, which words on a coloured ground are. A second Ctrl-C ends everything in the middle of
-leaving; then only the summary shows what the session gave.
+Colours have to be readable on black and on white, which words on a coloured ground are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-import msgspec
 from rich.text import Text
 
-from node.app.screen.cells import clean, clip, fit, pad, time_span, wrap
-from node.app.screen.company import peers_block
-from node.app.screen.layout import ScreenBlock, arrange
-from node.app.screen.numbers import (
-    batch_block,
-    carried_block,
-    device_block,
-    experts_block,
-    given_block,
-    kept_block,
-    loss_block,
-    traffic_block,
+from node.app.screen.canvas import Look, Painted, paint
+from node.app.screen.cells import clean, clip, count, fit, time_span, wrap
+from node.app.screen.layout import Lines, Panel, beside, stacked
+from node.app.screen.panels import (
+    FREE,
+    MINE,
+    READABLE,
+    Scene,
+    SceneEvent,
+    panels_of,
 )
 from node.core.display_name import label, with_names
 from node.core.training_view import ENDED, TrainerPhase, TrainerView, named
 from node.training.words import since_words
-
-EVENTS_KEPT: Final = 24
-"""The newest matters most; earlier ones show how it came about, if there is room."""
-
-
-@dataclass(frozen=True)
-class SceneEvent:
-    """One line of the events. `clock`: the time of day. `warns`: it came from the log. `kind`: only
-    the newest of a kind is shown."""
-
-    clock: str
-    words: str
-    warns: bool = False
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Scene:
-    """One moment. `events`: the newest last."""
-
-    view: TrainerView
-    events: tuple[SceneEvent, ...] = ()
-
-
-MARGIN_FROM: Final = 40
-"""Columns: from here on one stays free at each side."""
-
-WIDEST: Final = 240
-"""Columns: a wider chart shows no more."""
-
-READABLE: Final = 140
-"""Columns: a wider line of words is no easier to read."""
 
 _WELL: Final = "black on green"
 _BUSY: Final = "bright_white on blue"
@@ -104,58 +63,74 @@ _IN_SHORT: Final = {
 
 RESUME: Final = "potluck resume"
 
-_STOPPING: Final = ("Ctrl-C leaves", "in another terminal: potluck status, peers, pause, leave")
+MARGIN_FROM: Final = 40
+"""Columns: from here on one stays free at each side."""
 
-WITH_REASON_FROM: Final = 8
-"""Lines: from here on the reason of a state matters more than the device, traffic and peers."""
+TWO_COLUMNS_FROM: Final = 100
+GAP: Final = 1  # columns between the two
+FRAMED_FROM: Final = 24  # lines
+LEFT_SHARE: Final = 0.55  # of the columns: the curve and the batch
+BELOW: Final = ("events",)  # over both columns
+RIGHT: Final = ("backbone", "experts", "peers", "this machine")
 
-LEAST_CURVE_ROWS: Final = 3
-LINES_BESIDE_CURVE: Final = 20
-"""Of the other blocks, in a run of a few peers."""
+STATE_SHARE: Final = 3  # one line of three may say what the state means
+LINES_OF_DOING: Final = 12
+LINES_OF_ADVICE: Final = 12
 
-LINES_OF_DOING: Final = 3
-LINES_OF_ADVICE: Final = 4
-LINES_OF_NEWEST: Final = 3
-EVENTS_AT_FIRST: Final = 3
-"""While the node gets ready, the three lines about its use are above and should stay visible."""
+KEYS: Final = (
+    ("p", "pause", "compute nothing, and stay in the run", "potluck pause"),
+    ("r", "resume", "compute again", "potluck resume"),
+    ("q", "leave", "leave after the current round; twice: at once", "potluck leave"),
+    ("tab", "panels", "one panel after another in the whole room", "potluck status, peers, logs"),
+    ("?", "help", "show this, or what was here before", "potluck join --help"),
+)
+"""Each key with its short name, what it does, and the command that does the same."""
 
-
-def render(scene: Scene, width: int, height: int) -> list[Text]:
-    """At most `height` lines, none wider than `width` cells."""
-    room, view = room_of(width), scene.view
-    since = (since_words(view),) if view.phase_seconds >= 1 else ()
-    blocks = [
-        ScreenBlock(1, [[title(view, room, since)]]),
-        _state(view, room, height),
-        loss_block(view, room, most_rows=curve_rows(height)),
-        batch_block(view, room),
-        experts_block(view, room),
-        kept_block(view, room) if view.keeps_only else given_block(view, room),
-        traffic_block(view, room),
-        device_block(view, room),
-        peers_block(view, room),
-        _events(_worth_saying(scene), room),
-        _stopping(view, room),
-    ]
-    return [placed(line, width) for line in arrange(blocks, max(height, 0))]
+_WITHOUT_KEYS: Final = ("Ctrl-C leaves", "in another terminal: potluck status, peers, pause, leave")
 
 
-def curve_rows(height: int) -> int:
-    """The most rows of the chart on a terminal of this height."""
-    return max(LEAST_CURVE_ROWS, (height - LINES_BESIDE_CURVE) // 2)
+def frame(scene: Scene, width: int, height: int, look: Look) -> list[Painted]:
+    return [paint(line, look) for line in drawn(scene, width, height)]
+
+
+def drawn(scene: Scene, width: int, height: int) -> Lines:
+    """Before it is painted."""
+    room = room_of(width)
+    head = _head(scene.view, room, height)[:height]
+    foot = [_foot(scene, room)] if height > len(head) else []
+    body = _body(scene, room, height - len(head) - len(foot))
+    return [placed(one, width) for one in (*head, *body, *foot)]
 
 
 def room_of(width: int) -> int:
     """Columns that are written in."""
-    return max(1, min(width - 2 * _margin(width), WIDEST))
+    return max(1, width - 2 * _margin(width))
 
 
 def placed(line: Text, width: int) -> Text:
     """The line with the terminal's margin."""
+    line = line.copy()
     line.rstrip()
     whole = Text(" " * _margin(width) if line.plain else "", no_wrap=True, end="")
     whole.append_text(line).truncate(max(width, 0))
     return whole
+
+
+def _margin(width: int) -> int:
+    return 1 if width >= MARGIN_FROM else 0
+
+
+# -- the head
+
+
+def _head(view: TrainerView, room: int, height: int) -> Lines:
+    since = (since_words(view),) if view.phase_seconds >= 1 else ()
+    most = height - 1 if view.phase in ENDED else max(1, height // STATE_SHARE)
+    lines = [title(view, room, since), *_state(view, room, most)]
+    progress = _progress(view, room)
+    if progress is not None and height > 1 + len(lines):
+        lines.append(progress)
+    return lines
 
 
 def title(view: TrainerView, room: int, since: Sequence[str]) -> Text:
@@ -173,11 +148,52 @@ def title(view: TrainerView, room: int, since: Sequence[str]) -> Text:
     return line
 
 
+def _progress(view: TrainerView, room: int) -> Text | None:
+    """The step of all steps, and the time to the end."""
+    if not view.epoch:
+        return None
+    step = f"step {count(view.epoch)}"
+    if not view.steps:
+        return Text(clip(step, room))
+    share = min(view.epoch / view.steps, 1.0)
+    over = "" if view.seconds_left is None else f"over in {time_span(view.seconds_left)}"
+    before = f"{step} of {count(view.steps)} "
+    behind = f" {fit((f'{int(100 * share)} %', over), room)}"
+    columns = room - len(before) - len(behind)
+    if columns < 8:
+        return Text(fit((before.strip(), over), room))
+    done = int(columns * share)
+    return (
+        Text(before)
+        .append(MINE * done, "cyan")
+        .append(FREE * (columns - done), "dim")
+        .append(behind)
+    )
+
+
+def _state(view: TrainerView, room: int, most: int) -> Lines:
+    """What the state means, and what to do; the advice stays longest."""
+    says, to_do = state_lines(view, room, LINES_OF_DOING, LINES_OF_ADVICE)
+    full = [*says, *to_do]
+    if len(full) <= most:
+        return full
+    if view.phase in ENDED:
+        return full[:most]
+    says_in_short = Text(clip(clean(with_names(view.doing, named(view.peers))), room))
+    if not to_do:
+        return [says_in_short]
+    if len(to_do) < most:
+        return [says_in_short, *to_do]
+    advice = RESUME if RESUME in view.advice else _IN_SHORT.get(view.phase, to_do[0].plain)
+    hint = Text(clip(advice, room)) if len(to_do) > 1 else to_do[0]
+    return [says_in_short, hint] if most > 1 else [hint]
+
+
 def state_lines(
     view: TrainerView, room: int, most_doing: int, most_advice: int
-) -> tuple[list[Text], list[Text]]:
+) -> tuple[Lines, Lines]:
     """The meaning of the state, and the advice for it."""
-    label = "next: " if room >= MARGIN_FROM else ""
+    label = "next: " if room >= MARGIN_FROM - 2 else ""
     room = min(room, READABLE)
     says = wrap(clean(with_names(view.doing, named(view.peers))), room, most_doing)
     to_do = wrap(clean(view.advice), room - len(label), most_advice)
@@ -187,128 +203,97 @@ def state_lines(
     ]
 
 
-def event_lines(event: SceneEvent, room: int, most: int) -> list[Text]:
-    """The time of day, and beside it the words, in at most so many lines."""
-    clock_width = 9 if room >= MARGIN_FROM else 0
-    room = min(room, READABLE)
-    texts = [Text(one) for one in wrap(clean(event.words), room - clock_width, most)]
-    if texts and event.warns:
-        texts[0].stylize("bold", 0, texts[0].plain.find(":") + 1)
-    return [
-        Text()
-        .append(pad(clean(event.clock) if number == 0 else "", clock_width), "dim")
-        .append_text(one)
-        for number, one in enumerate(texts)
-    ]
+# -- the panels
 
 
-def _margin(width: int) -> int:
-    return 1 if width >= MARGIN_FROM else 0
+def _body(scene: Scene, width: int, height: int) -> Lines:
+    """Exactly `height` lines."""
+    panels, framed = panels_of(_worth_saying(scene)), height >= FRAMED_FROM
+    if scene.helps:
+        return stacked([_help()], width, height, framed=framed)
+    if scene.chosen is not None:
+        shown = [*panels, *([_said(scene.said)] if scene.said else [])]
+        chosen = shown[scene.chosen % len(shown)] if shown else _help()
+        return stacked([chosen], width, height, framed=framed)
+    if width < TWO_COLUMNS_FROM:
+        return stacked(panels, width, height, framed=framed)
+    right = [one for one in panels if one.name in RIGHT]
+    below = [one for one in panels if one.name in BELOW]
+    left = [one for one in panels if one not in right and one not in below]
+    low = min(height // 4, 2 + max(one.most for one in below)) if below else 0
+    if not left or not right:
+        high = stacked([*left, *right], width, height - low, framed=framed)
+    else:
+        left_width = int(width * LEFT_SHARE)
+        high = beside(
+            stacked(left, left_width, height - low, framed=framed),
+            stacked(right, width - left_width - GAP, height - low, framed=framed),
+            left_width,
+            GAP,
+        )
+    return high + stacked(below, width, low, framed=framed)
 
 
-def _state(view: TrainerView, room: int, height: int) -> ScreenBlock:
-    says, to_do = state_lines(view, room, LINES_OF_DOING, LINES_OF_ADVICE)
-    full = [*says, *to_do]
-    if view.phase in ENDED:
-        return ScreenBlock(2, [full[:many] for many in range(1, len(full) + 1)], grows_first=True)
-    says_in_short = Text(clip(clean(with_names(view.doing, named(view.peers))), room))
-    if view.phase not in _IN_SHORT or not to_do:
-        variants = [[says_in_short], full] if len(full) > 1 else [says]
-        return ScreenBlock(2 if to_do else 7, [one for one in variants if one])
-    in_short = RESUME if RESUME in view.advice else _IN_SHORT[view.phase]
-    hint = Text(clip(in_short, room)) if len(to_do) > 1 else to_do[0]
-    variants = [[hint], [says_in_short, hint], [says_in_short, *to_do], full]
-    return ScreenBlock(
-        2, variants[1:] if height >= WITH_REASON_FROM else variants, grows_first=True
-    )
+def choices(scene: Scene) -> int:
+    """How many panels the tab key goes through."""
+    return len(panels_of(_worth_saying(scene))) + bool(scene.said)
 
 
-def events_with_names(scene: Scene) -> list[SceneEvent]:
-    return [
-        replace(one, words=with_names(one.words, named(scene.view.peers))) for one in scene.events
-    ]
+def _said(said: Sequence[str]) -> Panel:
+    """The lines that were printed in this session, such as the invite: the newest of them."""
+
+    def lines(width: int, height: int) -> Lines:
+        found = [Text(one) for text in said for one in _cut(clean(text), width)]
+        return found[-height:]
+
+    return Panel("printed", "also above this screen, after leaving", lines, 1, 1, 1, grows=True)
 
 
-def _worth_saying(scene: Scene) -> list[SceneEvent]:
+def _cut(text: str, width: int) -> list[str]:
+    """In lines of this width, cut anywhere: an invite has no spaces."""
+    return [text[at : at + width] for at in range(0, len(text), max(width, 1))]
+
+
+def _help() -> Panel:
+    def lines(width: int, _height: int) -> Lines:
+        found = []
+        for key, _, does, command in KEYS:
+            row = Text().append(f" {key:<5}", "bold").append(does)
+            room = width - row.cell_len - 2
+            if len(command) <= room:
+                row.append(f"  {command:>{room}}", "dim")
+            found.append(row)
+        also = "Ctrl-C leaves as q does; Ctrl-Z stops, and `fg` goes on; escape closes this."
+        return [*found, Text(), *(Text(one) for one in wrap(also, width, 3))]
+
+    return Panel("help", "keys, and the commands that do the same", lines, 1, 9, 1, grows=True)
+
+
+def _worth_saying(scene: Scene) -> Scene:
+    """Without events that the state's words already say."""
     view = scene.view
-    said = [one for one in events_with_names(scene) if not _is_said_above(one, view)]
-    is_ready = view.phase not in (TrainerPhase.PREPARING, TrainerPhase.CATCHING_UP)
-    return said if is_ready else said[-EVENTS_AT_FIRST:]
+    events = tuple(one for one in scene.events if not _is_said_above(one, view))
+    return replace(scene, events=events)
 
 
 def _is_said_above(event: SceneEvent, view: TrainerView) -> bool:
-    """Whether the state's words already say the same."""
-    return event.words == view.doing or event.words.startswith(f"{view.phase.value}: ")
+    says = with_names(view.doing, named(view.peers))
+    return event.words in (view.doing, says) or event.words.startswith(f"{view.phase.value}: ")
 
 
-def _events(events: Sequence[SceneEvent], room: int) -> ScreenBlock:
-    """The newest in full, if it has room, and earlier ones in one line each."""
-    if not events:
-        return ScreenBlock(8, [])
-    variants = [event_lines(events[-1], room, most) for most in range(1, LINES_OF_NEWEST + 1)]
-    newest = variants[-1]
-    older = [line for event in events[:-1] for line in event_lines(event, room, 1)]
-    variants += [[*older[-many:], *newest] for many in range(1, len(older) + 1)]
-    return ScreenBlock(8, [one for one in variants if one], apart=True)
+# -- the foot
 
 
-def _stopping(view: TrainerView, room: int) -> ScreenBlock:
-    if view.phase in (TrainerPhase.LEAVING, *ENDED) or "Ctrl-C" in view.advice:
-        return ScreenBlock(6, [])
-    return ScreenBlock(6, [[Text(fit(_STOPPING, room), "dim")]], apart=True)
-
-
-WARNINGS_KEPT: Final = 3
-LINES_OF_ONE: Final = 3
-LINES_TO_BE_READ: Final = 12
-"""For the last event and the advice: enough for all of it in usual cases."""
-
-CURVE_FROM: Final = 16
-"""Rows of a terminal that has room for a curve of several."""
-
-
-def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
-    """None wider than `width` cells, and at most `height` lines, except for the reason of the end,
-    which is shown in full. `clock`: when it ended."""
-    view = _as_ended(scene.view)
-    warnings = [one for one in events_with_names(scene) if one.warns][-WARNINGS_KEPT:]
-    given = view.contribution
-    gave = bool(given.steps or given.alone_steps or given.lost_samples)
-    failed = view.phase in (TrainerPhase.REFUSED, TrainerPhase.FAILED)
-    if not (gave or failed or warnings or (view.phase is TrainerPhase.LEFT and view.epoch)):
-        return []
-    room = room_of(width)
-    says, to_do = state_lines(view, room, LINES_TO_BE_READ, LINES_TO_BE_READ)
-    state = [*says, *to_do]
-    since = (f"at {clock}, after {time_span(view.session_seconds)}", f"at {clock}")
-    blocks = [
-        ScreenBlock(1, [[title(view, room, since)]]),
-        ScreenBlock(2, [state] if state else []),
-    ]
-    if gave or view.epoch:
-        loss = loss_block(view, room, most_rows=LEAST_CURVE_ROWS)
-        blocks.append(
-            loss if height >= CURVE_FROM else ScreenBlock(loss.priority, loss.variants[:1])
-        )
-        if view.phase is not TrainerPhase.LEFT or not view.doing:  # else it has been said
-            blocks.append(given_block(view, room))
-        blocks.append(carried_block(view, room))
-    blocks.append(ScreenBlock(6, _variants(warnings, room), apart=True))
-    return [placed(line, width) for line in arrange(blocks, max(height, 1 + len(state)))]
-
-
-def _as_ended(view: TrainerView) -> TrainerView:
-    view = msgspec.structs.replace(
-        view, contribution=msgspec.structs.replace(view.contribution, samples_per_second=None)
-    )
-    if view.phase in ENDED:
-        return view
-    return msgspec.structs.replace(view, phase=TrainerPhase.LEFT, doing="", advice="")
-
-
-def _variants(warnings: Sequence[SceneEvent], room: int) -> list[list[Text]]:
-    """The newest ones, more of them where there is room."""
-    lines = [event_lines(one, room, LINES_OF_ONE) for one in warnings]
-    return [
-        [line for one in lines[first:] for line in one] for first in reversed(range(len(lines)))
-    ]
+def _foot(scene: Scene, room: int) -> Text:
+    """The last key's effect, or the keys."""
+    if scene.note:
+        return Text(clip(clean(scene.note), room), "bold")
+    if scene.view.phase in (TrainerPhase.LEAVING, *ENDED) or not scene.keys:
+        is_over = scene.view.phase in (TrainerPhase.LEAVING, *ENDED)
+        return Text("" if is_over else fit(_WITHOUT_KEYS, room), "dim")
+    line = Text()
+    for key, name, _, _ in KEYS:
+        if line.cell_len + len(key) + len(name) + 4 > room:
+            break
+        line.append(f" {key} ", "reverse").append(f" {name}  ")
+    return line

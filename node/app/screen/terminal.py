@@ -1,26 +1,28 @@
-"""A terminal with a picture at its end: any thread may write to it, one at a time.
+"""A terminal that shows frames: any thread may write to it, one at a time.
 
 Everything here may wait for a terminal that is paused (Ctrl-S). So it is called in threads that can
-be abandoned, never in trio's. Only `restore` never waits.
+be abandoned, never in trio's. Only `restore` and `keys` never wait.
 
-While the picture is there, typed characters are not echoed over it; Ctrl-C works as usual. In the
-background (`Ctrl-Z`, `bg`) nothing is drawn over the shell's output. After Ctrl-Z the shell has its
-echo back, which most shells restore themselves, but not all.
+While a frame is there, the terminal is on its alternate screen, typed characters are not echoed,
+and keys come at once and not line by line; Ctrl-C works as usual. Lines that are to stay are
+printed on the normal screen, where the summary will follow; the next frame then returns to the
+alternate one. In the background (`Ctrl-Z`, `bg`) nothing is drawn over the shell's output.
 
 A terminal that has gone (its window closed, and nobody told us to end) shows nothing any more, and
 does not end the training.
 
-A background process that changes the terminal's settings is stopped by the kernel (SIGTTOU).
+A background process that changes the terminal's settings is stopped by the kernel (SIGTTOU), and so
+is one that reads from it (SIGTTIN).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import termios
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -28,18 +30,17 @@ from rich.text import Text
 
 from node.app.cli.line_queue import write_whole
 from node.app.cli.output import folded
-from node.app.screen.canvas import Canvas, Look, paint
+from node.app.screen.canvas import ENTER, LEAVE, Canvas, Look, Painted, paint
 
 DUMB: Final = frozenset({"", "dumb", "unknown"})
-LINES_ABOVE: Final = 200
-"""Lines kept from above the picture; those with room are written again after a resize."""
 
 COLUMNS, ROWS = 80, 24
 """If the terminal does not give its size."""
 
-LOCAL_FLAGS: Final = 3  # in what tcgetattr returns
+LOCAL_FLAGS, CONTROL_CHARACTERS = 3, 6  # in what tcgetattr returns
+KEYS_AT_ONCE: Final = 64  # bytes
 
-Picture = Callable[[int, int], Sequence[Text]]
+Frame = Callable[[int, int, Look], Sequence[Painted]]
 
 
 def can_show(descriptor: int, environment: Mapping[str, str]) -> bool:
@@ -47,6 +48,14 @@ def can_show(descriptor: int, environment: Mapping[str, str]) -> bool:
     if sys.platform == "win32" or environment.get("TERM", "") in DUMB:
         return False
     return os.isatty(descriptor) and _is_in_foreground(descriptor)
+
+
+def can_read_keys(descriptor: int, shown_on: int) -> bool:
+    """Whether the keys typed at the terminal `shown_on` come from this descriptor."""
+    try:
+        return os.isatty(descriptor) and os.fstat(descriptor).st_rdev == os.fstat(shown_on).st_rdev
+    except OSError:
+        return False
 
 
 def look_of(environment: Mapping[str, str], encoding: str | None) -> Look:
@@ -66,79 +75,87 @@ def look_of(environment: Mapping[str, str], encoding: str | None) -> Look:
 
 
 class Terminal:
-    """Invariant: writing needs the lock, and the canvas knows the terminal's contents."""
+    """Invariant: writing needs the lock, and the canvas knows what is on the alternate screen.
+    `keys`: the descriptor of what is typed; None if that cannot be read."""
 
-    def __init__(self, descriptor: int, look: Look) -> None:
-        self._descriptor, self._look = descriptor, look
+    def __init__(self, descriptor: int, look: Look, keys: int | None = None) -> None:
+        self._descriptor, self._look, self.keys = descriptor, look, keys
         self._lock = threading.Lock()
         self._canvas = Canvas()
-        self._picture: Picture = _nothing
-        self._above: deque[str] = deque(maxlen=LINES_ABOVE)
+        self._is_up = False
+        """Whether the alternate screen is shown."""
         self._settings_before: list[Any] | None = None
         self._ended = False
 
-    def draw(self, picture: Picture) -> None:
-        """Show this picture, in the size that the terminal has now."""
+    def draw(self, frame: Frame) -> None:
+        """Show this frame, in the size that the terminal has now."""
         with self._lock:
-            self._picture = picture
-            self._write(self._drawn())
-
-    def print_above(self, line: str) -> None:
-        """Print a line that stays, above the picture; too long, it is broken between words."""
-        with self._lock:
+            if self._ended or not _is_in_foreground(self._descriptor):
+                return
+            self._take_over()
             columns, rows = self._size()
-            erased = self._canvas.erase(columns, rows, self._lines_above(columns))
-            self._above.append(line)
-            text = "".join(f"{one}\r\n" for one in self._folded(line, columns))
-            self._write(f"{erased}{text}{self._drawn()}")
+            enter, self._is_up = "" if self._is_up else ENTER, True
+            lines = frame(columns, rows, self._look)
+            self._write(f"{enter}{self._canvas.draw(lines, columns)}")
+
+    def print_line(self, line: str) -> None:
+        """Print a line that stays on the normal screen; too long, it is broken between words."""
+        with self._lock:
+            columns, _ = self._size()
+            text = self._look.shown(folded(line, columns)).replace("\n", "\r\n")
+            self._write(f"{self._left()}{text}\r\n")
 
     def begin_anew(self) -> None:
-        """After the shell had the terminal: draw below its output."""
+        """The shell had the terminal, and shows its normal screen."""
         with self._lock:
-            self._canvas.forget()
+            self._left()
 
-    def end(self, last: Picture) -> None:
-        """Replace the picture with the last one, which stays, and release the terminal."""
+    def end(self, last: Callable[[int, int], Sequence[Text]]) -> None:
+        """Leave these lines on the normal screen, and release the terminal."""
         with self._lock:
-            self._ended, self._picture = True, _nothing
+            self._ended = True
             columns, rows = self._size()
             lines = [paint(line, self._look) for line in last(columns, max(rows - 1, 1))]
             text = "".join(f"{line.written}\r\n" for line in lines)
+            self._write(f"{self._left()}{text}")
             self.restore()
-            erased = self._canvas.erase(columns, rows, self._lines_above(columns))
-            self._write(f"{erased}{text}")
 
     def restore(self) -> None:
-        """Echo typed characters again, and drop those that were typed meanwhile. Never waits."""
+        """Back to the normal screen; echo typed characters again, and drop those that were typed
+        meanwhile. Never waits."""
+        left = self._left()
+        with contextlib.suppress(OSError):
+            if left and select.select([], [self._descriptor], [], 0)[1]:
+                os.write(self._descriptor, left.encode())
         before, self._settings_before = self._settings_before, None
         if before is not None and _is_in_foreground(self._descriptor):
             with contextlib.suppress(termios.error):
                 termios.tcflush(self._descriptor, termios.TCIFLUSH)
                 termios.tcsetattr(self._descriptor, termios.TCSANOW, before)
 
-    def _drawn(self) -> str:
-        if self._ended or not _is_in_foreground(self._descriptor):
-            return ""
-        self._without_echo()
-        columns, rows = self._size()
-        lines = self._picture(columns, max(rows - 1, 1))  # one is the cursor's
-        return self._canvas.draw(
-            [paint(line, self._look) for line in lines], columns, rows, self._lines_above(columns)
-        )
+    def typed(self) -> bytes:
+        """The keys that were pressed since the last call; nothing in the background. OSError if the
+        terminal has gone."""
+        if self.keys is None or not self._is_up or not _is_in_foreground(self.keys):
+            return b""
+        return os.read(self.keys, KEYS_AT_ONCE)  # the settings say that it never waits
 
-    def _lines_above(self, columns: int) -> list[str]:
-        return [short for one in self._above for short in self._folded(one, columns)]
+    def _left(self) -> str:
+        """What leaves the alternate screen, if it is shown."""
+        was_up, self._is_up = self._is_up, False
+        self._canvas.forget()
+        return LEAVE if was_up else ""
 
-    def _folded(self, line: str, columns: int) -> list[str]:
-        return self._look.shown(folded(line, columns)).split("\n")
-
-    def _without_echo(self) -> None:
+    def _take_over(self) -> None:
+        """Keys come at once, and are not echoed."""
         with contextlib.suppress(termios.error):
             settings = termios.tcgetattr(self._descriptor)
-            if settings[LOCAL_FLAGS] & termios.ECHO:
+            if settings[LOCAL_FLAGS] & (termios.ECHO | termios.ICANON):
                 if self._settings_before is None:
-                    self._settings_before = list(settings)
-                settings[LOCAL_FLAGS] &= ~termios.ECHO
+                    self._settings_before = termios.tcgetattr(self._descriptor)
+                settings[LOCAL_FLAGS] &= ~(termios.ECHO | termios.ICANON)
+                settings[CONTROL_CHARACTERS][termios.VMIN] = 0
+                settings[CONTROL_CHARACTERS][termios.VTIME] = 0
                 termios.tcsetattr(self._descriptor, termios.TCSANOW, settings)
 
     def _size(self) -> tuple[int, int]:
@@ -160,7 +177,3 @@ def _is_in_foreground(descriptor: int) -> bool:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:
         return True  # a terminal that controls no process, such as a container's
-
-
-def _nothing(_columns: int, _rows: int) -> Sequence[Text]:
-    return ()

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from msgspec.structs import replace as changed
 
-from node.app.screen.picture import Scene, SceneEvent
+from node.app.screen import Scene, SceneEvent
+from node.core.status import (
+    ConnectivityStatus,
+    DirectoryStatus,
+    LinkStatus,
+    NodeStatus,
+    RelayStatus,
+)
 from node.core.training_view import (
     BatchView,
     ContributionView,
@@ -151,4 +158,48 @@ STATES = {
     "leaving at once": _told(Facts(leaving=True, leaving_at_once=True), TRAINING),
 }
 
-SIZES = ((20, 6), (40, 12), (80, 24), (120, 40), (200, 60))
+BACKBONE = NodeStatus(
+    links=tuple(
+        LinkStatus(peer=peer.peer, reach=peer.reach, bytes_sent=sent)
+        for peer, sent in zip(TRAINING.peers, (10**9, 412_000_000, 8_100_000), strict=True)
+    ),
+    directory=DirectoryStatus(slots_stored=812),
+    connectivity=ConnectivityStatus(dial_backs={"reached": 12, "not reached": 3}),
+    relay=RelayStatus(
+        reservations=12,
+        circuits=3,
+        most_reservations=128,
+        most_circuits=64,
+        month="2026-11",
+        month_bytes=2 * 10**9,
+    ),
+)
+CAME = tuple(
+    SceneEvent(f"20:{minute}:07", words)
+    for minute, words in (
+        (41, "the run's state is here: step 228, from 2 peers in 1.4 s"),
+        (42, "training begins at step 228"),
+        (43, "your first samples are in the run: 32 in step 229"),
+        (58, "…DqWzXn02 came (relayed)"),
+    )
+)
+PICTURED = {
+    "training": Scene(
+        changed(TRAINING, steps=500, seconds_left=1_930.0),
+        (*CAME, *EVENTS),
+        processor=1.9,
+        processors=4,
+        keys=True,
+    ),
+    "backbone": replace(
+        STATES["keeping"],
+        view=changed(STATES["keeping"].view, steps=500, seconds_left=1_930.0, troubles=()),
+        node=BACKBONE,
+        processor=0.3,
+        processors=4,
+        keys=True,
+    ),
+}
+"""For the pictures in docs/."""
+
+SIZES = ((20, 6), (40, 12), (60, 15), (80, 24), (120, 40), (250, 70))

@@ -1,14 +1,17 @@
-"""The picture fits every terminal in every state and says what to do; no stranger can spoil it."""
+"""The frame fits every terminal in every state and says what to do; no stranger can spoil it."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from msgspec.structs import replace as changed
 
+from lab.scenes import BACKBONE, EVENTS, SIZES, STATES, TRAINING
 from node.app.screen.canvas import Look, paint
-from node.app.screen.picture import Scene, SceneEvent, render
+from node.app.screen.panels import Scene, SceneEvent
+from node.app.screen.picture import choices, drawn, frame
 from node.core.training_view import (
     ENDED,
     BatchView,
@@ -17,7 +20,6 @@ from node.core.training_view import (
     TrainerPhase,
     TrainerView,
 )
-from tests.screen.scenes import EVENTS, SIZES, STATES, TRAINING
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07\r\n\t\x9b31m",
@@ -35,19 +37,37 @@ NO_NUMBERS = (math.nan, math.inf, -math.inf, -1.0, 1e300)
 
 
 def text(scene: Scene, columns: int, rows: int) -> list[str]:
-    return [line.plain for line in render(scene, columns, rows)]
+    return [line.plain for line in drawn(scene, columns, rows)]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("state", STATES)
-def test_every_state_fits_every_size(state: str, size: tuple[int, int]) -> None:
-    lines = render(STATES[state], *size)
-    assert 0 < len(lines) <= size[1]
+def test_every_state_fills_every_size(state: str, size: tuple[int, int]) -> None:
+    lines = drawn(STATES[state], *size)
+    assert len(lines) == size[1]
     assert max(line.cell_len for line in lines) <= size[0]
-    assert all(line.plain == line.plain.rstrip() for line in lines), "a resize breaks what is there"
+    assert all(line.plain == line.plain.rstrip() for line in lines)
+    for look in (Look(), Look(colour=False), Look(encoding="ascii"), Look(console=True)):
+        painted = frame(STATES[state], *size, look)
+        assert len(painted) == size[1]
+        assert max(line.cells for line in painted) <= size[0]
 
 
-@pytest.mark.parametrize("size", SIZES[2:], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_each_panel_and_the_help_fill_every_size(size: tuple[int, int]) -> None:
+    for state in ("training", "keeping", "training and serving", "starting"):
+        scene = replace(STATES[state], keys=True, said=("an invite " * 90, "second"))
+        for other in (
+            *(replace(scene, chosen=number) for number in range(9)),
+            replace(scene, helps=True),
+            replace(scene, note="paused"),
+        ):
+            lines = drawn(other, *size)
+            assert len(lines) == size[1]
+            assert max(line.cell_len for line in lines) <= size[0]
+
+
+@pytest.mark.parametrize("size", SIZES[3:], ids=str)
 @pytest.mark.parametrize("state", STATES)
 def test_every_state_says_in_full_what_it_is_and_what_to_do(
     state: str, size: tuple[int, int]
@@ -89,9 +109,12 @@ def test_a_small_terminal_says_why_nothing_is_trained(state: str) -> None:
 def test_training_shows_all_that_a_volunteer_asks_for() -> None:
     shown = "\n".join(text(STATES["training"], 80, 23))
     for part in (
-        "step     312 of 2,000 · the run's loss 2.0713 · over in 4 h 48 min",
-        "75 %  764 of 1,024 samples",
-        "next step in 2 s",
+        "step 312 of 2,000 ━",
+        "15 % · over in 4 h 48 min",
+        "loss  2.0713 in step 312",
+        "75 % · next step in 2 s",
+        "764 of 1,024",
+        "31.2 of 92.4 /s",
         "28,160 accepted samples in 84 steps · 33 % of them",
         "3 others · 2 direct, 1 relayed",
         "bob",
@@ -103,17 +126,19 @@ def test_training_shows_all_that_a_volunteer_asks_for() -> None:
 
 def test_a_gpus_memory_stands_beside_the_machines() -> None:
     view = changed(TRAINING, device="cuda:0", device_memory_bytes=11 * 10**9)
-    (line,) = [one for one in text(Scene(view, EVENTS), 100, 40) if "cuda:0" in one]
-    assert "478 MB of memory · 11 GB of the GPU's" in line
+    shown = "\n".join(text(Scene(view, EVENTS), 100, 40))
+    assert "this machine  cuda:0" in shown
+    assert "478 MB · 11 GB of the GPU's" in shown
 
 
 @pytest.mark.slow
-def test_the_least_important_lines_are_left_out_first() -> None:
-    before = 100
-    for part in ("cpu", "↑", "others", "given", "loss", "75 %", "poem"):
-        least = min(rows for rows in range(1, 40) if part in "\n".join(_rows(rows)))
-        assert least < before, part
-        before = least
+@pytest.mark.parametrize(
+    ("part", "rows"),
+    [("poem", 1), ("75 %", 6), ("loss  2.0713", 11), ("312 with 4", 13), ("others", 15), ("↑", 17)],
+)
+def test_the_most_important_parts_are_on_all_but_the_lowest_terminals(part: str, rows: int) -> None:
+    for height in range(rows, 50):
+        assert part in "\n".join(_rows(height)), height
 
 
 def _rows(rows: int) -> list[str]:
@@ -140,8 +165,8 @@ def test_strangers_words_stay_in_their_line(words: str, size: tuple[int, int]) -
     )
     for phase in (TrainerPhase.TRAINING, TrainerPhase.REFUSED):
         scene = Scene(changed(view, phase=phase), (SceneEvent(words, words, warns=True),) * 8)
-        lines = render(scene, *size)
-        assert len(lines) <= size[1]
+        lines = drawn(scene, *size)
+        assert len(lines) == size[1]
         for line in lines:
             assert line.cell_len <= size[0]
             assert line.plain.replace("\u0301", "").isprintable()
@@ -162,7 +187,7 @@ def test_nan_is_a_question_mark_or_left_out(number: float) -> None:
         peers=(RunPeerView(samples_per_second=number, round_trip_ms=number),),
     )
     for size in SIZES:
-        lines = render(Scene(view), *size)
+        lines = drawn(Scene(view), *size)
         assert max(line.cell_len for line in lines) <= size[0]
 
 
@@ -176,8 +201,9 @@ def test_the_text_of_the_state_is_not_repeated() -> None:
 
 def test_without_a_link_nobody_knows_how_full_the_batch_is() -> None:
     shown = "\n".join(text(STATES["network lost"], 80, 23))
-    assert "\n batch " not in shown
-    assert "step     312" in shown
+    assert "samples   " not in shown
+    assert "next step" not in shown
+    assert "step 312" in shown
 
 
 def test_markup_is_shown_as_it_was_written() -> None:
@@ -189,7 +215,7 @@ def test_a_long_list_of_peers_leaves_room_for_the_rest() -> None:
     peers = tuple(changed(TRAINING.peers[0], peer=f"12D3Koo{n:08d}", name="") for n in range(500))
     lines = text(Scene(changed(TRAINING, peers=peers), EVENTS), 120, 39)
     assert any("500 others · 500 direct" in line for line in lines)
-    assert any("and 488 more: potluck peers" in line for line in lines)
+    assert any("more: potluck peers" in line for line in lines)
     assert "Ctrl-C leaves" in lines[-1]
 
 
@@ -207,22 +233,84 @@ def test_the_present_activity_is_not_repeated() -> None:
 
 
 def test_colours_are_dropped_and_so_are_characters_that_a_terminal_lacks() -> None:
-    lines = render(STATES["training"], 80, 23)
-    with_colour = "".join(paint(line, Look()).written for line in lines)
-    without = "".join(paint(line, Look(colour=False)).written for line in lines)
-    ascii_only = "".join(
-        paint(line, Look(colour=False, encoding="ascii")).written for line in lines
+    scene = STATES["training"]
+    with_colour, without, ascii_only, on_a_console = (
+        "".join(line.written for line in frame(scene, 80, 40, look))
+        for look in (
+            Look(),
+            Look(colour=False),
+            Look(colour=False, encoding="ascii"),
+            Look(console=True),
+        )
     )
     assert "\x1b[30;42m training \x1b[0mfor 43 s" in with_colour, "a style ends with its words"
-    assert "\x1b[2mgiven    \x1b[0m28,160" in with_colour
+    assert "\x1b[2mgiven     \x1b[0m28,160" in with_colour
     assert "\x1b" not in without
+    assert ascii_only.isascii()
     assert "####" in ascii_only
     assert "?" not in ascii_only
-    on_a_console = "".join(paint(line, Look(console=True)).written for line in lines)
-    assert set(on_a_console) & set("▁▂▃▄▅▆▇█▓░…") == set("▄█▓░"), "those of the first PCs"
+    assert set(on_a_console) & set("╭╮╰╯…━█═─│┌┐└┘") == set("█═─│┌┐└┘"), "those of the first PCs"
+    assert not any("\u2800" <= letter <= "\u28ff" for letter in on_a_console + ascii_only)
 
 
 def test_no_traffic_and_no_limits_are_not_shown() -> None:
     view = changed(TRAINING, traffic=TrafficView(sent_bytes=1_000))
-    (line,) = [line for line in text(Scene(view), 80, 23) if "traffic" in line]
-    assert line == " traffic  ↑ 0 B/s, 1 kB in all   ↓ 0 B/s, 0 B in all"
+    shown = text(Scene(view), 80, 40)
+    assert any("traffic   ↑ 0 B/s   ↓ 0 B/s " in line for line in shown)
+    assert any("in all    ↑ 1 kB   ↓ 0 B " in line for line in shown)
+
+
+def test_a_wide_terminal_has_two_columns() -> None:
+    lines = text(STATES["training"], 120, 40)
+    assert any("─ loss " in line and "─ peers " in line for line in lines)
+    assert not any(
+        "─ loss " in line and "─ peers " in line for line in text(STATES["training"], 99, 40)
+    )
+
+
+def test_a_backbone_shows_what_a_backbone_does() -> None:
+    scene = STATES["keeping"]
+    scene = replace(scene, view=changed(scene.view, troubles=()), node=BACKBONE)
+    shown = "\n".join(text(scene, 120, 40))
+    for part in (
+        "backbone  healthy · 3 links",
+        "new volunteers can join here",
+        "step 310, written 52 s ago",
+        "3 of 64",
+        "12 of 128 places · 2 GB in 2026-11",
+        "812 slots kept · 15 dialled back",
+        "1 GB  “bob” …DqWzXn01 · direct",
+    ):
+        assert part in shown
+    assert "accepted samples" not in shown, "it brings none"
+
+
+def test_what_ails_a_backbone_is_said_on_the_smallest_terminal_too() -> None:
+    assert "run.toml is gone" in "\n".join(text(STATES["keeping, and ailing"], 60, 15))
+
+
+def test_the_last_key_and_all_keys_are_explained_with_their_commands() -> None:
+    scene = replace(STATES["training"], keys=True)
+    assert " p  pause   r  resume   q  leave   tab  panels   ?  help" in text(scene, 80, 24)[-1]
+    assert (
+        text(replace(scene, note="paused: potluck pause"), 80, 24)[-1] == " paused: potluck pause"
+    )
+    shown = "\n".join(text(replace(scene, helps=True), 80, 24))
+    for part in ("potluck pause", "potluck resume", "potluck leave", "Ctrl-C"):
+        assert part in shown
+    assert "── loss" not in shown
+
+
+def test_a_chosen_panel_has_the_whole_room() -> None:
+    lines = text(replace(STATES["training"], chosen=2), 60, 15)
+    assert any("peers  3 others" in line for line in lines)
+    assert sum("…DqWzXn0" in line for line in lines) == 3
+    assert not any("── loss" in line for line in lines)
+
+
+def test_what_was_printed_can_be_read_again() -> None:
+    invite = "potluck-run:" + "x1y2" * 60
+    scene = replace(STATES["keeping"], said=("others join with", invite))
+    many = choices(scene)
+    shown = text(replace(scene, chosen=many - 1), 60, 24)
+    assert invite in "".join("".join(shown).split())
