@@ -41,7 +41,7 @@ _BRAILLE: Final = {BRAILLE + mask: _dotted(mask) for mask in range(256)}
 _ASCII: Final = str.maketrans(
     {
         **dict(zip("╭╮╰╯─│━═", "++++-|#=", strict=True)),
-        **dict(zip("…·↑↓“”", '~-^v""', strict=True)),
+        **dict(zip("…·↑↓°“”", '~-^v ""', strict=True)),
     }
 ) | {**_BRAILLE}
 _OF_A_CONSOLE: Final = str.maketrans("╭╮╰╯━…“”", '┌┐└┘█~""') | {**_BRAILLE}

@@ -24,7 +24,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 from msgspec.structs import replace
@@ -34,6 +34,7 @@ from node.app.screen.panels import Scene, SceneEvent
 from node.app.screen.picture import choices, frame
 from node.app.screen.summary import summary
 from node.app.screen.terminal import Terminal
+from node.core.sensors import Reading, Sensors, gpus_in_use
 from node.core.status import NodeStatus
 from node.core.training_view import TrainerView
 from node.training.happenings import Failed, Happening, Left, RecordsSummed, WillUse
@@ -46,6 +47,7 @@ LEAST_SECONDS: Final = 0.25
 """Between two frames: nobody reads faster, and a slow link to the terminal can carry it."""
 
 STATUS_SECONDS: Final = 2.0  # between two looks at the node of a peer that keeps the run
+SENSORS_SECONDS: Final = 2.0  # between two looks at them
 PROCESSOR_SECONDS: Final = 2.0  # of which the use of the processor is shown
 NOTE_SECONDS: Final = 10.0  # for which the words about the last key stay
 KEYS_AGAIN_SECONDS: Final = 0.5  # after nothing could be read
@@ -59,6 +61,7 @@ MOST_KEYS: Final = 8
 """At once; more are a text that was pasted."""
 
 Ask = Callable[[str], Awaitable[Any]]
+Result = TypeVar("Result")
 
 
 def _as_ctrl_c() -> None:
@@ -73,6 +76,7 @@ class Screen:
         terminal: Terminal,
         stays: Callable[[str], None],
         leave: Callable[[], None] = _as_ctrl_c,
+        sensors: Sensors | None = None,
     ) -> None:
         self._terminal, self._stays, self._leave = terminal, stays, leave
         self._view = TrainerView()
@@ -83,6 +87,8 @@ class Screen:
         self._node: NodeStatus | None = None
         self._node_at = float("-inf")
         self._processor = _ProcessorUse()
+        self._sensors = sensors or Sensors()
+        self._reading = Reading()
         self._chosen: int | None = None
         self._helps = False
         self._note, self._note_at = "", 0.0
@@ -137,6 +143,7 @@ class Screen:
         with trio.open_signal_receiver(*following) as received:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._follow_the_terminal, received)
+                nursery.start_soon(self._follow_the_sensors)
                 if self._terminal.keys is not None:
                     nursery.start_soon(self._follow_the_keys, self._terminal.keys)
                 while True:
@@ -164,6 +171,12 @@ class Screen:
             elif number == signal.SIGCONT:
                 await _in_a_thread(self._terminal.begin_anew)
             self._changed.set()
+
+    async def _follow_the_sensors(self) -> None:
+        """Their values are shown with the next frame; they are no reason to draw one."""
+        while True:
+            self._reading = await _in_a_thread(self._sensors.read, gpus_in_use())
+            await trio.sleep(SENSORS_SECONDS)
 
     async def _follow_the_keys(self, descriptor: int) -> None:
         while True:
@@ -242,6 +255,7 @@ class Screen:
             node=self._node,
             processor=self._processor.busy,
             processors=os.cpu_count() or 0,
+            sensors=self._reading,
             said=tuple(self._said),
             keys=self._terminal.keys is not None,
             chosen=self._chosen,
@@ -292,9 +306,9 @@ def _stop_as_by_default() -> None:
         signal.signal(signal.SIGTSTP, handler)
 
 
-async def _in_a_thread(function: Callable[..., None], *arguments: object) -> None:
-    """Abandoned if it waits for a terminal when we are told to end."""
-    await trio.to_thread.run_sync(
+async def _in_a_thread(function: Callable[..., Result], *arguments: object) -> Result:
+    """Abandoned if it waits for a terminal or a driver when we are told to end."""
+    return await trio.to_thread.run_sync(
         function,
         *arguments,
         abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio

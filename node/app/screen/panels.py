@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rich.cells import cell_len
@@ -20,6 +20,7 @@ from node.app.screen.charts import curve, labels, scale_of, shares
 from node.app.screen.layout import Panel
 from node.core.caps.units import in_words
 from node.core.display_name import label, short, with_names
+from node.core.sensors import GpuReading, Reading
 from node.core.status import LinkStatus, NodeStatus
 from node.core.training_view import RunPeerView, TrafficView, TrainerPhase, TrainerView, named
 from node.training.words import role_words
@@ -51,7 +52,8 @@ class SceneEvent:
 @dataclass(frozen=True)
 class Scene:
     """One moment. `events`: the newest last. `node`: its status, for a peer that keeps the run.
-    `processor`: how many of the `processors` this process keeps busy. `said`: the lines that were
+    `processor`: how many of the `processors` this process keeps busy; `sensors`: the words of
+    the drivers. `said`: the lines that were
     printed in this session, such as the invite. `keys`: whether keys can be read. `chosen`: the
     panel that has the whole room, None for all of them; `helps`: the help has it. `note`: what the
     last key did."""
@@ -61,6 +63,7 @@ class Scene:
     node: NodeStatus | None = None
     processor: float | None = None
     processors: int = 0
+    sensors: Reading = field(default_factory=Reading)
     said: tuple[str, ...] = ()
     keys: bool = False
     chosen: int | None = None
@@ -299,7 +302,11 @@ def _machine(scene: Scene, width: int = READABLE, _height: int = 0) -> list[Text
         found.append(line("traffic", fit(now, room, "   ")))
     if scene.processor is not None and scene.processors:
         busy = f"{count(scene.processor, 1)} of {count(scene.processors)} busy"
-        found.append(bar("processor", (scene.processor,), scene.processors, busy, width, len(busy)))
+        words = _with_sensors(busy, scene.sensors.degrees, scene.sensors.watts)
+        used = (scene.processor,)
+        found.append(bar("processor", used, scene.processors, words, width, len(words)))
+    for number, one in enumerate(scene.sensors.gpus):
+        found += _gpu("GPU" if len(scene.sensors.gpus) == 1 else f"GPU {number}", one, width)
     memory = "" if view.memory_bytes is None else in_words(view.memory_bytes)
     gpu = "" if view.device_memory_bytes is None else in_words(view.device_memory_bytes)
     if memory or gpu:
@@ -313,6 +320,28 @@ def _machine(scene: Scene, width: int = READABLE, _height: int = 0) -> list[Text
     if view.checkpoint and not view.keeps_only:
         found.append(line("saved", clip(clean(view.checkpoint), room)))
     return found
+
+
+def _gpu(name: str, gpu: GpuReading, width: int) -> list[Text]:
+    """How busy it is, and its memory with that of other programs, as far as its driver tells."""
+    found = []
+    busy = "" if gpu.busy is None else f"{100 * gpu.busy:.0f} %"
+    words = _with_sensors(busy, gpu.degrees, gpu.watts)
+    if gpu.busy is not None:
+        found.append(bar(name, (gpu.busy,), 1.0, words, width, len(words)))
+    elif words:
+        found.append(line(name, clip(words, width - NAME_CELLS)))
+    if gpu.memory_bytes is not None and gpu.all_memory_bytes:
+        held = f"{in_words(gpu.memory_bytes)} of {in_words(gpu.all_memory_bytes)}"
+        used, there = (gpu.memory_bytes,), gpu.all_memory_bytes
+        found.append(bar("" if found else name, used, there, held, width, len(held)))
+    return found
+
+
+def _with_sensors(words: str, degrees: float | None, watts: float | None) -> str:
+    """The words with the temperature and the power, if they are known."""
+    warm = "" if degrees is None else f"{degrees:.0f}°C"
+    return fit((words, warm, "" if watts is None else f"{watts:.0f} W"), READABLE)
 
 
 def carried_words(traffic: TrafficView) -> tuple[str, str]:
