@@ -93,13 +93,6 @@ def check_options(
             why="It sends one value in four; with local steps, peers send the others later.",
             advice="Choose another codec, or local_steps of some 50.",
         )
-    if sparse and fragments > 1:
-        raise ProtocolMisuse(
-            f"The codec {sparse[0]} and fragments={fragments} do not go together.",
-            why="With fragments a peer mixes its own parameters with the run's, and a sparse codec "
-            "needs them for what is not sent yet.",
-            advice="Choose another codec, or leave fragments out.",
-        )
     if average_parameters_every < 0:
         raise ProtocolMisuse(
             f"average_parameters_every={average_parameters_every} is not a number of steps."

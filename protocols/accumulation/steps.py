@@ -211,14 +211,13 @@ class OuterStep:
         # v <- 0.9 v + g;  theta <- theta - 0.7 (g + 0.9 v), as torch.optim.SGD(nesterov=True)
         start, momentum = self.start[place], self.momentum[place]
         momentum.mul_(OUTER_MOMENTUM).add_(averaged)
-        self.move(start, averaged, momentum)
+        start.add_(averaged, alpha=-OUTER_LEARNING_RATE)
+        self.drift(start, momentum)
         return start
 
     @staticmethod
-    @torch.no_grad()
-    def move(parameters: Tensor, averaged: Tensor, momentum: Tensor) -> None:
-        """Change parameters as the step changes theta_start, given its values at their places."""
-        parameters.add_(averaged, alpha=-OUTER_LEARNING_RATE)
+    def drift(parameters: Tensor, momentum: Tensor) -> None:
+        """Change parameters as the step changes theta_start where the average is 0."""
         parameters.add_(momentum, alpha=-OUTER_LEARNING_RATE * OUTER_MOMENTUM)
 
 
@@ -647,46 +646,81 @@ class LostValues:
 class SparseTurns:
     """What a sparse codec sends of pseudo-gradients: one value in `ONE_IN`, by turns.
 
-        turns.keep_only_due(values, epoch)            # g <- those whose turn it is, else 0
-        turns.arrived(values, sent)                   # q <- decoded(encoded(g))
+        turns.keep_only_due(values, turn)             # g <- those whose turn it is, else 0
+        turns.keep_lost(values, sent)                 # r <- g - decoded(encoded(g))
+        turns.mix(own, theirs, r, momentum, turn, keeps=0.5)
 
-    In each epoch all peers send the same places of each tensor, so that a sum has no more places
+    In each round all peers send the same places of each tensor, so that a sum has no more places
     than what each of them sent, and the reducer sends it back in as few bytes. Nothing else would
     fit an exchange in which reducers sum: the largest values of several peers are in different
-    places, and their sum would be cut once more.
+    places, and their sum would be cut once more. `turn` counts the rounds of these tensors. With F
+    fragments, it is not the epoch but the epoch divided by F: if F is 4, a fragment would send the
+    same places for ever.
 
-    What was not sent stays in the peer's own parameters, where it goes on being trained, and is
-    in its next pseudo-gradients: theta = theta_start - (g - q). That is error feedback as well, for
-    the rounding to one bit, and it needs no memory. It is no part of the state: a peer that leaves,
-    drops its local steps or fetches the state loses up to ONE_IN - 1 rounds of it.
+    What was not sent stays in the peer's own parameters, where it goes on being trained, and is in
+    its next pseudo-gradients. That is error feedback as well, for the rounding to one bit, and it
+    needs no memory. It is no part of the state: a peer that leaves, drops its local steps or
+    fetches the state loses up to ONE_IN - 1 rounds of it.
 
     Easy to get wrong: a member's values of the part that it reduces itself are not encoded.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self.is_sparse = [CODECS[one.codec].is_sparse for one in layout.segments]
         ends = accumulate(one.values for one in layout.segments)
         self._sparse = [
             slice(end - one.values, end)
-            for one, end in zip(layout.segments, ends, strict=True)
-            if CODECS[one.codec].is_sparse
+            for one, end, is_sparse in zip(layout.segments, ends, self.is_sparse, strict=True)
+            if is_sparse
         ]
 
-    def keep_only_due(self, values: Tensor, epoch: int) -> None:
-        """Set the values of sparse tensors to zero, except those that go in this epoch's round."""
+    def __bool__(self) -> bool:
+        return bool(self._sparse)
+
+    def keep_only_due(self, values: Tensor, turn: int) -> None:
+        """Set the values of sparse tensors to zero, except those that go in this round."""
         for tensor in self._sparse:
             for place in range(ONE_IN):
-                if place != epoch % ONE_IN:
+                if place != turn % ONE_IN:
                     values[tensor][place::ONE_IN].zero_()
 
-    def arrived(self, values: Tensor, sent: SentParts) -> None:
-        """Replace the values that went in a sparse codec by those that the others got."""
+    def keep_lost(self, values: Tensor, sent: SentParts | None) -> None:
+        """Replace the values that were brought to a round by what encoding has lost of them.
+        Without `sent`, nothing. The other tensors' values mean nothing afterwards."""
+        if sent is None:
+            values.zero_()
+            return
+        for part in sent.cut.parts:
+            if part.reducer == sent.own:
+                values[part.start : part.stop].zero_()
         for chunk in sent.chunks(self._layout):
             if CODECS[chunk.codec].is_sparse:
-                of_chunk = values[chunk.start : chunk.stop]
-                encoded = bytearray(chunk.encoded_bytes)
-                encode_into(of_chunk, chunk.codec, encoded, name="what was sent")
-                decode_into(of_chunk, chunk.codec, encoded, "float32")
+                brought = values[chunk.start : chunk.stop]
+                encoded, arrived = bytearray(chunk.encoded_bytes), torch.empty_like(brought)
+                encode_into(brought, chunk.codec, encoded, name="what was sent")
+                decode_into(arrived, chunk.codec, encoded, "float32")
+                brought.sub_(arrived)
+
+    @staticmethod
+    @torch.no_grad()
+    def mix(
+        own: Tensor, theirs: Tensor, lost: Tensor, momentum: Tensor, turn: int, keeps: float
+    ) -> None:
+        """Take a step over into this peer's own values of one tensor.
+
+        own: of any shape and device; theirs (theta_start), lost, momentum: [values]
+
+        Where it was their turn, they are mixed with theta_start: `keeps` of the own ones, without
+        what was lost of them, which is put back afterwards. The others are not in the average, and
+        move as far as theta_start does.
+        """
+        due = slice(turn % ONE_IN, None, ONE_IN)
+        flat = own.flatten()  # a view of it, unless its memory is in another order
+        mixed = flat[due].lerp((theirs[due] - lost[due]).to(own.device), 1.0 - keeps)
+        OuterStep.drift(flat, momentum.to(own.device))
+        flat[due] = mixed
+        own.copy_(flat.view(own.shape))
 
 
 class Diverged(PotluckError):
@@ -705,13 +739,15 @@ class Fragment:
 
     - `layout`: of the round.
     - `place`: in the flat tensors of the outer step.
-    - `lost`: what encoding has lost of them.
+    - `lost`: what a coarse codec has lost of them.
+    - `turns`: which of them a sparse codec sends.
     """
 
     parameters: Parameters
     layout: Layout
     place: slice
     lost: LostValues
+    turns: SparseTurns
 
 
 class LocalSteps:
@@ -741,7 +777,8 @@ class LocalSteps:
 
     A pseudo-gradient that travels in a coarse codec goes with what was lost of the ones before
     (`LostValues`). With a sparse codec, peers keep what was not sent in their own parameters, which
-    then differ also after a step (`SparseTurns`).
+    then differ also after a step without fragments, and mix in only what was exchanged
+    (`SparseTurns`).
 
     Invariant: `_epoch` is the state's.
 
@@ -781,13 +818,11 @@ class LocalSteps:
         longest = max((one.parameters for one in self._fragments), key=lambda one: one.values)
         self._difference = longest.buffer(LOSS_VALUES, on_host=True)
         self._epoch = 0
-        self._turns = SparseTurns(self.layouts[0])
-        self._is_sparse = [
-            CODECS[one.codec].is_sparse for one in self.layouts[0].segments[: len(parameters.names)]
-        ]
         self._taken = self._fragments[0]
         self._delayed = delayed
-        self._to_mix: list[Fragment] = []
+        self._keeps = MIXING if delayed else 0.0
+        self._stepped: int | None = None
+        self._to_mix: list[int] = []
         self._is_given_up = False
         self._scheduling = threading.Lock()
         self._samples = 0
@@ -820,14 +855,15 @@ class LocalSteps:
         return wrong
 
     def take(self) -> Contribution:
-        self._taken = fragment = self._fragments[self._epoch % len(self._fragments)]
+        self._taken, turn = self._at(self._epoch)
+        fragment = self._taken
         difference = self._difference[: fragment.layout.values]
         values, losses = _parts(difference)
         fragment.parameters.copy_into(values)
         self._outer.pseudo_gradient(values, out=values, place=fragment.place)
         fragment.lost.add_to(values)
         _check_finite(fragment.parameters, values)
-        self._turns.keep_only_due(values, self._epoch)
+        fragment.turns.keep_only_due(values, turn)
         samples = self._samples
         torch.div(self._loss_sums, max(samples, 1), out=losses)
         self._forget_samples()
@@ -842,20 +878,13 @@ class LocalSteps:
             self._taken.lost.forget()
         elif contribution.samples:  # without samples nothing was sent
             self._taken.lost.keep(contribution.values, sent)
-        if contribution.samples and any(self._is_sparse):
-            self._take_out(_parts(contribution.values)[0], sent)
-
-    @torch.no_grad()
-    def _take_out(self, values: Tensor, sent: SentParts | None) -> None:
-        """What was sent is in theta_start now, and no longer in this peer's own difference from it.
-        Writes to the values."""
-        if sent is not None:
-            self._turns.arrived(values, sent)
-        for own, arrived, is_sparse in zip(
-            self._own.tensors, self._own.views(values), self._is_sparse, strict=True
-        ):
-            if is_sparse:
-                own.add_(arrived.to(own.device))
+        if self._taken.turns and contribution.samples:
+            self._taken.turns.keep_lost(contribution.values, sent)
+        if self._stepped is not None:
+            self._to_mix.append(self._stepped)
+            self._stepped = None
+            if not self._delayed:
+                self.take_over()
 
     def drop(self) -> None:
         self._forget()
@@ -865,46 +894,46 @@ class LocalSteps:
             self.reset()
 
     def apply(self, averaged: Tensor) -> StepOutcome:
-        fragment = self._fragments[self._epoch % len(self._fragments)]
+        fragment, _ = self._at(self._epoch)
         values, losses = _parts(averaged)
         self._outer.step(values, fragment.place)
-        self._epoch += 1
         with self._scheduling:
             rate = self.inner.epoch_ended()
         self._buffers.keep()
-        self._to_mix.append(fragment)
-        if any(self._is_sparse):
-            self._follow(values)
-        elif not self._delayed:
+        self._stepped = self._epoch  # `done_with` says what was lost of what this peer brought
+        self._epoch += 1
+        if not (self._delayed or fragment.turns):
             self.reset()
         return StepOutcome(0.0, norm=None, loss=loss_of(*losses.tolist()), learning_rate=rate)
 
-    @torch.no_grad()
-    def _follow(self, averaged: Tensor) -> None:
-        """The outer step, in this peer's own parameters: where they travel in a sparse codec, they
-        keep what is not sent yet, and all others are theta_start."""
-        self._to_mix.clear()
-        flat = (self._outer.start, averaged, self._outer.momentum)
-        views = zip(*map(self._own.views, flat), strict=True)
-        for own, at_own, is_sparse in zip(self._own.tensors, views, self._is_sparse, strict=True):
-            start, change, momentum = at_own
-            if is_sparse:
-                self._outer.move(own, change.to(own.device), momentum.to(own.device))
-            else:
-                own.copy_(start)
-
-    @torch.no_grad()
     def take_over(self) -> None:
         if self._is_given_up:
             self.reset()
         while self._to_mix:
-            fragment = self._to_mix.pop()
-            views = fragment.parameters.views(self._outer.start[fragment.place])
-            for own, theirs in zip(fragment.parameters.tensors, views, strict=True):
-                own.lerp_(theirs.to(own.device), 1.0 - MIXING)
+            self._mix(*self._at(self._to_mix.pop()))
+
+    def _at(self, epoch: int) -> tuple[Fragment, int]:
+        """What the round of an epoch averages, and how many rounds have averaged it before."""
+        turn, place = divmod(epoch, len(self._fragments))
+        return self._fragments[place], turn
+
+    @torch.no_grad()
+    def _mix(self, fragment: Fragment, turn: int) -> None:
+        """theta_m,p <- alpha theta_m,p + (1 - alpha) theta_p, for what was exchanged."""
+        own, outer, place = fragment.parameters, self._outer, fragment.place
+        flat = (outer.start[place], self._difference[: own.values], outer.momentum[place])
+        views = zip(*map(own.views, flat), strict=True)
+        for one, is_sparse, (theirs, lost, momentum) in zip(
+            own.tensors, fragment.turns.is_sparse, views, strict=False
+        ):
+            if is_sparse:
+                rows = theirs.view(-1), lost.view(-1), momentum.view(-1)
+                SparseTurns.mix(one, *rows, turn, self._keeps)
+            else:
+                one.lerp_(theirs.to(one.device), 1.0 - self._keeps)
 
     def reset(self) -> None:
-        self._is_given_up = False
+        self._is_given_up, self._stepped = False, None
         self._to_mix.clear()
         for one in self._fragments:
             one.parameters.copy_from(self._outer.start[one.place])
@@ -988,7 +1017,8 @@ def _fragments(parameters: Parameters, codec: Codecs, count: int) -> list[Fragme
         layout = Layout((*(segments[name] for name in names), losses))
         start = found[-1].place.stop if found else 0
         place = slice(start, start + own.values)
-        found.append(Fragment(own, layout, place, LostValues(layout, own.values)))
+        lost, turns = LostValues(layout, own.values), SparseTurns(layout)
+        found.append(Fragment(own, layout, place, lost, turns))
     return found
 
 

@@ -269,6 +269,11 @@ def optimizer_of(model: nn.Module, bridge: Bridge, **options: Any) -> Collaborat
     return CollaborativeOptimizer(model.named_parameters(), SGD, bridge, **{**FRAGMENTS, **options})
 
 
+def model_for(codec: str, seed: int = 3) -> nn.Module:
+    """In double precision, if the codec is for it."""
+    return small_model(seed) if codec == "none" else small_model(seed).float()
+
+
 def make_batch(model: nn.Module, optimizer: CollaborativeOptimizer, peer: int, number: int) -> bool:
     optimizer.zero_grad()
     loss = loss_of(model, peer, number)
@@ -278,12 +283,12 @@ def make_batch(model: nn.Module, optimizer: CollaborativeOptimizer, peer: int, n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["none", "blockwise-int4"])
+@pytest.mark.parametrize("codec", ["none", "blockwise-int4", "sparse-sign"])
 def test_all_peers_hold_the_same_bits_after_each_exchange(codec: Any) -> None:
     digests, last = Digests(), 12
 
     def train(bridge: Bridge, peer: int) -> list[Tensor]:
-        model = small_model() if codec == "none" else small_model().float()
+        model = model_for(codec)
         optimizer = optimizer_of(model, bridge, last_epoch=last)
         digests.watch(bridge, peer, optimizer)
         wait_for_company(bridge, 2)
@@ -308,12 +313,13 @@ def test_all_peers_hold_the_same_bits_after_each_exchange(codec: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_helper_without_data_has_the_parameters_of_the_run_in_its_model() -> None:
+@pytest.mark.parametrize("codec", ["none", "sparse-sign"])
+def test_a_helper_without_data_has_the_parameters_of_the_run_in_its_model(codec: Any) -> None:
     """It has no steps of its own to mix a fragment with."""
     digests, last, helper = Digests(), 6, 2
 
     def train(bridge: Bridge, peer: int) -> list[Tensor]:
-        model = small_model()
+        model = model_for(codec)
         optimizer = optimizer_of(model, bridge, last_epoch=last, auxiliary=peer == helper)
         digests.watch(bridge, peer, optimizer)
         wait_for_company(bridge, 2)
@@ -331,8 +337,9 @@ def test_a_helper_without_data_has_the_parameters_of_the_run_in_its_model() -> N
         return [one.detach().clone() for one in model.parameters()]
 
     async def main() -> None:
+        settings = dataclasses.replace(RUN, codec=codec)
         async with training_world() as world:
-            first, *others = await world.train(await world.peers(3, RUN), train)
+            first, *others = await world.train(await world.peers(3, settings), train)
             for other in others:
                 assert all(map(torch.equal, first, other))
 
@@ -341,8 +348,9 @@ def test_a_helper_without_data_has_the_parameters_of_the_run_in_its_model() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("codec", ["none", "sparse-sign"])
 def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
-    monkeypatch: pytest.MonkeyPatch,
+    codec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One peer dies at its second message of the fifth exchange. Another one comes later, with
     other parameters. It gets the state, goes on with the fragment that is next, and helps."""
@@ -355,7 +363,7 @@ def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
     def train(bridge: Bridge, peer: int) -> list[Tensor]:
         if peer == newcomer:
             assert far.wait(PATIENCE_SECONDS)
-        model = small_model(seed=9 if peer == newcomer else 3)
+        model = model_for(codec, seed=9 if peer == newcomer else 3)
         optimizer = optimizer_of(model, bridge, last_epoch=last)
         digests.watch(bridge, peer, optimizer)
         if peer == newcomer:
@@ -390,7 +398,7 @@ def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
 
     async def main() -> None:
         async with training_world() as world:
-            peers = await world.peers(4, RUN)
+            peers = await world.peers(4, dataclasses.replace(RUN, codec=codec))
             exchanges = 0
             begins = Collaboration._exchange_begins
 

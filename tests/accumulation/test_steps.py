@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from protocols.accumulation.steps import (
     GROWTH_EPOCHS,
     INITIAL_SCALE,
     LARGEST_SCALE,
+    MIXING,
     SMALLEST_SCALE,
     GradientSteps,
     InnerStep,
@@ -29,7 +31,7 @@ from protocols.accumulation.steps import (
     global_norm,
 )
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.layout import PartCut, ResultCut, SentParts
+from protocols.moshpit.layout import Layout, PartCut, ResultCut, SentParts
 from protocols.moshpit.settings import CHUNK_BYTES
 from protocols.tensors import decode_into, encode_into
 from tests.devices import DEVICES
@@ -369,14 +371,16 @@ def test_other_codecs_lose_too_little_to_be_worth_a_copy_of_the_parameters(codec
 
 
 class SparsePeer:
-    """Local steps whose values travel as sparse-sign, all of them to another peer."""
+    """Local steps whose values travel as sparse-sign, all of them to another peer. With two
+    fragments, each has one of the tensors."""
 
-    def __init__(self, start: float = 1.0) -> None:
+    def __init__(self, start: float = 1.0, *, fragments: int = 1) -> None:
         self.tensors = nn.Parameter(torch.full((10,), start)), nn.Parameter(torch.full((5,), start))
         named = zip(("first", "second"), self.tensors, strict=True)
         settings = SCALED | {"codec": "sparse-sign", "scales_loss": False}
-        self.steps = LocalSteps(Parameters(named), SGD, None, **settings)
-        self.sent = SentParts(ResultCut((PartCut(1, 0, 17),), CHUNK_BYTES), own=0)
+        self.steps = LocalSteps(
+            Parameters(named), SGD, None, fragments=fragments, delayed=fragments > 1, **settings
+        )
 
     def batch(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -391,20 +395,28 @@ class SparsePeer:
 
     def arrived(self, values: Tensor) -> Tensor:
         got = values.clone()
-        for chunk in self.sent.chunks(self.steps.layouts[0]):
+        for chunk in self.sent(values).chunks(self.layout_of(values)):
             encoded = bytearray(chunk.encoded_bytes)
             encode_into(values[chunk.start : chunk.stop], chunk.codec, encoded, name="values")
             decode_into(got[chunk.start : chunk.stop], chunk.codec, encoded, "float32")
         return got
 
-    def step(self, sent: SentParts | None) -> tuple[Tensor, Tensor]:
+    def sent(self, values: Tensor, own: int = 0) -> SentParts:
+        """How the values of a round went, all of them to the peer in place 1."""
+        return SentParts(ResultCut((PartCut(1, 0, len(values)),), CHUNK_BYTES), own)
+
+    def layout_of(self, values: Tensor) -> Layout:
+        return next(one for one in self.steps.layouts if one.values == len(values))
+
+    def step(self, *, alone: bool = False) -> tuple[Tensor, Tensor]:
         """A round and its step: what was brought to it, and what arrived."""
         contribution = self.steps.take()
         brought = contribution.values.clone()
-        arrived = brought if sent is None else self.arrived(brought)
+        arrived = brought if alone else self.arrived(brought)
+        sent = None if alone else self.sent(brought)
         self.steps.apply(arrived.clone())
         self.steps.done_with(contribution, sent)
-        return brought[:15], arrived[:15]
+        return brought[:-2], arrived[:-2]
 
 
 PLACES = torch.tensor([*range(10), *range(5)]) % 4  # of the values in their tensors
@@ -415,7 +427,7 @@ def test_in_four_rounds_each_value_of_a_sparse_tensor_is_sent_once() -> None:
     for epoch in range(9):
         peer.batch(epoch)
         difference = peer.ahead()
-        brought, _ = peer.step(peer.sent)
+        brought, _ = peer.step()
         assert torch.equal(brought, torch.where(epoch % 4 == PLACES, difference, 0.0))
         assert int(brought.count_nonzero()) == int((epoch % 4 == PLACES).sum())
 
@@ -427,7 +439,7 @@ def test_what_is_not_sent_stays_in_the_parameters_of_the_peer(alone: bool) -> No
     for epoch in range(6):
         peer.batch(epoch)
         difference = peer.ahead()
-        _, arrived = peer.step(None if alone else peer.sent)
+        _, arrived = peer.step(alone=alone)
         torch.testing.assert_close(peer.ahead(), difference - arrived)
         if alone:
             assert float(peer.ahead()[epoch % 4 == PLACES].abs().max()) < 1e-5
@@ -440,9 +452,9 @@ def test_what_is_not_sent_stays_in_the_parameters_of_the_peer(alone: bool) -> No
 def test_a_round_that_a_peer_had_no_samples_for_takes_nothing_out_of_its_parameters() -> None:
     peer = SparsePeer()
     peer.batch()
-    peer.step(peer.sent)
+    peer.step()
     difference = peer.ahead()
-    peer.step(peer.sent)  # with weight 0: nobody got its values
+    peer.step()  # with weight 0: nobody got its values
     torch.testing.assert_close(peer.ahead(), difference)
 
 
@@ -452,19 +464,135 @@ def test_after_a_failed_round_the_same_values_are_sent() -> None:
     failed = peer.steps.take()
     brought = failed.values[:15].clone()
     peer.steps.put_back(failed)
-    assert torch.equal(peer.step(peer.sent)[0], brought)
+    assert torch.equal(peer.step()[0], brought)
 
 
-def test_whose_turn_it_is_comes_with_the_state() -> None:
-    old, new = SparsePeer(), SparsePeer()
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_whose_turn_it_is_comes_with_the_state(fragments: int) -> None:
+    old, new = SparsePeer(fragments=fragments), SparsePeer(fragments=fragments)
     for epoch in range(6):
         old.batch(epoch)
-        old.step(old.sent)
+        old.step()
     new.steps.restore(old.steps.look("run", 6, bytes(16)).copy())
     old.steps.drop()
     old.batch()
     new.batch()
-    assert torch.equal(old.step(old.sent)[0], new.step(new.sent)[0])
+    assert torch.equal(old.step()[0], new.step()[0])
+
+
+# Two fragments, each of one tensor, while local steps go on beside the exchange.
+
+
+@dataclass
+class Beside:
+    """A round of a fragment, and the batch that was computed beside it."""
+
+    brought: Tensor
+    lost: Tensor
+    """Of what was brought; where nothing was brought, nothing."""
+    before: Tensor
+    """Its own at the end of the batch."""
+    after: Tensor
+    """Its own when the step was mixed in."""
+    moved: Tensor
+    """How far theta_start went."""
+    start: Tensor
+    """theta_start after the step."""
+
+
+def beside(peer: SparsePeer, epoch: int, to: str = "another") -> Beside:
+    """A batch, then a round of the epoch's fragment, whose average is a quarter of what this peer
+    brought, and a second batch beside it."""
+    own = peer.tensors[epoch % 2].detach()
+    shared = list(peer.steps.shared.tensors)[epoch % 2].detach()
+    peer.batch(2 * epoch)
+    at_start, start_before = own.clone(), shared.clone()
+    contribution = peer.steps.take()
+    brought = contribution.values.clone()
+    arrived = peer.arrived(brought) if to == "another" else brought
+    sent = {"another": peer.sent(brought), "itself": peer.sent(brought, own=1), "nobody": None}[to]
+    for one in peer.tensors:
+        one.grad = torch.full_like(one, 0.25)
+    before = own - 0.25
+    peer.steps.apply(arrived / 4)
+    peer.steps.done_with(contribution, sent)
+    assert torch.equal(own, at_start), "the thread of a round changed the model"
+    assert peer.steps.add(4) is None  # mixes it in, at the end of the batch
+    values = slice(own.numel())
+    return Beside(
+        brought[values],
+        (brought - arrived)[values],
+        before,
+        own.clone(),
+        shared - start_before,
+        shared.clone(),
+    )
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_each_fragment_has_its_own_turns(fragments: int) -> None:
+    """Each visit of a fragment sends the next places, whatever the number of fragments is."""
+    peer = SparsePeer(fragments=fragments)
+    for epoch in range(9 * fragments):
+        peer.batch(epoch)
+        contribution = peer.steps.take()
+        one = peer.tensors[epoch % fragments] if fragments > 1 else torch.cat(peer.tensors)
+        places = PLACES[: one.numel()]
+        values = contribution.values[: one.numel()]
+        assert torch.equal(values != 0.0, places == epoch // fragments % 4)
+        peer.steps.apply(torch.zeros_like(contribution.values))
+        peer.steps.done_with(contribution, None)
+
+
+@pytest.mark.parametrize("to", ["another", "itself", "nobody"])
+def test_only_what_was_exchanged_is_mixed_in(to: str) -> None:
+    """As in Streaming DiLoCo, of own values without what encoding has lost. All others move along
+    with the run's, so that what is not sent yet is as far from them as before."""
+    peer = SparsePeer(fragments=2)
+    for epoch in range(10):
+        found = beside(peer, epoch, to)
+        due = PLACES[: found.after.numel()] == epoch // 2 % 4
+        mixed = MIXING * (found.before + found.lost) + (1 - MIXING) * found.start - found.lost
+        followed = found.before + found.moved
+        torch.testing.assert_close(found.after, torch.where(due, mixed, followed))
+        if len(found.lost) == 10:  # of the other, one value is due at a time
+            assert bool(found.lost.any()) is (to == "another")
+
+
+def test_a_peer_without_samples_keeps_all_that_it_has_not_sent() -> None:
+    peer = SparsePeer(fragments=2)
+    peer.batch()
+    difference = peer.ahead()
+    contribution = peer.steps.take()
+    brought = contribution.values[:10].clone()
+    contribution.samples = 0  # nobody got its values
+    peer.steps.apply(torch.zeros(12))
+    peer.steps.done_with(contribution, peer.sent(contribution.values))
+    peer.steps.take_over()
+    assert int(brought.count_nonzero()) == 3
+    torch.testing.assert_close(peer.ahead(), difference)
+
+
+def test_after_a_failed_round_beside_local_steps_everything_is_sent() -> None:
+    peer = SparsePeer(fragments=2)
+    peer.batch(0)
+    peer.steps.put_back(peer.steps.take())
+    peer.batch(1)
+    difference = peer.ahead()[:10]
+    contribution = peer.steps.take()
+    assert torch.equal(contribution.values[:10], torch.where(PLACES[:10] == 0, difference, 0.0))
+    assert contribution.samples == 8
+
+
+def test_given_up_fragments_leave_nothing_in_the_parameters() -> None:
+    peer = SparsePeer(fragments=2)
+    for epoch in range(3):
+        beside(peer, epoch)
+    contribution = peer.steps.take()
+    peer.steps.done_with(contribution)  # as a round that was in vain ends
+    peer.steps.drop()
+    peer.steps.take_over()
+    assert not bool(peer.ahead().any())
 
 
 def options(**changed: object) -> dict[str, object]:
