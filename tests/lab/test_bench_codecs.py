@@ -54,6 +54,14 @@ def test_a_coarse_codec_is_tried_without_feedback_too() -> None:
     ]  # fmt: skip
 
 
+def test_a_sparse_codec_is_tried_in_fragments_too() -> None:
+    arms = arms_of(("blockwise-int8", "sparse-sign"), fragments=2)
+    assert [arm.name for arm in arms if arm.fragments > 1] == [
+        "none, 2 fragments",
+        "sparse-sign, 2 fragments",
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "int4", "none,,float16", "float64"])
 def test_what_is_no_codec_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="are not codecs, such as none, float16"):

@@ -3,8 +3,9 @@
 Some peers train the default model with local steps, and all of it is in this process: the peers'
 steps (`LocalSteps`), and the exchange, with the sums of the product (`Reduction`) and equal parts.
 Only the network is missing. Each codec gets the same samples in the same order, so that two
-trainings differ by nothing but what was lost on the way. One more training exchanges the parameters
-in fragments, without a codec. Each exchange takes as long as it may, until the next one begins.
+trainings differ by nothing but what was lost on the way. More trainings exchange the parameters in
+fragments, without a codec and with each sparse one. Each exchange takes as long as it may, until
+the next one begins.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def arms_of(codecs: Sequence[CodecName], fragments: int = 1) -> list[CodecTrial]
         arms += [CodecTrial(codec, feeds_back=True)] if codec != "none" else []
         arms += [CodecTrial(codec, feeds_back=False)] if CODECS[codec].is_coarse else []
     if fragments > 1:
-        arms.append(CodecTrial("none", feeds_back=True, fragments=fragments))
+        beside = ["none", *(codec for codec in codecs if CODECS[codec].is_sparse)]
+        arms += [CodecTrial(codec, feeds_back=True, fragments=fragments) for codec in beside]
     return arms
 
 
@@ -318,10 +320,10 @@ def add_parser(kinds: Subparsers) -> None:
         description="Train the default model among some peers with local steps, with each codec "
         "and without one, and compare the losses of held-out text. All trainings of a seed have "
         "the same samples. A blockwise codec is also tried without error feedback, which the "
-        "product always has; and without a codec, the parameters are exchanged in fragments beside "
-        "the local steps. Everything is in this process. The exit code is 1 if one of them, with "
-        f"error feedback, ends more than {BAR:.0%} above the loss without a codec, in the mean of "
-        "the seeds.",
+        "product always has; and without a codec, and with a sparse one, the parameters are "
+        "exchanged in fragments beside the local steps, too. Everything is in this process. The "
+        f"exit code is 1 if one of them, with error feedback, ends more than {BAR:.0%} above the "
+        "loss without a codec, in the mean of the seeds.",
         example="scripts/bench codecs --plot codecs.svg\n"
         "scripts/bench codecs --quick --codecs blockwise-int4 --json",
     )

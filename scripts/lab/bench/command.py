@@ -42,6 +42,7 @@ KINDS: Final = {
     "training": "training",
     "training-churn": "training",
     "size": "size",
+    "homes": "homes",
     "experts-search": "experts_search",
     "experts-digits": "experts_convergence",
     "experts-text": "experts_convergence",

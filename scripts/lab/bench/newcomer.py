@@ -106,7 +106,7 @@ class NewcomerEffort:
             manner={
                 "delayed": self.delayed,
                 "pass_seconds": self.step_seconds / PASSES,
-                "digests": False,
+                "digests_from": None,
             },
             codec=self.codec,
             link_mbps=self.link_mbps or (UNLIMITED_MBPS if self.newcomer_mbps else 0.0),

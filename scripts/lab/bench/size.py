@@ -80,7 +80,7 @@ class SizeEffort:
         return {
             "max_norm": MAX_NORM,
             "pass_seconds": self.pass_ms / 1000 if self.device == "cpu" else 0.0,
-            "digests": False,
+            "digests_from": None,
             "offload": self.offload,
             "threads": max(1, (os.cpu_count() or 1) // self.peers),
         }

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.uncompiled import AdamW
+from models.uncompiled import SGD, AdamW
 
 WIDTH = 1024  # of the square matrices; the rest of the parameters is one vector
 SEED = 0
@@ -34,12 +34,17 @@ class SizeTask:
     batch: int
     tokens: int
     device: str = "cpu"
+    sgd: bool = False
+    """Whether steps are those of SGD, which take little of the processor's time: those of AdamW
+    would be a GPU's work where a pass stands for one."""
 
     def model(self) -> SizedModel:
         """The same initial parameters in every process."""
         return SizedModel(self.parameters, self.tokens, self.device)
 
     def optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+        if self.sgd:
+            return SGD(named_parameters, lr=LEARNING_RATE)
         return AdamW(named_parameters, lr=LEARNING_RATE, betas=(0.9, 0.95))
 
     def samples(self) -> NoSamples:

@@ -100,7 +100,7 @@ async def measure_newcomers(effort: NewcomersEffort, say: Talk) -> dict[str, Any
             "layers": LAYERS,
             "heads": HEADS,
         },
-        manner={"pass_seconds": effort.step_seconds / PASSES_PER_STEP, "digests": False},
+        manner={"pass_seconds": effort.step_seconds / PASSES_PER_STEP, "digests_from": None},
     )
     async with open_training_swarm(training) as swarm:
         first = await swarm.start()

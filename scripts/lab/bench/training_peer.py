@@ -62,6 +62,7 @@ class PeerManner:
 
     delayed: bool = False
     local_steps: int = 1
+    fragments: int = 1
     max_norm: float | None = None
     held_out: bool = False
     """Whether it measures the loss on held-out samples after every step."""
@@ -79,8 +80,9 @@ class PeerManner:
     """How long each pass takes at least, the processor left alone for the rest of it."""
     threads: int = 1
     """How many torch uses here: the peers share the machine's cores."""
-    digests: bool = True
-    """Whether the digest of its state is written down after every step, for the audit."""
+    digests_from: int | None = 0
+    """From which step of the run on the digest of its state is written down after every one, for
+    the audit; None: never. It takes the processor's time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +243,7 @@ class TrainingPeer(InOwnNetwork):
                     bridge,
                     delayed=manner.delayed,
                     local_steps=manner.local_steps,
+                    fragments=manner.fragments,
                     max_norm=manner.max_norm,
                     auxiliary=manner.auxiliary,
                     offload=manner.offload,
@@ -248,7 +251,7 @@ class TrainingPeer(InOwnNetwork):
                 self._catching_up = None
                 self._epoch = optimizer.epoch
                 at = {"epoch": optimizer.epoch, "history": optimizer.history.hex()}
-                log.write("began", delayed=manner.delayed, **at)
+                log.write("began", delayed=manner.delayed or manner.fragments > 1, **at)
                 guest = _Guest(task, manner, model, samples, optimizer, bridge, log)
                 while len(bridge.estimate.peers) < manner.company:
                     bridge.wait_for_news(NEWS_SECONDS).wait()
@@ -300,7 +303,8 @@ class TrainingPeer(InOwnNetwork):
         optimizer = guest.optimizer
         if optimizer.epoch == self._epoch:
             return
-        if not guest.manner.digests:
+        first = guest.manner.digests_from
+        if first is None or optimizer.epoch < first:
             self._epoch = optimizer.epoch
             return
         # Of the state, with the optimizer's statistics: delayed, the model is a step behind it for

@@ -28,7 +28,7 @@ from typing import Any
 
 import trio
 
-from lab.bench.cables import host_of, lay_cable, make_hub
+from lab.bench.cables import MTU, SLOW_MTU, host_of, lay_cable, make_hub
 from lab.bench.processes import BenchFailed, BenchProcess, PeerForge, open_forge
 from lab.bench.training_audit import AuditedLife, RunAudit, audit_run
 from lab.bench.training_log import read_log
@@ -37,6 +37,7 @@ PEER = ("-m", "lab.bench.training_peer")
 RUN = "bench"
 BOOTSTRAP_PEERS = 3  # that a new peer gets
 NUMBERS_PER_LIFE = 1 << 32
+SLOW_MBPS = 10.0  # of a cable: 9,000 bytes take 7 ms
 WINDOW_FACTOR = 20  # of TCP's windows on cables: a tenth of a second of the link
 GLANCE_SECONDS = 0.2  # between two looks at how far the peers are
 
@@ -46,7 +47,8 @@ class Training:
     """The same settings for all peers of a swarm. `task` and `manner` are the fields of
     training_task.Task and of training_peer.Manner that are not their defaults (neither is imported
     here: they need torch); `up_bytes_per_second` is each peer's uplink, 0 for no limit. With
-    `link_mbps` each peer has a network of its own, on a cable of this rate up and down."""
+    `link_mbps` each peer has a network of its own, on a cable of this rate up and down; `up_mbps`
+    is another rate up."""
 
     target_batch: int
     task: dict[str, Any] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class Training:
     grace_seconds: float = 10.0
     up_bytes_per_second: float = 0.0
     link_mbps: float = 0.0
+    up_mbps: float = 0.0
     group_size: int = 64
 
 
@@ -106,8 +109,10 @@ class TrainingSwarm:
 
     async def join(self, count: int, *, mbps: float | None = None) -> list[TrainingProcess]:
         """So many volunteers whose nodes are there; they have not begun to train. `mbps`: the rate
-        of their cables, if it is not the others'."""
-        return [await self._join(mbps or self.training.link_mbps) for _ in range(count)]
+        of their cables, up and down, if it is not the others'."""
+        usual = self.training.link_mbps
+        rates = (mbps, mbps) if mbps else (self.training.up_mbps or usual, usual)
+        return [await self._join(rates) for _ in range(count)]
 
     async def start_together(self, manners: Iterable[dict[str, Any]]) -> list[TrainingProcess]:
         """This many volunteers, which begin when all are there: none has a state to fetch."""
@@ -119,7 +124,7 @@ class TrainingSwarm:
                 nursery.start_soon(self.train, life, company | manner)
         return lives
 
-    async def _join(self, mbps: float) -> TrainingProcess:
+    async def _join(self, mbps: tuple[float, float]) -> TrainingProcess:
         """A process of its own with a node that has joined the others'."""
         number = next(self._numbers)  # at once: several may be starting
         async with AsyncExitStack() as starting:
@@ -128,7 +133,9 @@ class TrainingSwarm:
             self._lives.append(life)
             where: dict[str, Any] = {}
             if self._hub is not None:
-                await lay_cable(self._hub, process, number, mbps, WINDOW_FACTOR * mbps)
+                mtu = SLOW_MTU if min(mbps) < SLOW_MBPS else MTU
+                window = WINDOW_FACTOR * min(mbps)
+                await lay_cable(self._hub, process, number, mbps, window, mtu)
                 where = {"host": host_of(number)}
             known = [other.address for other in self.living][:BOOTSTRAP_PEERS]
             joined = await process.ask(
