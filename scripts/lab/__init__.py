@@ -1,7 +1,7 @@
 """The laboratory: it measures potluck, and simulates many nodes of it.
 
-`scripts/bench KIND` and `scripts/simulate KIND` run it from a checkout. An installed potluck does
-not have it, and the product does not import it.
+`scripts/bench KIND`, `scripts/simulate KIND` and `scripts/reproduce` run it from a checkout. An
+installed potluck does not have it, and the product does not import it.
 """
 
 from collections.abc import Callable

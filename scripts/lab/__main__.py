@@ -1,4 +1,4 @@
-"""`python -m lab bench …` and `python -m lab simulate …`, with the habits of `potluck`."""
+"""`python -m lab bench …`, `simulate …` and `reproduce …`, with the habits of `potluck`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from lab.bench import command as bench
+from lab.reproduce import command as reproduce
 from lab.simulate import command as simulate
 from node.app.cli.catalogue import Run, add_flags_of_all
 from node.app.cli.parser import CommandParser
@@ -23,11 +24,12 @@ class Program(NamedTuple):
 PROGRAMS: Final[Mapping[str, Program]] = {
     "bench": Program(bench.parser, bench.KINDS, bench.run),
     "simulate": Program(simulate.parser, simulate.KINDS, simulate.run),
+    "reproduce": Program(reproduce.parser, reproduce.KINDS, reproduce.run),
 }
 
 
 def parser_of(program: str, kind: str = "") -> CommandParser:
-    """The parser of `scripts/bench` or `scripts/simulate`, with this kind alone if it has it."""
+    """The parser of `scripts/bench` and the others, with this kind alone if it has it."""
     make, kinds, _ = PROGRAMS[program]
     parser = make([kind] if kind in kinds else kinds)
     add_flags_of_all(parser)

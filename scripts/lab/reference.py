@@ -22,10 +22,10 @@ This page is written by `PYTHONPATH=scripts .venv/bin/python -m lab.reference`; 
 commands, not the page.
 
 `scripts/bench` measures potluck on this machine, with real processes. `scripts/simulate` shows
-what many nodes would do, in virtual time and with the protocols of real nodes. Both run from a
-checkout; an installed potluck does not have them. Like `potluck`, they print results to stdout and
-everything else to stderr, one JSON object with `--json`, and end with the exit codes of
-[cli.md](cli.md).
+what many nodes would do, in virtual time and with the protocols of real nodes. `scripts/reproduce`
+measures the claims of the papers, with both. All run from a checkout; an installed potluck does not
+have them. Like `potluck`, they print results to stdout and everything else to stderr, one JSON
+object with `--json`, and end with the exit codes of [cli.md](cli.md).
 
 How fast the transport is:
 
@@ -46,6 +46,13 @@ traffic and processor time:
 
 ```sh
 ./scripts/simulate run --peers 4 --steps 3 --churn 120
+```
+
+Which claims of the papers can be measured again. [results.md](results.md) has what was found;
+`scripts/reproduce --all` takes up to three hours, and `scripts/reproduce --short` minutes:
+
+```sh
+./scripts/reproduce
 ```
 
 To compare the transport, the directory, the averaging, the training and the experts with

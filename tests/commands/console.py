@@ -55,7 +55,7 @@ def potluck(*words: str, home: Path, **variables: str) -> Completed:
 
 
 def laboratory(*words: str, home: Path, **variables: str) -> Completed:
-    """The same with `scripts/bench …` or `scripts/simulate …`."""
+    """The same with `scripts/bench …`, `scripts/simulate …` or `scripts/reproduce …`."""
     return _run([*LABORATORY, *words], home, variables)
 
 

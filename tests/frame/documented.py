@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ANY_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_PROGRAM = r"(?:\./)?(?:scripts/)?((?:potluck|(?<=scripts/)(?:bench|simulate)) [a-z]"
+_PROGRAM = r"(?:\./)?(?:scripts/)?((?:potluck|(?<=scripts/)(?:bench|simulate|reproduce)) [a-z]"
 _TYPED = re.compile(rf"^(?:[$#] )?(?:\w+=\S+ )?(?:sudo )?{_PROGRAM}.*)$", re.MULTILINE)
 _BETWEEN_WORDS = re.compile(rf"`(?:sudo )?{_PROGRAM}[^`]*)`")
 _ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/\d+/p2p/\w+")
@@ -76,9 +76,9 @@ def commands_in(text: str) -> list[str]:
 
 
 def commands_named_in(text: str) -> list[str]:
-    """Every `potluck …`, `scripts/bench …` and `scripts/simulate …` of a document, without the
-    folder: in blocks of any mark but another language's, then between words. A text that ends in …
-    is no whole command."""
+    """Every `potluck …`, `scripts/bench …` and the like of a document, without the folder: in
+    blocks of any mark but another language's, then between words. A text that ends in … is no
+    whole command."""
     blocks = [block for mark, block in _ANY_BLOCK.findall(text) if mark in ("", "sh", "console")]
     typed = [line for block in blocks for line in _TYPED.findall(block)]
     between = _ANY_BLOCK.sub("", text).replace("\n", " ")
@@ -165,7 +165,7 @@ class Sitting:
             return
         if words[0] in ("./scripts/potluck", "potluck"):
             command = [sys.executable, "-m", "node", *words[1:]]
-        elif words[0] in ("./scripts/bench", "./scripts/simulate"):
+        elif words[0] in ("./scripts/bench", "./scripts/simulate", "./scripts/reproduce"):
             command = [sys.executable, "-m", "lab", Path(words[0]).name, *words[1:]]
         elif is_example(words):
             command = [sys.executable, *words[1:]]

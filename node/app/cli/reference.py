@@ -78,7 +78,9 @@ def reference() -> str:
 
 
 def sections(parser: CommandParser) -> Iterator[str]:
-    """A section for each command of this parser, as lines of Markdown."""
+    """A section for each command of this parser, as Markdown; for itself if it has no commands."""
+    if not parser.subcommands():
+        yield from _command(parser, "##")
     for subparsers in parser.subcommands():
         for command in subparsers.values():
             yield from _command(command, "##")

@@ -1,0 +1,186 @@
+"""What potluck itself claims, measured with peers of the product on a simulated network."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lab import Talk
+from lab.reproduce.claim import Check, Claim, Finding, Picture
+
+ONE_SET_OF_BITS: Final = "after every step all peers that made it hold the same bits"
+BACK_SECONDS: Final = 30.0
+COUNTED: Final = 0.85  # of the samples; those that the dead had not brought in are lost
+KEPT_SPEED: Final = 0.9
+USED: Final = 0.8  # of the time, on 10 Mb/s up
+ABOVE_PLAN: Final = 1.15
+
+
+def _survivors(short: bool, say: Talk) -> Finding:
+    from lab.simulate.virtual_run import RunPlan, simulate
+
+    rows, found = [], []
+    for peers, deaths in ((8, 3),) if short else ((8, 3), (16, 4), (16, 8), (16, 12)):
+        say(f"{deaths} of {peers} die")
+        figures = simulate(RunPlan(peers=peers, steps=3, seed=7, deaths=deaths), say)
+        found.append((peers, deaths, figures))
+        rows.append(
+            [f"{deaths} of {peers}", f"{figures['variants_max']}", f"{figures['back_s']:.1f}",
+             f"{figures['counted_share']:.1%}"]
+        )  # fmt: skip
+    all_figures = [figures for _, _, figures in found]
+    latest = max(figures["back_s"] for figures in all_figures)
+    counted = min(figures["counted_share"] for figures in all_figures)
+    return Finding(
+        (
+            "killed at once",
+            "sets of bits after a step",
+            "s until all are in a step",
+            "samples kept",
+        ),
+        rows,
+        (
+            Check(
+                f"{ONE_SET_OF_BITS}.",
+                all(f["variants_max"] == f["histories_max"] == 1 for f in all_figures),
+            ),
+            Check(
+                f"all survivors are in a new step within {latest:.0f} s of virtual time "
+                f"({BACK_SECONDS:g} are allowed).",
+                latest <= BACK_SECONDS,
+            ),
+            Check(
+                f"{counted:.0%} of the samples or more are in steps ({COUNTED:.0%} are asked for).",
+                counted >= COUNTED,
+            ),
+        ),
+        Picture(
+            {"until all are back": [(f"{d} of {n}", f["back_s"]) for n, d, f in found]},
+            "peers killed at once",
+            "seconds",
+        ),
+    )
+
+
+def _joining(short: bool, say: Talk) -> Finding:
+    from lab.simulate.virtual_run import RunPlan, simulate
+
+    rows, found = [], []
+    for peers, newcomers in ((6, 2),) if short else ((4, 4), (8, 4), (8, 8)):
+        say(f"{newcomers} come to {peers}")
+        figures = simulate(RunPlan(peers=peers, steps=5, seed=7, newcomers=newcomers), say)
+        found.append((peers, newcomers, figures))
+        rows.append(
+            [f"{newcomers} to {peers}",
+             f"{figures['newcomers_in_within_two_steps']} of {figures['newcomers_judged']}",
+             f"{figures['calm_steps_per_minute']:.2f}", f"{figures['steps_per_minute']:.2f}"]
+        )  # fmt: skip
+    all_figures = [figures for _, _, figures in found]
+    slowest = min(f["steps_per_minute"] / f["calm_steps_per_minute"] for f in all_figures)
+    return Finding(
+        ("newcomers", "in one of two steps", "steps/min before", "steps/min while they come"),
+        rows,
+        (
+            Check(f"{ONE_SET_OF_BITS}.", all(f["variants_max"] == 1 for f in all_figures)),
+            Check(
+                "every newcomer is in one of the first two steps that end after it came (those "
+                "that came just before the run's end are not counted).",
+                all(
+                    f["newcomers_in_within_two_steps"] == f["newcomers_judged"] >= n / 2
+                    for _, n, f in found
+                ),
+            ),
+            Check(
+                f"the run is not held up: {slowest:.2f} of its steps a minute at the least "
+                f"({KEPT_SPEED} are asked for).",
+                slowest >= KEPT_SPEED,
+            ),
+        ),
+        Picture(
+            {
+                "before": [(f"{n} to {p}", f["calm_steps_per_minute"]) for p, n, f in found],
+                "while they come": [(f"{n} to {p}", f["steps_per_minute"]) for p, n, f in found],
+            },
+            "newcomers",
+            "steps a minute",
+        ),
+    )
+
+
+def _home_links(short: bool, say: Talk) -> Finding:
+    from lab.reproduce.virtual import computing_seconds, planned_step, step_seconds
+    from lab.simulate.virtual_run import RunPlan, simulate
+
+    rows, found = [], []
+    for megabits in (10,) if short else (5, 10, 50):
+        say(f"{megabits} Mb/s up")
+        plan = RunPlan(
+            peers=4 if short else 8,
+            steps=3,
+            seed=7,
+            rates=1.0,
+            parameters=300_000,
+            step_seconds=30.0,
+            upload_bytes_per_second=megabits * 1e6 / 8,
+            download_bytes_per_second=megabits * 1e7 / 8,
+        )
+        seconds, planned = step_seconds(simulate(plan, say)), planned_step(plan)
+        used = computing_seconds(plan) / seconds
+        found.append((megabits, seconds / planned, used, computing_seconds(plan) / planned))
+        rows.append([f"{megabits}", f"{planned:.1f}", f"{seconds:.1f}", f"{used:.1%}"])
+    slowest = max(share for _, share, _, _ in found)
+    at_ten = next(used for megabits, _, used, _ in found if megabits == 10)
+    return Finding(
+        ("Mb/s up", "plan: s per step", "run: s per step", "of the time spent computing"),
+        rows,
+        (
+            Check(
+                f"with 10 Mb/s up the peers compute for {at_ten:.0%} of the time "
+                f"({USED:.0%} are asked for).",
+                at_ten >= USED,
+            ),
+            Check(
+                f"a step takes at most {slowest:.2f} times as long as planned ({ABOVE_PLAN} are "
+                "allowed).",
+                slowest <= ABOVE_PLAN,
+            ),
+        ),
+        Picture(
+            {
+                "run": [(float(megabits), used) for megabits, _, used, _ in found],
+                "plan": [(float(megabits), planned) for megabits, _, _, planned in found],
+            },
+            "upload, Mb/s",
+            "share of the time spent computing",
+        ),
+    )
+
+
+CLAIMS: Final = (
+    Claim(
+        "potluck-survivors",
+        "README",
+        "Every peer that survives a round holds the same bits, also when many are killed at once, "
+        "and the run goes on.",
+        "A simulated network and virtual time; peers compute without computing, and have a "
+        "thousand values. `scripts/bench survival` kills real processes, and "
+        "`scripts/bench-against-hivemind` does so beside hivemind.",
+        _survivors,
+    ),
+    Claim(
+        "potluck-joining",
+        "README; DeDLOC, section 3.1",
+        "Newcomers get into a run while it trains, and hold nobody up.",
+        "A simulated network and virtual time; a newcomer's state takes half a second. "
+        "`scripts/bench newcomer` measures it with large states and real processes.",
+        _joining,
+    ),
+    Claim(
+        "potluck-home-links",
+        "docs/organisers.md, on `potluck plan`",
+        "On the links of homes, peers spend most of the time computing, and a step takes little "
+        "longer than planned.",
+        "A simulated network and virtual time: 8 peers (4 in the short form), 300,000 values in "
+        "float32, 30 s of computing a step, downloads ten times as fast as uploads.",
+        _home_links,
+    ),
+)

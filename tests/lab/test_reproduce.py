@@ -1,0 +1,121 @@
+"""The papers' claims: what counts as holding, what is written, and some of them measured."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.reproduce import command
+from lab.reproduce.claim import Check, Claim, Finding, Picture, Verdict
+from lab.reproduce.page import STATEMENTS, sections_of
+from node.app.cli.exit_codes import DONE, FAILED
+from node.core.wrong_use import WrongUse
+from tests.commands.console import laboratory, objects
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RIGHT = Check("two are more than one.", True)
+WRONG = Check("one is more than two.", False)
+EXCUSED = Check("one is more than two.", False, because="It is less, by one.")
+
+
+def finding(*checks: Check) -> Finding:
+    picture = Picture({"line": [(1.0, 2.0), (2.0, 1.0)]}, "x", "y")
+    return Finding(("paper", "here"), (("1", "2"),), checks, picture)
+
+
+def claim(name: str, *checks: Check) -> Claim:
+    return Claim(name, "a paper", "A claim.", "Nothing.", lambda _short, _say: finding(*checks))
+
+
+def reproduce(*words: str) -> int:
+    parser = command.parser()
+    parser.add_argument("--json", action="store_true")
+    arguments: argparse.Namespace = parser.parse_args(words)
+    return command.run(arguments)
+
+
+@pytest.mark.parametrize(
+    ("checks", "verdict"),
+    [
+        ((RIGHT,), Verdict.HOLDS),
+        ((RIGHT, EXCUSED), Verdict.EXPLAINED),
+        ((RIGHT, EXCUSED, WRONG), Verdict.FAILS),
+    ],
+)
+def test_a_claim_fails_if_a_check_does_and_the_figures_do_not_say_why(
+    checks: tuple[Check, ...], verdict: Verdict
+) -> None:
+    assert finding(*checks).verdict is verdict
+
+
+@pytest.mark.parametrize(("check", "code"), [(RIGHT, DONE), (EXCUSED, DONE), (WRONG, FAILED)])
+def test_the_exit_code_says_whether_every_claim_holds_or_is_explained(
+    check: Check, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "CLAIMS", (claim("one", RIGHT), claim("other", check)))
+    assert reproduce("--short", "--json") == code
+    told = objects(capsys.readouterr().out)
+    assert [one["name"] for one in told] == ["one", "other"]
+    assert told[0]["verdict"] == "holds"
+
+
+def test_without_a_name_the_claims_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce() == DONE
+    told = capsys.readouterr().out
+    assert all(f"\n{one.name}\n" in f"\n{told}" for one in command.CLAIMS)
+
+
+def test_a_wrong_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(WrongUse) as told:
+        reproduce("moshpit-averagin")
+    assert "moshpit-averaging" in told.value.advice
+
+
+def test_a_claim_that_is_measured_again_takes_its_place_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(name: str, *claims: Claim) -> dict[str, str]:
+        monkeypatch.setattr(command, "CLAIMS", claims)
+        reproduce(name, "--into", str(tmp_path))
+        return sections_of((tmp_path / "results.md").read_text(encoding="utf-8"))
+
+    first, second = claim("first", RIGHT), claim("second", RIGHT)
+    measured("second", first, second)
+    both = measured("first", first, second)
+    assert list(both) == ["first", "second"]
+    again = measured("first", claim("first", WRONG), second)
+    assert again["second"] == both["second"]
+    assert WRONG.sentence in again["first"]
+    assert WRONG.sentence not in both["first"]
+    assert (tmp_path / "pictures" / "results" / "first.svg").stat().st_size > 1000
+    assert list(measured("third", first, claim("third", RIGHT))) == ["first", "third"]
+
+
+def test_the_page_has_only_claims_that_there_are() -> None:
+    names = [one.name for one in command.CLAIMS]
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert set(sections_of(page)) <= set(names)
+    assert {name for _, shown_by in STATEMENTS for name in shown_by} <= set(names)
+
+
+def of_the_lab(home: Path, *words: str) -> dict[str, dict[str, Any]]:
+    result = laboratory("reproduce", *words, "--short", "--json", home=home)
+    told = {one["name"]: one for one in objects(result.stdout)}
+    assert result.returncode == 0, [name for name in told if told[name]["verdict"] == "fails"]
+    return told
+
+
+@pytest.mark.slow
+def test_claims_hold_in_their_short_form(tmp_path: Path) -> None:
+    cheap = ("moshpit-averaging", "moshpit-variance", "dedloc-averaging-time", "dedloc-group-size")
+    told = of_the_lab(tmp_path, *cheap, "--into", str(tmp_path))
+    assert {name: one["verdict"] for name, one in told.items()} == dict.fromkeys(cheap, "holds")
+    assert list(sections_of((tmp_path / "results.md").read_text(encoding="utf-8"))) == [*cheap]
+
+
+@pytest.mark.soak
+def test_all_claims_hold_in_their_short_form(tmp_path: Path) -> None:
+    assert list(of_the_lab(tmp_path)) == [one.name for one in command.CLAIMS]
