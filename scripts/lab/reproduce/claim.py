@@ -59,6 +59,8 @@ class Picture:
         axes = figure.subplots()
         for name, points in self.lines.items():
             axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label=name)
+        if any(isinstance(x, str) for points in self.lines.values() for x, _ in points):
+            axes.tick_params(axis="x", labelrotation=15)  # words need more room than numbers
         if self.is_log:
             axes.set_yscale("log")
         axes.set_xlabel(self.across)

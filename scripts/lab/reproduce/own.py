@@ -17,6 +17,7 @@ ABOVE_PLAN: Final = 1.15
 
 def _survivors(short: bool, say: Talk) -> Finding:
     from lab.simulate.virtual_run import RunPlan, simulate
+    from protocols.accumulation.tracker import FEWEST_THAT_WAIT
 
     rows, found = [], []
     for peers, deaths in ((8, 3),) if short else ((8, 3), (16, 4), (16, 8), (16, 12)):
@@ -28,7 +29,12 @@ def _survivors(short: bool, say: Talk) -> Finding:
              f"{figures['counted_share']:.1%}"]
         )  # fmt: skip
     all_figures = [figures for _, _, figures in found]
-    latest = max(figures["back_s"] for figures in all_figures)
+    halved = [
+        figures["back_s"]
+        for peers, deaths, figures in found
+        if peers >= FEWEST_THAT_WAIT and 2 * deaths >= peers
+    ]
+    latest = max(f["back_s"] for f in all_figures if f["back_s"] not in halved)
     counted = min(figures["counted_share"] for figures in all_figures)
     return Finding(
         (
@@ -44,10 +50,11 @@ def _survivors(short: bool, say: Talk) -> Finding:
                 all(f["variants_max"] == f["histories_max"] == 1 for f in all_figures),
             ),
             Check(
-                f"all survivors are in a new step within {latest:.0f} s of virtual time "
-                f"({BACK_SECONDS:g} are allowed).",
+                f"all survivors are in a new step within {latest:.0f} s of virtual time, where "
+                f"more than half of the run is left ({BACK_SECONDS:g} are allowed).",
                 latest <= BACK_SECONDS,
             ),
+            *(_waited(halved) if halved else ()),
             Check(
                 f"{counted:.0%} of the samples or more are in steps ({COUNTED:.0%} are asked for).",
                 counted >= COUNTED,
@@ -57,6 +64,20 @@ def _survivors(short: bool, say: Talk) -> Finding:
             {"until all are back": [(f"{d} of {n}", f["back_s"]) for n, d, f in found]},
             "peers killed at once",
             "seconds",
+        ),
+    )
+
+
+def _waited(seconds: list[float]) -> tuple[Check]:
+    """Runs that lost half of their peers, which may be a cut in the network as well."""
+    from protocols.accumulation.tracker import WAITS_FOR_MOST_SECONDS as WAITS
+
+    return (
+        Check(
+            "where half or less is left of 16 peers or more, the run first waits two minutes, "
+            f"because the network may be cut, and goes on after {max(seconds):.0f} s at most "
+            f"({WAITS + BACK_SECONDS:g} are allowed).",
+            min(seconds) >= WAITS and max(seconds) <= WAITS + BACK_SECONDS,
         ),
     )
 

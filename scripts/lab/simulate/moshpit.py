@@ -49,7 +49,7 @@ from protocols.moshpit.grid import (
     random_index,
 )
 
-Numbers = NDArray[np.float64]  # [peers]
+Numbers = NDArray[np.float64]  # [peers], and for Moshpit and random groups also [peers, values]
 Failed = NDArray[np.bool_]  # [peers]
 
 ID_BYTES = 32  # of a round's id, which here is drawn
@@ -80,11 +80,15 @@ class Moshpit:
         self._numbers, self._indices, self._grid = numbers.copy(), indices, grid
         self._random, self._discards = random, discards
 
-    def average(self, failed: Failed) -> None:
+    def groups(self) -> list[list[int]]:
+        """The peers of each group of the next round."""
         groups: dict[str, list[int]] = defaultdict(list)
         for peer, index in enumerate(self._indices):
             groups[group_name(index)].append(peer)
-        for roster in groups.values():
+        return list(groups.values())
+
+    def average(self, failed: Failed) -> None:
+        for roster in self.groups():
             # The order of a roster is that of hashes: another one for each round's key.
             self._random.shuffle(roster)
             _average_group(self._numbers, roster, failed, discards=self._discards)
@@ -178,7 +182,7 @@ def _average_group(numbers: Numbers, members: list[int], failed: Failed, *, disc
     there = [peer for peer in members if not failed[peer]]
     if not there or (discards and len(there) < len(members)):
         return
-    numbers[there] = numbers[there].mean()
+    numbers[there] = numbers[there].mean(axis=0)
 
 
 MethodName = Literal["moshpit", "random", "allreduce", "gossip", "pushsum"]
