@@ -83,8 +83,8 @@ class RunPage:
     ) -> None:
         self._source, self._most_viewers = source, most_viewers
         self._requests, self._tries = RateLimit(requests), RateLimit(LOGIN_TRIES)
-        self.public = Shown(source, for_members=False)
-        self._for_members = Shown(source, for_members=True)
+        self.public = Audience(source, for_members=False)
+        self._for_members = Audience(source, for_members=True)
         self._logins = PageLogins(trio.current_time)
         self._viewers: Counter[str] = Counter()
         self._news = trio.Event()
@@ -180,7 +180,7 @@ class RunPage:
         set_cookie = f"{self._logins.cookie_name}={cookie}; {flags}"
         return Answer(b"", "text/plain", 204, {"set-cookie": set_cookie})
 
-    def _shown_to(self, request: Request) -> Shown:
+    def _shown_to(self, request: Request) -> Audience:
         cookie = request.cookies.get(self._logins.cookie_name, "")
         return self._for_members if self._logins.knows(cookie) else self.public
 
@@ -209,7 +209,7 @@ class RunPage:
             await self._news.wait()
 
 
-class Shown:
+class Audience:
     """What some of the viewers see, and the page with it. Nothing is made while nobody looks."""
 
     def __init__(self, source: PageSource, *, for_members: bool) -> None:
@@ -253,7 +253,7 @@ class Shown:
 class Viewer:
     """One browser that follows the page: an answer that does not end."""
 
-    def __init__(self, page: RunPage, shown: Shown, site: str, mark: str) -> None:
+    def __init__(self, page: RunPage, shown: Audience, site: str, mark: str) -> None:
         self._page, self._shown, self._site, self._mark = page, shown, site, mark
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
