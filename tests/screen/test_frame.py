@@ -211,6 +211,14 @@ def test_markup_is_shown_as_it_was_written() -> None:
     assert text(scene, 80, 23)[0].startswith(" [bold red]poem[/] · training")
 
 
+def test_a_large_terminal_shows_more_events() -> None:
+    events = tuple(SceneEvent("21:00:00", f"event {number} came") for number in range(60))
+    for (columns, rows), least in (((80, 24), 2), ((120, 40), 6), ((250, 70), 12)):
+        shown = [line for line in text(Scene(TRAINING, events), columns, rows) if "event" in line]
+        assert sum(" came" in line for line in shown) >= least
+        assert "event 59 came" in shown[-1]
+
+
 def test_a_long_list_of_peers_leaves_room_for_the_rest() -> None:
     peers = tuple(changed(TRAINING.peers[0], peer=f"12D3Koo{n:08d}", name="") for n in range(500))
     lines = text(Scene(changed(TRAINING, peers=peers), EVENTS), 120, 39)
@@ -310,7 +318,12 @@ def test_a_chosen_panel_has_the_whole_room() -> None:
 
 def test_what_was_printed_can_be_read_again() -> None:
     invite = "potluck-run:" + "x1y2" * 60
-    scene = replace(STATES["keeping"], said=("others join with", invite))
+    words = "Everybody who has this invite can take part with it"
+    scene = replace(STATES["keeping"], said=("  █▀ ▄", invite, words, "漢字" * 50))
     many = choices(scene)
-    shown = text(replace(scene, chosen=many - 1), 60, 24)
-    assert invite in "".join("".join(shown).split())
+    lines = text(replace(scene, chosen=many - 1), 40, 40)
+    assert any(line.startswith(" │   █▀ ▄ ") for line in lines), "a code keeps its margin"
+    inside = [line.strip(" │") for line in lines]
+    assert invite in "".join(inside)
+    assert "漢字" * 50 in "".join(inside)
+    assert "Everybody who has this invite can" in inside

@@ -160,6 +160,8 @@ async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseu
         await pseudo.until("poem · preparing")
         screen.happened(WillUse(("poem: trains on the processor", "Ctrl-C leaves")))
         assert pseudo.read() == ["poem: trains on the processor", "Ctrl-C leaves"]
+        lines = await pseudo.until("── events")
+        assert any("poem: trains on the processor" in line for line in lines), "it stays in sight"
         screen.happened(Notice("80 % of the quota are used"))
         screen.warn("warning: the disk is nearly full")
         screen.warn("warning: the disk is nearly full")

@@ -36,7 +36,7 @@ from node.app.screen.summary import summary
 from node.app.screen.terminal import Terminal
 from node.core.sensors import Reading, Sensors, gpus_in_use
 from node.core.status import NodeStatus
-from node.core.training_view import TrainerView
+from node.core.training_view import ENDED, TrainerPhase, TrainerView
 from node.training.happenings import Failed, Happening, Left, RecordsSummed, WillUse
 from node.training.questions import PAUSE, RESUME
 from node.training.words import words_of
@@ -82,6 +82,7 @@ class Screen:
         self._view = TrainerView()
         self._events: deque[SceneEvent] = deque(maxlen=EVENTS_KEPT)
         self._said: deque[str] = deque(maxlen=SAID_KEPT)
+        self._will_use = ""
         self._status: Callable[[], NodeStatus] | None = None
         self._ask: Ask | None = None
         self._node: NodeStatus | None = None
@@ -101,8 +102,11 @@ class Screen:
         match happening:
             case Left() | Failed():
                 pass  # in the view
-            case WillUse():
+            case WillUse(lines=lines):
+                self._will_use = words
                 self._stays(words)
+                for line in lines:
+                    self._add(line)
             case StepTaken():
                 self._add(words, instead_of="step")
             case RecordsSummed():
@@ -116,11 +120,18 @@ class Screen:
         self._view = view
         now = time.monotonic()
         self._processor.note(now, time.process_time())
-        if view.keeps_only and self._status is not None and now - self._node_at > STATUS_SECONDS:
-            self._node, self._node_at = self._status(), now
+        self._look_at_node(now)
         if self._note and now - self._note_at > NOTE_SECONDS:
             self._note = ""
         self._changed.set()
+
+    def _look_at_node(self, now: float) -> None:
+        """A peer that keeps the run shows what its node does."""
+        is_over = self._view.phase in (TrainerPhase.LEAVING, *ENDED)
+        if self._status is None or is_over or not self._view.keeps_only:
+            return
+        if now - self._node_at > STATUS_SECONDS:
+            self._node, self._node_at = self._status(), now
 
     def warn(self, line: str) -> None:
         """A line of the log."""
@@ -128,7 +139,8 @@ class Screen:
 
     def printed(self, line: str) -> None:
         """A line is on the normal screen, which is shown now."""
-        self._said.append(line)
+        if line != self._will_use:  # that is among the events
+            self._said += line.split("\n")
         self._changed.set()
 
     def meet(self, status: Callable[[], NodeStatus], ask: Ask) -> None:

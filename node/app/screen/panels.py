@@ -434,7 +434,8 @@ def _backbone(view: TrainerView, node: NodeStatus | None, width: int) -> list[Te
         )
         found.append(line("relay", fit((places, month), room)))
     asked = sum(node.connectivity.dial_backs.values())
-    slots = f"{count(node.directory.slots_stored)} slots kept"
+    stored = node.directory.slots_stored
+    slots = "1 slot kept" if stored == 1 else f"{count(stored)} slots kept"
     found.append(line("asked", fit((slots, f"{count(asked)} dialled back" if asked else ""), room)))
     asking = sorted(node.links, key=lambda one: -one.bytes_sent)[:MOST_ASKING]
     names = {one.peer: one for one in view.peers}

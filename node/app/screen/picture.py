@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from rich.cells import chop_cells
 from rich.text import Text
 
+from node.app.cli.output import folded
 from node.app.screen.canvas import Look, Painted, paint
 from node.app.screen.cells import clean, clip, count, fit, time_span, wrap
 from node.app.screen.layout import Lines, Panel, beside, stacked
@@ -208,7 +210,8 @@ def state_lines(
 
 def _body(scene: Scene, width: int, height: int) -> Lines:
     """Exactly `height` lines."""
-    panels, framed = panels_of(_worth_saying(scene)), height >= FRAMED_FROM
+    scene = _worth_saying(scene)
+    panels, framed = panels_of(scene), height >= FRAMED_FROM
     if scene.helps:
         return stacked([_help()], width, height, framed=framed)
     if scene.chosen is not None:
@@ -220,7 +223,7 @@ def _body(scene: Scene, width: int, height: int) -> Lines:
     right = [one for one in panels if one.name in RIGHT]
     below = [one for one in panels if one.name in BELOW]
     left = [one for one in panels if one not in right and one not in below]
-    low = min(height // 4, 2 + max(one.most for one in below)) if below else 0
+    low = min(height // 4, 2 + len(scene.events)) if below else 0
     if not left or not right:
         high = stacked([*left, *right], width, height - low, framed=framed)
     else:
@@ -243,15 +246,17 @@ def _said(said: Sequence[str]) -> Panel:
     """The lines that were printed in this session, such as the invite: the newest of them."""
 
     def lines(width: int, height: int) -> Lines:
-        found = [Text(one) for text in said for one in _cut(clean(text), width)]
+        found = [Text(one) for text in said for one in _in_full(text, width)]
         return found[-height:]
 
-    return Panel("printed", "also above this screen, after leaving", lines, 1, 1, 1, grows=True)
+    return Panel("printed", "also in the scrollback", lines, 1, 1, 1, grows=True)
 
 
-def _cut(text: str, width: int) -> list[str]:
-    """In lines of this width, cut anywhere: an invite has no spaces."""
-    return [text[at : at + width] for at in range(0, len(text), max(width, 1))]
+def _in_full(text: str, width: int) -> list[str]:
+    """All of it in lines of this width, broken between words, or anywhere in an invite."""
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    folds = folded(indent + clean(text), width).split("\n")
+    return [part for one in folds for part in chop_cells(one, max(width, 2)) or [""]]
 
 
 def _help() -> Panel:

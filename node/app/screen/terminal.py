@@ -1,7 +1,7 @@
 """A terminal that shows frames: any thread may write to it, one at a time.
 
 Everything here may wait for a terminal that is paused (Ctrl-S). So it is called in threads that can
-be abandoned, never in trio's. Only `restore` and `keys` never wait.
+be abandoned, never in trio's. Only `typed` never waits, and `restore` hardly.
 
 While a frame is there, the terminal is on its alternate screen, typed characters are not echoed,
 and keys come at once and not line by line; Ctrl-C works as usual. Lines that are to stay are
@@ -38,6 +38,7 @@ COLUMNS, ROWS = 80, 24
 """If the terminal does not give its size."""
 
 LOCAL_FLAGS, CONTROL_CHARACTERS = 3, 6  # in what tcgetattr returns
+FRAME_SECONDS: Final = 0.1  # a terminal that takes longer for a frame is paused
 KEYS_AT_ONCE: Final = 64  # bytes
 
 Frame = Callable[[int, int, Look], Sequence[Painted]]
@@ -118,11 +119,19 @@ class Terminal:
             lines = [paint(line, self._look) for line in last(columns, max(rows - 1, 1))]
             text = "".join(f"{line.written}\r\n" for line in lines)
             self._write(f"{self._left()}{text}")
-            self.restore()
+            self._give_back()
 
     def restore(self) -> None:
         """Back to the normal screen; echo typed characters again, and drop those that were typed
-        meanwhile. Never waits."""
+        meanwhile. Waits at most `FRAME_SECONDS`, for a frame that is being written."""
+        has_lock = self._lock.acquire(timeout=FRAME_SECONDS)
+        try:
+            self._give_back()
+        finally:
+            if has_lock:
+                self._lock.release()
+
+    def _give_back(self) -> None:
         left = self._left()
         with contextlib.suppress(OSError):
             if left and select.select([], [self._descriptor], [], 0)[1]:
