@@ -61,6 +61,9 @@ hivemind's, on the same machine in the same minutes, see `scripts/bench-against-
 To compare two versions of potluck, make a checkout of each and run the same bench in both, in turn,
 at least five times. The processes share the machine with all other programs, so compare medians of
 figures from the same minutes, and look at the spread.
+
+`.venv/bin/python scripts/picture` makes the pictures of the screen in docs/pictures again, from
+scenes (scripts/lab/scenes.py). With `--state` and `--size` it draws one of them in any state.
 """
 
 _NETWORK_LAB = """\
