@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 
 from lab.reproduce import command
-from lab.reproduce.claim import Check, Claim, Finding, Picture, Verdict
+from lab.reproduce.claim import Bearing, Claim, ClaimFigures, Condition, Picture
 from lab.reproduce.page import STATEMENTS, sections_of
 from node.app.cli.exit_codes import DONE, FAILED
 from node.core.wrong_use import WrongUse
 from tests.commands.console import laboratory, objects
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RIGHT = Check("two are more than one.", True)
-WRONG = Check("one is more than two.", False)
-EXCUSED = Check("one is more than two.", False, because="It is less, by one.")
+RIGHT = Condition("two are more than one.", True)
+WRONG = Condition("one is more than two.", False)
+EXCUSED = Condition("one is more than two.", False, because="It is less, by one.")
 
 
-def finding(*checks: Check) -> Finding:
+def finding(*checks: Condition) -> ClaimFigures:
     picture = Picture({"line": [(1.0, 2.0), (2.0, 1.0)]}, "x", "y")
-    return Finding(("paper", "here"), (("1", "2"),), checks, picture)
+    return ClaimFigures(("paper", "here"), (("1", "2"),), checks, picture)
 
 
-def claim(name: str, *checks: Check) -> Claim:
+def claim(name: str, *checks: Condition) -> Claim:
     return Claim(name, "a paper", "A claim.", "Nothing.", lambda _short, _say: finding(*checks))
 
 
@@ -40,20 +40,20 @@ def reproduce(*words: str) -> int:
 @pytest.mark.parametrize(
     ("checks", "verdict"),
     [
-        ((RIGHT,), Verdict.HOLDS),
-        ((RIGHT, EXCUSED), Verdict.EXPLAINED),
-        ((RIGHT, EXCUSED, WRONG), Verdict.FAILS),
+        ((RIGHT,), Bearing.HOLDS),
+        ((RIGHT, EXCUSED), Bearing.EXPLAINED),
+        ((RIGHT, EXCUSED, WRONG), Bearing.FAILS),
     ],
 )
 def test_a_claim_fails_if_a_check_does_and_the_figures_do_not_say_why(
-    checks: tuple[Check, ...], verdict: Verdict
+    checks: tuple[Condition, ...], verdict: Bearing
 ) -> None:
     assert finding(*checks).verdict is verdict
 
 
 @pytest.mark.parametrize(("check", "code"), [(RIGHT, DONE), (EXCUSED, DONE), (WRONG, FAILED)])
 def test_the_exit_code_says_whether_every_claim_holds_or_is_explained(
-    check: Check, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    check: Condition, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "CLAIMS", (claim("one", RIGHT), claim("other", check)))
     assert reproduce("--short", "--json") == code

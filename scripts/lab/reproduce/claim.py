@@ -20,7 +20,7 @@ INCHES = (8.0, 5.0)
 Points = Sequence[tuple[float | str, float]]
 
 
-class Verdict(Enum):
+class Bearing(Enum):
     """The result in words."""
 
     HOLDS = "It holds."
@@ -29,7 +29,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Check:
+class Condition:
     """One sentence about the figures, and whether it is so. `because`: why it is not."""
 
     sentence: str
@@ -72,20 +72,20 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClaimFigures:
     """The table beside the paper's figures, the checks of it, and the picture."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    checks: Sequence[Check]
+    checks: Sequence[Condition]
     picture: Picture
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Bearing:
         wrong = [check for check in self.checks if not check.holds]
         if not wrong:
-            return Verdict.HOLDS
-        return Verdict.EXPLAINED if all(check.because for check in wrong) else Verdict.FAILS
+            return Bearing.HOLDS
+        return Bearing.EXPLAINED if all(check.because for check in wrong) else Bearing.FAILS
 
 
 @dataclass(frozen=True)
@@ -102,4 +102,4 @@ class Claim:
     source: str
     says: str
     scaled_down: str
-    measure: Callable[[bool, Talk], Finding]
+    measure: Callable[[bool, Talk], ClaimFigures]

@@ -11,8 +11,8 @@ from typing import Final
 from lab import NOTHING_MEASURED
 from lab.plot import check_plot
 from lab.reproduce import dedloc, learning_at_home, moshpit, own
-from lab.reproduce.claim import Claim, Verdict
-from lab.reproduce.page import Circumstances, Entry, write_page
+from lab.reproduce.claim import Bearing, Claim
+from lab.reproduce.page import Circumstances, PageEntry, write_page
 from node.app.cli.exit_codes import DONE, FAILED
 from node.app.cli.output import Output
 from node.app.cli.parser import CommandParser
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.data(entry.as_mapping(), entry.as_text())
         if folder is not None:
             write_page(folder, entry, order=[one.name for one in CLAIMS])
-        if entry.finding.verdict is Verdict.FAILS:
+        if entry.finding.verdict is Bearing.FAILS:
             code = FAILED
     return code
 
@@ -103,12 +103,12 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Claim, ...]:
     return tuple(known[name] for name in dict.fromkeys(arguments.names))
 
 
-def _measured(claim: Claim, output: Output, *, is_short: bool) -> Entry:
+def _measured(claim: Claim, output: Output, *, is_short: bool) -> PageEntry:
     output.say(f"{claim.name}:")
     began = time.monotonic()
     finding = claim.measure(is_short, output.say)
     seconds = time.monotonic() - began
-    return Entry(claim, finding, Circumstances.of_now(seconds, is_short=is_short))
+    return PageEntry(claim, finding, Circumstances.of_now(seconds, is_short=is_short))
 
 
 def _listed(claims: Iterable[Claim]) -> str:

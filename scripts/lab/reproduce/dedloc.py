@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lab import Talk
-from lab.reproduce.claim import Check, Claim, Finding, Picture
+from lab.reproduce.claim import Claim, ClaimFigures, Condition, Picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ TABLE_1: Final = {  # seconds: all-reduce, parameter server, theirs
 SAME_RATIO: Final = 0.15
 
 
-def _averaging_time(_short: bool, _say: Talk) -> Finding:
+def _averaging_time(_short: bool, _say: Talk) -> ClaimFigures:
     from node.app.plan_file import read_plan_file
     from protocols.moshpit.plan_strategy import best_strategy
 
@@ -61,7 +61,7 @@ def _averaging_time(_short: bool, _say: Talk) -> Finding:
         )
         lines["paper"].append((name, theirs))
         lines["plan"].append((name, ours))
-    return Finding(
+    return ClaimFigures(
         (
             "setup",
             "paper: all-reduce / server / theirs, s",
@@ -71,7 +71,7 @@ def _averaging_time(_short: bool, _say: Talk) -> Finding:
         ),
         rows,
         (
-            Check(
+            Condition(
                 "adaptive averaging gains as much as in the paper: all eight ratios are within "
                 f"{SAME_RATIO:.0%} of the paper's (the furthest is {apart:.0%} off).",
                 apart <= SAME_RATIO,
@@ -89,7 +89,7 @@ SLOW_LINKS: Final = (*[200.0] * 4, *[100.0] * 8, *[50.0] * 4)  # Mb/s
 PAPER_SLOWDOWN: Final = 2.5
 
 
-def _albert(_short: bool, _say: Talk) -> Finding:
+def _albert(_short: bool, _say: Talk) -> ClaimFigures:
     slow = _planned(SLOW_LINKS)
     # With delayed updates a step takes the longer of computing and averaging. So the paper's
     # slowdown says how long its machines computed.
@@ -113,24 +113,24 @@ def _albert(_short: bool, _say: Talk) -> Finding:
         "with 4 helpers": ("over 60 % less time", aided),
         "with 8 part-time peers": ("74 % of the speed", part_time),
     }
-    return Finding(
+    return ClaimFigures(
         ("setup", "paper", "plan: s per step", "times as long as high bandwidth"),
         [
             [name, paper, f"{seconds:.1f}", f"{seconds / fast:.2f}"]
             for name, (paper, seconds) in figures.items()
         ],
         (
-            Check(
+            Condition(
                 f"load balancing takes {faster:.0%} off the time of a step on slow links "
                 "(the paper: 47 %).",
                 abs(faster - 0.47) < 0.05,
             ),
-            Check(
+            Condition(
                 f"in the last setup the run has {fast / part_time:.0%} of the speed of the fast "
                 "cluster (the paper: 74 %).",
                 abs(fast / part_time - 0.74) < 0.05,
             ),
-            Check(
+            Condition(
                 f"four helpers bring it to over 60 % (the plan: {aided_by:.0%}).",
                 aided_by > 0.6,
                 because=f"The peers at {min(SLOW_LINKS):g} Mb/s have to send a whole gradient and "
@@ -177,7 +177,7 @@ SLOWEST: Final = 1.25  # times what the plan says
 FASTEST: Final = 0.95
 
 
-def _step_time(short: bool, say: Talk) -> Finding:
+def _step_time(short: bool, say: Talk) -> ClaimFigures:
     from lab.reproduce.virtual import planned_step, step_seconds
     from lab.simulate.virtual_run import RunPlan, simulate
 
@@ -201,16 +201,16 @@ def _step_time(short: bool, say: Talk) -> Finding:
             rows.append([kind, f"{peers}", f"{planned:.1f}", f"{seconds:.1f}"])
             lines.setdefault(f"plan, {kind}", []).append((peers, planned))
             lines.setdefault(f"run, {kind}", []).append((peers, seconds))
-    return Finding(
+    return ClaimFigures(
         ("peers", "how many", "plan: s per step", "run: s per step"),
         rows,
         (
-            Check(
+            Condition(
                 "a step takes what the plan says of the number and the links of the peers: "
                 f"{min(shares):.2f} to {max(shares):.2f} times as long ({SLOWEST} are allowed).",
                 max(shares) <= SLOWEST and min(shares) >= FASTEST,
             ),
-            Check(
+            Condition(
                 "more peers make shorter steps.",
                 all(
                     later < earlier
@@ -234,7 +234,7 @@ PEERS: Final = {
 }
 
 
-def _equivalence(short: bool, say: Talk) -> Finding:
+def _equivalence(short: bool, say: Talk) -> ClaimFigures:
     from models.initial import seeded
 
     steps = 6 if short else 60
@@ -253,16 +253,16 @@ def _equivalence(short: bool, say: Talk) -> Finding:
         apart = max(apart, *(abs(a - b) / a for a, b in zip(alone, losses, strict=True)))
         lines[name] = list(enumerate(losses))
         rows.append([name, f"{alone[-1]:.5f}", f"{losses[-1]:.5f}"])
-    return Finding(
+    return ClaimFigures(
         ("who computes the batch", "loss of one machine", "loss of the peers"),
         rows,
         (
-            Check(
+            Condition(
                 f"the losses of all {steps} steps are those of one machine with the whole batch: "
                 f"at most {apart:.0e} of them apart ({EQUIVALENT:.0e} are allowed).",
                 apart <= EQUIVALENT,
             ),
-            Check(f"it learns: from {alone[0]:.2f} to {alone[-1]:.2f}.", alone[-1] < alone[0]),
+            Condition(f"it learns: from {alone[0]:.2f} to {alone[-1]:.2f}.", alone[-1] < alone[0]),
         ),
         Picture(lines, "step", "loss"),
     )
@@ -339,7 +339,7 @@ FAILURE_RATES: Final = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5)
 CLOSE_TO_BEST: Final = 1.05
 
 
-def _group_size(short: bool, _say: Talk) -> Finding:
+def _group_size(short: bool, _say: Talk) -> ClaimFigures:
     from protocols.moshpit.group_size import best_group_size, rounds_needed
 
     def best(peers: int, rate: float) -> int:
@@ -354,19 +354,19 @@ def _group_size(short: bool, _say: Talk) -> Finding:
             if (1.0 - rate) ** size > 0.02  # the others fail for too long to be drawn
         }
         worst = max(worst, attempts[best(peers, rate)] / min(attempts.values()))
-    return Finding(
+    return ClaimFigures(
         ("peers", *(f"p = {rate:g}" for rate in FAILURE_RATES)),
         [
             [f"{peers:,}", *(f"{best(peers, rate)}" for rate in FAILURE_RATES)]
             for peers in COLLABORATIONS
         ],
         (
-            Check(
+            Condition(
                 "one group of all is best for the 16 to 24 peers of the paper's experiments with "
                 "failures up to 0.005 (the paper: m = n in all experiments).",
                 all(best(n, p) == n for n in (16, 24) for p in FAILURE_RATES if p <= 0.005),
             ),
-            Check(
+            Condition(
                 "the more peers fail, the smaller the groups, down to groups of two.",
                 all(
                     best(n, less) >= best(n, more)
@@ -375,7 +375,7 @@ def _group_size(short: bool, _say: Talk) -> Finding:
                 )
                 and all(best(n, FAILURE_RATES[-1]) == 2 for n in COLLABORATIONS),
             ),
-            Check(
+            Condition(
                 "with drawn failures no other size needs fewer attempts, but for "
                 f"{CLOSE_TO_BEST - 1:.0%}: the chosen one needs {worst:.2f} times the fewest.",
                 worst <= CLOSE_TO_BEST,
@@ -415,7 +415,7 @@ DOCUMENT_BYTES: Final = 2000
 MORE_MEMORY: Final = 1.2
 
 
-def _streaming(short: bool, say: Talk) -> Finding:
+def _streaming(short: bool, say: Talk) -> ClaimFigures:
     sizes = (16, 64) if short else (16, 64, 256)
     rows, peaks, shares = [], [], []
     for megabytes in sizes:
@@ -425,16 +425,16 @@ def _streaming(short: bool, say: Talk) -> Finding:
         shares.append(share)
         rows.append([f"{megabytes} MB", f"{peak / 1e6:.2f} MB", f"{share:.3f}"])
     growth, off = max(peaks) / peaks[0], max(abs(share - MIXED[0]) for share in shares)
-    return Finding(
+    return ClaimFigures(
         ("data", "memory at most", f"share of the first source (paper: {MIXED[0]})"),
         rows,
         (
-            Check(
+            Condition(
                 f"{sizes[-1] // sizes[0]} times the data takes {growth:.2f} times the memory "
                 f"({MORE_MEMORY} are allowed).",
                 growth <= MORE_MEMORY,
             ),
-            Check(
+            Condition(
                 f"two sources are mixed as asked for, within 0.02 ({off:.3f}).",
                 off <= 0.02,
             ),

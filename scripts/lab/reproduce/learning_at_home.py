@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from lab import Talk
-from lab.reproduce.claim import Check, Claim, Finding, Picture
+from lab.reproduce.claim import Claim, ClaimFigures, Condition, Picture
 
 # -- section 4.1: throughput
 
@@ -17,7 +17,7 @@ LOST: Final = 10.0  # times as slow naive model parallelism becomes: an order of
 LOST_SHORT: Final = 3.0
 
 
-def _throughput(short: bool, say: Talk) -> Finding:
+def _throughput(short: bool, say: Talk) -> ClaimFigures:
     import trio
 
     from lab.bench.experts_delay import DelayEffort, measure_delays
@@ -31,19 +31,19 @@ def _throughput(short: bool, say: Talk) -> Finding:
     told, longest = result["delays"], result["delays"][-1]
     slower = 1.0 / longest["naive_kept"]
     kept, lost = (KEPT_SHORT, LOST_SHORT) if short else (KEPT, LOST)
-    return Finding(
+    return ClaimFigures(
         ("delay, ms", f"{effort.in_flight} in flight, batches/s", "one at a time, batches/s"),
         [
             [f"{row['delay_ms']:g}", f"{row['async_per_s']:.2f}", f"{row['naive_per_s']:.2f}"]
             for row in told
         ],
         (
-            Check(
+            Condition(
                 f"with {longest['delay_ms']:g} ms, {longest['async_kept']:.0%} of the throughput "
                 f"without delay are left ({kept:.0%} are asked for).",
                 longest["async_kept"] >= kept,
             ),
-            Check(
+            Condition(
                 f"naive model parallelism becomes {slower:.0f} times as slow ({lost:g} times are "
                 "asked for; the paper: by an order of magnitude).",
                 slower >= lost,
@@ -67,7 +67,7 @@ WORSE: Final = 0.01  # of the held-out digits, than the dense network
 LEARNT: Final = 0.5  # of the held-out digits; a tenth is luck
 
 
-def _convergence(short: bool, say: Talk) -> Finding:
+def _convergence(short: bool, say: Talk) -> ClaimFigures:
     import torch
     import trio
 
@@ -96,11 +96,11 @@ def _convergence(short: bool, say: Talk) -> Finding:
             [name, f"{arm.failure_rate:.0%}", f"{told['final']:.4f}", f"{told['staleness']:.0f}"]
         )
     least = min(finals[1:])
-    return Finding(
+    return ClaimFigures(
         ("model", "calls that fail", "right on held-out digits", "batches of staleness"),
         rows,
         (
-            Check(
+            Condition(
                 "every model learns in spite of delays and failures: "
                 f"{min(finals):.2f} of the digits at the least ({LEARNT} are asked for).",
                 min(finals) >= LEARNT,
@@ -111,8 +111,8 @@ def _convergence(short: bool, say: Talk) -> Finding:
     )
 
 
-def _reaches_dense(dense: float, least: float) -> Check:
-    return Check(
+def _reaches_dense(dense: float, least: float) -> Condition:
+    return Condition(
         f"every mixture reaches the dense network but for {WORSE:g}: {least:.4f} at the least "
         f"beside {dense:.4f}.",
         least >= dense - WORSE,
@@ -126,7 +126,7 @@ EXAMPLES: Final = 64
 DEEP: Final = 2  # dimensions of each grid
 
 
-def _gate(short: bool, say: Talk) -> Finding:
+def _gate(short: bool, say: Talk) -> ClaimFigures:
     rows, wrong = [], 0
     lines: dict[str, list[tuple[float | str, float]]] = {"search": []}
     most = 0.0
@@ -141,20 +141,20 @@ def _gate(short: bool, say: Talk) -> Finding:
         lines["search"].append((float(experts), 1000 * seconds))
     times = [seconds for _, seconds in lines["search"]]
     growth, more = times[-1] / times[0], (sides[-1] / sides[0]) ** DEEP
-    return Finding(
+    return ClaimFigures(
         ("experts", "prefixes read for a batch", "prefixes for each expert", "ms for a batch"),
         rows,
         (
-            Check(
+            Condition(
                 f"{more:,.0f} times as many experts cost {growth:.1f} times the time, less than "
                 f"their root ({more**0.5:.0f}).",
                 growth < more**0.5,
             ),
-            Check(
+            Condition(
                 f"no search reads more than d k prefixes an example: {most:.0%} of that at most.",
                 most <= 1.0,
             ),
-            Check("every search finds what a look at all experts finds.", not wrong),
+            Condition("every search finds what a look at all experts finds.", not wrong),
         ),
         Picture(lines, "experts", "ms for a batch", is_log=True),
     )
@@ -218,7 +218,7 @@ CLAIMS: Final = (
     Claim(
         "learning-gate",
         "Learning@home, section 3.2, and algorithm 1 of the supplement",
-        "Finding the k best experts in a grid of d dimensions takes O(d k) readings of the "
+        "ClaimFigures the k best experts in a grid of d dimensions takes O(d k) readings of the "
         "directory for an example, however many experts there are.",
         "The search alone, without a directory: up to 65,536 experts, in the short form 4,096. "
         "`scripts/bench experts-search` measures it with real nodes.",

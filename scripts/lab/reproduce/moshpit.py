@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lab import Talk
-from lab.reproduce.claim import Check, Claim, Finding, Picture
+from lab.reproduce.claim import Claim, ClaimFigures, Condition, Picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ PAPER_WITH_FAILURES: Final = ((1024, 0.005), (768, 0.005))
 SETTINGS: Final = ((1024, 0.0), *PAPER_WITH_FAILURES, (512, 0.005), (1024, 0.01))
 
 
-def _averaging(short: bool, say: Talk) -> Finding:
+def _averaging(short: bool, say: Talk) -> ClaimFigures:
     from lab.simulate.moshpit import METHODS, AveragingPlan, simulate
 
     found: dict[tuple[int, float], dict[str, Sequence[float]]] = {}
@@ -43,27 +43,27 @@ def _averaging(short: bool, say: Talk) -> Finding:
         found[peers, 0.005]["random"][-1] / found[peers, 0.005]["moshpit"][-1]
         for peers in (1024, 512)
     )
-    return Finding(
+    return ClaimFigures(
         ("peers", "failure rate", "method", "round 1", "round 2", "round 5", f"round {ROUNDS}"),
         rows,
         (
-            Check(
+            Condition(
                 f"without failures 1,024 peers have the exact average after 2 rounds "
                 f"({calm['moshpit'][2]:.0e}; after one: {calm['moshpit'][1]:.1e}).",
                 calm["moshpit"][2] < EXACT < calm["moshpit"][1],
             ),
-            Check(
+            Condition(
                 f"with failures the deviation after {ROUNDS} rounds is far below that of gossip "
                 f"and PushSum: {slow:.0e} times at least.",
                 slow > FAR_FASTER,
             ),
-            Check(
+            Condition(
                 "all-reduce that begins again after a failure gets nowhere in the paper's "
                 f"settings: {lost:.2f} of the deviation are left at the least. (With 512 peers a "
                 "round in thirteen goes well.)",
                 lost > 0.5,
             ),
-            Check(
+            Condition(
                 f"random groups are worse in a full grid ({full:.0e} times the deviation), and "
                 f"come nearer in a sparse one ({sparse:.0e} times).",
                 full > sparse > 0.1 and full > 1.0,
@@ -81,7 +81,7 @@ def _averaging(short: bool, say: Talk) -> Finding:
     )
 
 
-def _variance(short: bool, say: Talk) -> Finding:
+def _variance(short: bool, say: Talk) -> ClaimFigures:
     from lab.simulate.moshpit import AveragingPlan, simulate
 
     peers, rounds, trials = 1024, 6, 50 if short else 1000
@@ -101,16 +101,16 @@ def _variance(short: bool, say: Talk) -> Finding:
             [f"{number}", f"{bound:.3e}", f"{means[number]:.3e} ± {error:.0e}",
              f"{grid[number]:.3e}"]
         )  # fmt: skip
-    return Finding(
+    return ClaimFigures(
         ("round", "the theorem", "random groups", "Moshpit's grid"),
         rows,
         (
-            Check(
+            Condition(
                 "the variance with random groups is within the theorem's bound in every round: at "
                 f"most {worst:.1f} standard errors above it (3 are allowed).",
                 worst < 3.0,
             ),
-            Check(
+            Condition(
                 "in a full grid without failures Moshpit is below it from the second round on.",
                 all(grid[n] < begun * contraction**n for n in range(2, rounds + 1)),
             ),
@@ -248,7 +248,7 @@ SAME_LOSS: Final = 0.02
 PAPER_FASTER: Final = 1.3
 
 
-def _training(short: bool, say: Talk) -> Finding:
+def _training(short: bool, say: Talk) -> ClaimFigures:
     side, rounds = (8, 20) if short else (16, 60)
     rows, curves = [], {}
     faster: dict[str, float] = {}
@@ -274,25 +274,25 @@ def _training(short: bool, say: Talk) -> Finding:
              f"{reached[1]:.0f}", f"{faster[name]:.2f}"]
         )  # fmt: skip
     hard = faster["stragglers and failures"]
-    return Finding(
+    return ClaimFigures(
         ("machines", "all-reduce: loss", "Moshpit after as many averagings", "all-reduce: s",
          "Moshpit: s until that loss",
          "times as fast (paper: 1.3 to 1.5)"),
         rows,
         (
-            Check(
+            Condition(
                 "among calm machines the loss after as many averagings is at most "
                 f"{max(apart['calm'], 0.0):.1%} above that of all-reduce ({SAME_LOSS:.0%} are "
                 "allowed).",
                 apart["calm"] <= SAME_LOSS,
             ),
-            Check(
+            Condition(
                 "with stragglers and failures all-reduce needs fewer averagings, as the thesis "
                 f"says: after as many Moshpit's loss is {apart['stragglers and failures']:.1%} "
                 "higher.",
                 apart["stragglers and failures"] > 0.0,
             ),
-            Check(
+            Condition(
                 f"with stragglers and failures Moshpit reaches that loss, but for {SAME_LOSS:.0%}, "
                 f"sooner: it is {hard:.2f} times as fast (the thesis: by more than 30 %).",
                 hard >= PAPER_FASTER,

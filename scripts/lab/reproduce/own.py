@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lab import Talk
-from lab.reproduce.claim import Check, Claim, Finding, Picture
+from lab.reproduce.claim import Claim, ClaimFigures, Condition, Picture
 
 ONE_SET_OF_BITS: Final = "after every step all peers that made it hold the same bits"
 BACK_SECONDS: Final = 30.0
@@ -15,7 +15,7 @@ USED: Final = 0.8  # of the time, on 10 Mb/s up
 ABOVE_PLAN: Final = 1.15
 
 
-def _survivors(short: bool, say: Talk) -> Finding:
+def _survivors(short: bool, say: Talk) -> ClaimFigures:
     from lab.simulate.virtual_run import RunPlan, simulate
     from protocols.accumulation.tracker import FEWEST_THAT_WAIT
 
@@ -36,7 +36,7 @@ def _survivors(short: bool, say: Talk) -> Finding:
     ]
     latest = max(f["back_s"] for f in all_figures if f["back_s"] not in halved)
     counted = min(figures["counted_share"] for figures in all_figures)
-    return Finding(
+    return ClaimFigures(
         (
             "killed at once",
             "sets of bits after a step",
@@ -45,17 +45,17 @@ def _survivors(short: bool, say: Talk) -> Finding:
         ),
         rows,
         (
-            Check(
+            Condition(
                 f"{ONE_SET_OF_BITS}.",
                 all(f["variants_max"] == f["histories_max"] == 1 for f in all_figures),
             ),
-            Check(
+            Condition(
                 f"all survivors are in a new step within {latest:.0f} s of virtual time, where "
                 f"more than half of the run is left ({BACK_SECONDS:g} are allowed).",
                 latest <= BACK_SECONDS,
             ),
             *(_waited(halved) if halved else ()),
-            Check(
+            Condition(
                 f"{counted:.0%} of the samples or more are in steps ({COUNTED:.0%} are asked for).",
                 counted >= COUNTED,
             ),
@@ -68,12 +68,12 @@ def _survivors(short: bool, say: Talk) -> Finding:
     )
 
 
-def _waited(seconds: list[float]) -> tuple[Check]:
+def _waited(seconds: list[float]) -> tuple[Condition]:
     """Runs that lost half of their peers, which may be a cut in the network as well."""
     from protocols.accumulation.tracker import WAITS_FOR_MOST_SECONDS as WAITS
 
     return (
-        Check(
+        Condition(
             "where half or less is left of 16 peers or more, the run first waits two minutes, "
             f"because the network may be cut, and goes on after {max(seconds):.0f} s at most "
             f"({WAITS + BACK_SECONDS:g} are allowed).",
@@ -82,7 +82,7 @@ def _waited(seconds: list[float]) -> tuple[Check]:
     )
 
 
-def _joining(short: bool, say: Talk) -> Finding:
+def _joining(short: bool, say: Talk) -> ClaimFigures:
     from lab.simulate.virtual_run import RunPlan, simulate
 
     rows, found = [], []
@@ -97,12 +97,12 @@ def _joining(short: bool, say: Talk) -> Finding:
         )  # fmt: skip
     all_figures = [figures for _, _, figures in found]
     slowest = min(f["steps_per_minute"] / f["calm_steps_per_minute"] for f in all_figures)
-    return Finding(
+    return ClaimFigures(
         ("newcomers", "in one of two steps", "steps/min before", "steps/min while they come"),
         rows,
         (
-            Check(f"{ONE_SET_OF_BITS}.", all(f["variants_max"] == 1 for f in all_figures)),
-            Check(
+            Condition(f"{ONE_SET_OF_BITS}.", all(f["variants_max"] == 1 for f in all_figures)),
+            Condition(
                 "every newcomer is in one of the first two steps that end after it came (those "
                 "that came just before the run's end are not counted).",
                 all(
@@ -110,7 +110,7 @@ def _joining(short: bool, say: Talk) -> Finding:
                     for _, n, f in found
                 ),
             ),
-            Check(
+            Condition(
                 f"the run is not held up: {slowest:.2f} of its steps a minute at the least "
                 f"({KEPT_SPEED} are asked for).",
                 slowest >= KEPT_SPEED,
@@ -127,7 +127,7 @@ def _joining(short: bool, say: Talk) -> Finding:
     )
 
 
-def _home_links(short: bool, say: Talk) -> Finding:
+def _home_links(short: bool, say: Talk) -> ClaimFigures:
     from lab.reproduce.virtual import computing_seconds, planned_step, step_seconds
     from lab.simulate.virtual_run import RunPlan, simulate
 
@@ -150,16 +150,16 @@ def _home_links(short: bool, say: Talk) -> Finding:
         rows.append([f"{megabits}", f"{planned:.1f}", f"{seconds:.1f}", f"{used:.1%}"])
     slowest = max(share for _, share, _, _ in found)
     at_ten = next(used for megabits, _, used, _ in found if megabits == 10)
-    return Finding(
+    return ClaimFigures(
         ("Mb/s up", "plan: s per step", "run: s per step", "of the time spent computing"),
         rows,
         (
-            Check(
+            Condition(
                 f"with 10 Mb/s up the peers compute for {at_ten:.0%} of the time "
                 f"({USED:.0%} are asked for).",
                 at_ten >= USED,
             ),
-            Check(
+            Condition(
                 f"a step takes at most {slowest:.2f} times as long as planned ({ABOVE_PLAN} are "
                 "allowed).",
                 slowest <= ABOVE_PLAN,

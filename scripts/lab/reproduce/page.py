@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from lab.reproduce.claim import Claim, Finding
+from lab.reproduce.claim import Claim, ClaimFigures
 
 PAGE: Final = "results.md"
 PICTURES: Final = Path("pictures") / "results"
@@ -99,11 +99,11 @@ class Circumstances:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PageEntry:
     """A claim with its result, as it is told."""
 
     claim: Claim
-    finding: Finding
+    finding: ClaimFigures
     circumstances: Circumstances
 
     def as_mapping(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Entry:
         )
 
 
-def write_page(folder: Path, entry: Entry, *, order: Sequence[str]) -> None:
+def write_page(folder: Path, entry: PageEntry, *, order: Sequence[str]) -> None:
     """Put the section and the plot of one claim in place."""
     (folder / PICTURES).mkdir(parents=True, exist_ok=True)
     entry.finding.picture.write(entry.claim.name, folder / PICTURES / f"{entry.claim.name}.svg")
