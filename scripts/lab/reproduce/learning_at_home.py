@@ -218,7 +218,7 @@ CLAIMS: Final = (
     Claim(
         "learning-gate",
         "Learning@home, section 3.2, and algorithm 1 of the supplement",
-        "ClaimFigures the k best experts in a grid of d dimensions takes O(d k) readings of the "
+        "Finding the k best experts in a grid of d dimensions takes O(d k) readings of the "
         "directory for an example, however many experts there are.",
         "The search alone, without a directory: up to 65,536 experts, in the short form 4,096. "
         "`scripts/bench experts-search` measures it with real nodes.",
