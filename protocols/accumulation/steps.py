@@ -722,6 +722,17 @@ class SparseTurns:
         flat[due] = mixed
         own.copy_(flat.view(own.shape))
 
+    @staticmethod
+    @torch.no_grad()
+    def follow(own: Tensor, averaged: Tensor, momentum: Tensor) -> None:
+        """Move this peer's own values of one tensor as far as theta_start went, because it has
+        brought none of them to the round.
+
+        own: of any shape and device; averaged, momentum: [values]
+        """
+        own.add_(averaged.view(own.shape).to(own.device), alpha=-OUTER_LEARNING_RATE)
+        OuterStep.drift(own, momentum.view(own.shape).to(own.device))
+
 
 class Diverged(PotluckError):
     """A parameter is infinite or NaN after local steps: this peer's model is broken."""
@@ -818,7 +829,7 @@ class LocalSteps:
         longest = max((one.parameters for one in self._fragments), key=lambda one: one.values)
         self._difference = longest.buffer(LOSS_VALUES, on_host=True)
         self._epoch = 0
-        self._taken = self._fragments[0]
+        self._taken, self._has_brought = self._fragments[0], False
         self._delayed = delayed
         self._keeps = MIXING if delayed else 0.0
         self._stepped: int | None = None
@@ -865,6 +876,7 @@ class LocalSteps:
         _check_finite(fragment.parameters, values)
         fragment.turns.keep_only_due(values, turn)
         samples = self._samples
+        self._has_brought = samples > 0
         torch.div(self._loss_sums, max(samples, 1), out=losses)
         self._forget_samples()
         return Contribution(difference, samples)
@@ -897,6 +909,8 @@ class LocalSteps:
         fragment, _ = self._at(self._epoch)
         values, losses = _parts(averaged)
         self._outer.step(values, fragment.place)
+        if fragment.turns and not self._has_brought:
+            self._difference[: len(values)].copy_(values)  # for `_mix`; nobody got what was there
         with self._scheduling:
             rate = self.inner.epoch_ended()
         self._buffers.keep()
@@ -923,11 +937,13 @@ class LocalSteps:
         own, outer, place = fragment.parameters, self._outer, fragment.place
         flat = (outer.start[place], self._difference[: own.values], outer.momentum[place])
         views = zip(*map(own.views, flat), strict=True)
-        for one, is_sparse, (theirs, lost, momentum) in zip(
+        for one, is_sparse, (theirs, kept, momentum) in zip(
             own.tensors, fragment.turns.is_sparse, views, strict=False
         ):
-            if is_sparse:
-                rows = theirs.view(-1), lost.view(-1), momentum.view(-1)
+            if is_sparse and not self._has_brought:
+                SparseTurns.follow(one, kept, momentum)
+            elif is_sparse:
+                rows = theirs.view(-1), kept.view(-1), momentum.view(-1)
                 SparseTurns.mix(one, *rows, turn, self._keeps)
             else:
                 one.lerp_(theirs.to(one.device), 1.0 - self._keeps)

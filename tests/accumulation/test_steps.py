@@ -560,17 +560,20 @@ def test_only_what_was_exchanged_is_mixed_in(to: str) -> None:
 
 
 def test_a_peer_without_samples_keeps_all_that_it_has_not_sent() -> None:
+    """And goes where the others go: what it did not follow would pull them back later."""
     peer = SparsePeer(fragments=2)
     peer.batch()
+    peer.steps.take()  # from now on it has no samples
     difference = peer.ahead()
-    contribution = peer.steps.take()
-    brought = contribution.values[:10].clone()
-    contribution.samples = 0  # nobody got its values
-    peer.steps.apply(torch.zeros(12))
-    peer.steps.done_with(contribution, peer.sent(contribution.values))
-    peer.steps.take_over()
-    assert int(brought.count_nonzero()) == 3
-    torch.testing.assert_close(peer.ahead(), difference)
+    for epoch in range(16):
+        contribution = peer.steps.take()
+        assert not contribution.samples
+        values = contribution.values.clone()
+        peer.steps.apply(torch.full_like(values, 0.01))
+        peer.steps.done_with(contribution, peer.sent(values))
+        peer.steps.take_over()
+        torch.testing.assert_close(peer.ahead(), difference)
+        assert epoch % 2 or float(peer.steps.shared.tensors[0].detach().max()) < 1.0
 
 
 def test_after_a_failed_round_beside_local_steps_everything_is_sent() -> None:
