@@ -105,7 +105,11 @@ class ControlServer:
         async def answer(value: Any) -> None:
             given.append(value)
 
-        await handler({}, answer)
+        try:
+            await handler({}, answer)
+        except Exception as error:
+            told = _told(command, error)
+            raise PotluckError(told.what, why=told.why, advice=told.advice) from error
         return given[-1]
 
     async def serve(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -167,9 +171,7 @@ class ControlServer:
         except trio.BrokenResourceError:
             raise
         except Exception as error:  # noqa: BLE001 - one command's bug must not end the node
-            if not isinstance(error, PotluckError | AuthError | ModelsError):
-                _log.exception("the control command %s failed", ask.command)
-            return _failed(error)
+            return _told(ask.command, error)
         return Done()
 
     def _unknown(self, command: str) -> ControlFailed:
@@ -218,6 +220,13 @@ async def _receive_exactly(client: trio.SocketStream, count: int) -> bytes:
 
 async def _send(client: trio.SocketStream, reply: Reply) -> None:
     await client.send_all(frame(reply, LARGEST_ANSWER_BYTES))
+
+
+def _told(command: str, error: Exception) -> ControlFailed:
+    """What the client is told of an error of a handler. A bug is also logged."""
+    if not isinstance(error, PotluckError | AuthError | ModelsError):
+        _log.exception("the control command %s failed", command)
+    return _failed(error)
 
 
 def _failed(error: Exception) -> ControlFailed:

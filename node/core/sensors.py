@@ -153,18 +153,22 @@ class _Memory(ctypes.Structure):
 
 
 def _of_gpu(nvml: Any, uuid: str) -> GpuReading:
-    """A call that this GPU or this driver does not know returns an error, and leaves its value
-    unknown."""
+    """A call that this GPU, this driver or this library does not know leaves its value unknown."""
+
+    def ask(name: str, *arguments: Any) -> bool:
+        call = getattr(nvml, name, None)
+        return call is not None and call(*arguments) == 0
+
     device = ctypes.c_void_p()
-    if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)):
+    if not ask("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device)):
         return GpuReading()
     busy, memory = _Utilization(), _Memory()
     degrees, milliwatts = ctypes.c_uint(), ctypes.c_uint()
     of_chip = 0
-    knows_busy = not nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy))
-    knows_degrees = not nvml.nvmlDeviceGetTemperature(device, of_chip, ctypes.byref(degrees))
-    knows_watts = not nvml.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts))
-    knows_memory = not nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
+    knows_busy = ask("nvmlDeviceGetUtilizationRates", device, ctypes.byref(busy))
+    knows_degrees = ask("nvmlDeviceGetTemperature", device, of_chip, ctypes.byref(degrees))
+    knows_watts = ask("nvmlDeviceGetPowerUsage", device, ctypes.byref(milliwatts))
+    knows_memory = ask("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
     return GpuReading(
         busy=_within(busy.gpu / 100, 1.0) if knows_busy else None,
         degrees=_within(float(degrees.value), HOTTEST) if knows_degrees else None,

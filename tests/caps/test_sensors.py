@@ -145,6 +145,18 @@ def test_a_gpu_tells_what_its_driver_knows(tmp_path: Path) -> None:
     assert gpus(tmp_path, Nvml(begins=9), UUID) == (), "a driver that does not start"
 
 
+def test_a_library_without_some_of_the_functions_leaves_their_values_unknown(
+    tmp_path: Path,
+) -> None:
+    class Partial:
+        nvmlInit_v2 = Nvml.nvmlInit_v2
+        nvmlDeviceGetHandleByUUID = Nvml.nvmlDeviceGetHandleByUUID
+        begins = 0
+
+    found = Sensors(tmp_path, library=Partial).read([UUID]).gpus
+    assert found == (GpuReading(),)
+
+
 def test_the_library_is_looked_for_once_and_only_if_a_gpu_computes(tmp_path: Path) -> None:
     looked: list[None] = []
 

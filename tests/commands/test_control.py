@@ -438,3 +438,15 @@ async def test_the_node_itself_gets_the_answer_that_a_client_would_get(tmp_path:
     assert await server.ask("pause") == {"paused": True, "arguments": {}}
     with pytest.raises(PotluckError, match="still gets ready"):
         await server.ask("resume")
+
+
+async def test_a_bug_of_a_command_does_not_end_the_node_that_asks_itself(tmp_path: Path) -> None:
+    """A key on the screen ended the training, where the command only failed."""
+    server = ControlServer(tmp_path / "control.sock")
+
+    async def pause(_arguments: Mapping[str, Any], _answer: Answering) -> None:
+        raise OSError("no space left")
+
+    server.add("pause", pause)
+    with pytest.raises(PotluckError, match="no space left"):
+        await server.ask("pause")

@@ -91,6 +91,30 @@ def test_nothing_typed_is_echoed_meanwhile_nor_left_for_the_shell(pseudo: Pseudo
         os.read(pseudo.descriptor, 100)
 
 
+def test_ctrl_backslash_does_not_end_the_process_while_the_screen_is_up(pseudo: Pseudo) -> None:
+    """It would be at once, and the terminal would stay as it is."""
+    terminal = Terminal(pseudo.descriptor, Look())
+    terminal.draw(frame)
+    no_key = os.fpathconf(pseudo.descriptor, "PC_VDISABLE").to_bytes(1, "little")
+    assert termios.tcgetattr(pseudo.descriptor)[6][termios.VQUIT] == no_key
+    terminal.restore()
+    assert termios.tcgetattr(pseudo.descriptor)[6][termios.VQUIT] != no_key
+
+
+def test_a_frame_that_a_restore_overtakes_is_not_drawn(pseudo: Pseudo) -> None:
+    """It was written on the normal screen, which was the shell's by then."""
+    terminal = Terminal(pseudo.descriptor, Look())
+    pseudo.read()
+
+    def overtaken(columns: int, rows: int, look: Look) -> Sequence[Painted]:
+        terminal.restore()
+        return frame(columns, rows, look)
+
+    terminal.draw(overtaken)
+    assert pseudo.read() == []
+    assert pseudo.emulator.modes == AT_REST
+
+
 def test_keys_come_at_once_and_reading_them_never_waits(pseudo: Pseudo) -> None:
     terminal = Terminal(pseudo.descriptor, Look(), pseudo.descriptor)
     assert terminal.typed() == b"", "nothing is read before a frame is there"

@@ -18,6 +18,7 @@ A key does what a command does, through the same request, and says so. `q` is Ct
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -42,6 +43,8 @@ from node.training.questions import PAUSE, RESUME
 from node.training.words import words_of
 from protocols.accumulation.events import StepTaken
 from protocols.errors import PotluckError
+
+_log = logging.getLogger("potluck.screen")
 
 LEAST_SECONDS: Final = 0.25
 """Between two frames: nobody reads faster, and a slow link to the terminal can carry it."""
@@ -187,7 +190,11 @@ class Screen:
     async def _follow_the_sensors(self) -> None:
         """Their values are shown with the next frame; they are no reason to draw one."""
         while True:
-            self._reading = await _in_a_thread(self._sensors.read, gpus_in_use())
+            try:
+                self._reading = await _in_a_thread(lambda: self._sensors.read(gpus_in_use()))
+            except Exception:  # noqa: BLE001 - no sensor ends the training
+                _log.exception("the sensors of this machine cannot be read")
+                return
             await trio.sleep(SENSORS_SECONDS)
 
     async def _follow_the_keys(self, descriptor: int) -> None:

@@ -87,16 +87,20 @@ class Terminal:
         """Whether the alternate screen is shown."""
         self._settings_before: list[Any] | None = None
         self._ended = False
+        self._restored = 0
 
     def draw(self, frame: Frame) -> None:
         """Show this frame, in the size that the terminal has now."""
         with self._lock:
             if self._ended or not _is_in_foreground(self._descriptor):
                 return
-            self._take_over()
             columns, rows = self._size()
+            restored = self._restored
+            lines = frame(columns, rows, self._look)  # first: it may take long, or fail
+            if self._ended or restored != self._restored:
+                return
+            self._take_over()
             enter, self._is_up = "" if self._is_up else ENTER, True
-            lines = frame(columns, rows, self._look)
             self._write(f"{enter}{self._canvas.draw(lines, columns)}")
 
     def print_line(self, line: str) -> None:
@@ -107,9 +111,10 @@ class Terminal:
             self._write(f"{self._left()}{text}\r\n")
 
     def begin_anew(self) -> None:
-        """The shell had the terminal, and shows its normal screen."""
+        """The shell had the terminal: draw everything again."""
         with self._lock:
-            self._left()
+            if _is_in_foreground(self._descriptor):
+                self._write(self._left())
 
     def end(self, last: Callable[[int, int], Sequence[Text]]) -> None:
         """Leave these lines on the normal screen, and release the terminal."""
@@ -124,6 +129,10 @@ class Terminal:
     def restore(self) -> None:
         """Back to the normal screen; echo typed characters again, and drop those that were typed
         meanwhile. Waits at most `FRAME_SECONDS`, for a frame that is being written."""
+        if self._settings_before is not None and _is_in_foreground(self._descriptor):
+            with contextlib.suppress(termios.error):  # undo Ctrl-S; TCOON alone does not
+                termios.tcflow(self._descriptor, termios.TCOOFF)
+                termios.tcflow(self._descriptor, termios.TCOON)
         has_lock = self._lock.acquire(timeout=FRAME_SECONDS)
         try:
             self._give_back()
@@ -132,6 +141,7 @@ class Terminal:
                 self._lock.release()
 
     def _give_back(self) -> None:
+        self._restored += 1
         left = self._left()
         with contextlib.suppress(OSError):
             if left and select.select([], [self._descriptor], [], 0)[1]:
@@ -165,6 +175,9 @@ class Terminal:
                 settings[LOCAL_FLAGS] &= ~(termios.ECHO | termios.ICANON)
                 settings[CONTROL_CHARACTERS][termios.VMIN] = 0
                 settings[CONTROL_CHARACTERS][termios.VTIME] = 0
+                # Ctrl-\ would end the process at once, and leave the terminal as it is
+                no_key = os.fpathconf(self._descriptor, "PC_VDISABLE").to_bytes(1, "little")
+                settings[CONTROL_CHARACTERS][termios.VQUIT] = no_key
                 termios.tcsetattr(self._descriptor, termios.TCSANOW, settings)
 
     def _size(self) -> tuple[int, int]:
