@@ -283,7 +283,9 @@ def make_batch(model: nn.Module, optimizer: CollaborativeOptimizer, peer: int, n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["none", "blockwise-int4", "sparse-sign"])
+@pytest.mark.parametrize(
+    "codec", ["none", "blockwise-int4", pytest.param("sparse-sign", marks=pytest.mark.soak)]
+)
 def test_all_peers_hold_the_same_bits_after_each_exchange(codec: Any) -> None:
     digests, last = Digests(), 12
 
@@ -313,7 +315,7 @@ def test_all_peers_hold_the_same_bits_after_each_exchange(codec: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["none", "sparse-sign"])
+@pytest.mark.parametrize("codec", ["none", pytest.param("sparse-sign", marks=pytest.mark.soak)])
 def test_a_helper_without_data_has_the_parameters_of_the_run_in_its_model(codec: Any) -> None:
     """It has no steps of its own to mix a fragment with."""
     digests, last, helper = Digests(), 6, 2
@@ -348,7 +350,7 @@ def test_a_helper_without_data_has_the_parameters_of_the_run_in_its_model(codec:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["none", "sparse-sign"])
+@pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.soak), "sparse-sign"])
 def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
     codec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

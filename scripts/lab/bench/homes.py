@@ -17,6 +17,9 @@ beside the values (who is there, how far they are, how a round is agreed) is not
 `scale` times its share of the link and of the bytes. The bytes are therefore also told for the full
 size: the values' times `scale`, and the others as they are.
 
+The processor's own work at an exchange (encoding, the outer step, mixing) is `scale` times smaller,
+too, and so is the time that it takes: at the full size it is seconds for each exchange.
+
 The inner steps are those of SGD. On the machine of a volunteer they are the GPU's work, and here
 they would take the time of processors that all peers share.
 """
@@ -243,7 +246,8 @@ def add_parser(kinds: Subparsers) -> None:
         "length that leaves gradients behind, as a GPU would. Measured are the share of its time "
         "in which each GPU computes, and the bytes that a peer sends and receives in an hour; then "
         "those of the same run without a codec. With --scale, the model is so many times smaller "
-        "and the links as many times slower, so that all peers fit into one machine.\n\n"
+        "and the links as many times slower, so that all peers fit into one machine; the "
+        "processor's own work at an exchange is smaller, too.\n\n"
         "It needs Linux and root. The exit code is 1 if a GPU computes less than "
         f"{BAR_UTILISATION:g} of the time, if the peers do not hold the same bits, or if a sparse "
         f"codec sends less than {BAR_TIMES_FEWER:g} times fewer bytes at the full size.",

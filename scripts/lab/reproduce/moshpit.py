@@ -92,11 +92,11 @@ def _variance(short: bool, say: Talk) -> ClaimFigures:
     of_trials = result["mean_squared_deviation_of_trials"]["random"]
     means, grid = result["methods"]["random"], result["methods"]["moshpit"]
     begun, contraction = means[0], result["expected_contraction"]
-    rows, worst = [], -math.inf
+    rows, worst = [], 0.0
     for number in range(1, rounds + 1):
         bound = begun * contraction**number
         error = statistics.stdev(trial[number] for trial in of_trials) / math.sqrt(trials)
-        worst = max(worst, (means[number] - bound) / error)
+        worst = max(worst, abs(means[number] - bound) / error)
         rows.append(
             [f"{number}", f"{bound:.3e}", f"{means[number]:.3e} ± {error:.0e}",
              f"{grid[number]:.3e}"]
@@ -106,8 +106,8 @@ def _variance(short: bool, say: Talk) -> ClaimFigures:
         rows,
         (
             Condition(
-                "the variance with random groups is within the theorem's bound in every round: at "
-                f"most {worst:.1f} standard errors above it (3 are allowed).",
+                "the variance with random groups is the theorem's in every round: at most "
+                f"{worst:.1f} standard errors from it (3 are allowed).",
                 worst < 3.0,
             ),
             Condition(
@@ -205,7 +205,8 @@ class _Training:
                     missing[group] |= ready > begin
                     there = [peer for peer in group if not missing[peer]]
                     if there:
-                        self.clocks[there] = self.clocks[there].max() + machines.averaging_seconds
+                        last = begin if missing[group].any() else self.clocks[there].max()
+                        self.clocks[there] = last + machines.averaging_seconds
                 method.average(missing)
             self.values = method.estimates()
             curve.append((float(np.median(self.clocks)), self._loss()))
@@ -246,6 +247,7 @@ def _shares(scores: Any) -> Any:
 
 SAME_LOSS: Final = 0.02
 PAPER_FASTER: Final = 1.3
+CALM_FASTER: Final = 1.05
 
 
 def _training(short: bool, say: Talk) -> ClaimFigures:
@@ -285,6 +287,10 @@ def _training(short: bool, say: Talk) -> ClaimFigures:
                 f"{max(apart['calm'], 0.0):.1%} above that of all-reduce ({SAME_LOSS:.0%} are "
                 "allowed).",
                 apart["calm"] <= SAME_LOSS,
+            ),
+            Condition(
+                f"among calm machines it is not sooner: {faster['calm']:.2f} times as fast.",
+                faster["calm"] <= CALM_FASTER,
             ),
             Condition(
                 "with stragglers and failures all-reduce needs fewer averagings, as the thesis "
@@ -331,7 +337,9 @@ CLAIMS: Final = (
         "second; one step in fifty takes ten seconds, and one peer in two hundred is missing in a "
         "round. All-reduce waits for all and begins again when one fails. The grid is that of the "
         "product; that a group waits two seconds for late peers, which then make fewer local "
-        "steps, is an assumption here.",
+        "steps, is an assumption here. How many times as fast it is follows from how often and how "
+        "long machines straggle, which is another. AD-PSGD and Stochastic Gradient Push, which the "
+        "thesis compares as well, are not measured.",
         _training,
     ),
 )

@@ -47,7 +47,7 @@ STATEMENTS: Final = (
         ("moshpit-averaging", "moshpit-variance"),
     ),
     (
-        "Moshpit SGD trains faster than other methods on unreliable devices",
+        "Moshpit SGD trains faster than all-reduce on unreliable devices",
         ("moshpit-sgd",),
     ),
     (
