@@ -51,6 +51,12 @@ def test_a_clean_run_has_nothing_to_find() -> None:
     assert audit.states_compared == 2
 
 
+def test_by_cohorts_the_members_are_the_heads() -> None:
+    told = {"members": ["b"], "over_a_grid": True}
+    audit = audit_of(a=[batch("a", 0), step(0, 8, **told)], b=[batch("b", 0), step(0, 8, **told)])
+    assert audit.failures == []
+
+
 def test_the_samples_of_a_killed_member_count_from_those_that_it_had_waiting() -> None:
     audit = audit_of(a=[batch("a", 0), step(0, 8)], b=[batch("b", 0), batch("b", 8)])
     assert audit.failures == []
