@@ -316,6 +316,15 @@ def test_a_chosen_panel_has_the_whole_room() -> None:
     assert not any("── loss" in line for line in lines)
 
 
+def test_the_longest_invite_is_shown_in_full() -> None:
+    """It was cut after 500 characters, without a word."""
+    invite = "potluck-run:" + "x1y2" * 1_500
+    scene = replace(STATES["keeping"], said=(f"an invite:\n{invite}",))
+    lines = text(replace(scene, chosen=choices(scene) - 1), 150, 60)
+    assert invite in "".join(line.strip(" │") for line in lines)
+    assert any(line.strip(" │") == "an invite:" for line in lines)
+
+
 def test_what_was_printed_can_be_read_again() -> None:
     invite = "potluck-run:" + "x1y2" * 60
     words = "Everybody who has this invite can take part with it"

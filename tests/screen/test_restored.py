@@ -13,24 +13,45 @@ from pathlib import Path
 
 import pytest
 
-from node.app.screen.canvas import ENTER
+from node.app.screen.canvas import ENTER, LEAVE
 from tests.screen.emulator import AT_REST, Emulator
 from tests.waiting import PATIENCE_SECONDS, until
 
 ROOT = Path(__file__).parents[2]
 CHILD = ("-m", "tests.screen.shown_child")
+SHELL = """
+import os, signal, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, lambda *_: None)
+child = os.fork()
+if child == 0:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+print(f"job {child}", flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+while not os.WIFEXITED(status := os.waitpid(child, os.WUNTRACED)[1]):
+    os.tcsetpgrp(0, os.getpgrp())
+    print("stopped", flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    os.tcsetpgrp(0, child)
+    os.kill(-child, signal.SIGCONT)
+os.tcsetpgrp(0, os.getpgrp())
+"""
+"""A shell with job control: Ctrl-Z stops nobody without one. SIGUSR1 is `fg`."""
 
 
 class Child:
     """The process, and what its terminal has got."""
 
-    def __init__(self, ending: str, **variables: str) -> None:
+    def __init__(self, ending: str, *, shell: bool = False, **variables: str) -> None:
         paths = f"{ROOT}{os.pathsep}{ROOT / 'scripts'}"
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": paths, "TERM": "xterm"}
         self.process, self.outside = pty.fork()
         if self.process == 0:
             os.chdir(ROOT)
-            words = [sys.executable, *CHILD, ending]
+            words = [sys.executable, *(("-c", SHELL) if shell else ()), *CHILD, ending]
             os.execve(sys.executable, words, environment | variables)
         self.before = termios.tcgetattr(self.outside)
         self.got = b""
@@ -73,20 +94,23 @@ async def test_the_terminal_is_as_before(ending: str | signal.Signals) -> None:
 
 @pytest.mark.slow
 async def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back() -> None:
-    child = Child("wait")
-    await until(lambda: child.has("\x1b[24;1H"), PATIENCE_SECONDS)
-    child.got = b""
-    os.kill(child.process, signal.SIGTSTP)
-    await until(lambda: child.has("\x1b[?1049l"), PATIENCE_SECONDS)
-    await until(lambda: termios.tcgetattr(child.outside) == child.before, PATIENCE_SECONDS)
-    child.got = b""
-    os.kill(child.process, signal.SIGCONT)
-    await until(lambda: child.has(ENTER), PATIENCE_SECONDS)
-    await until(lambda: child.has("\x1b[24;1H"), PATIENCE_SECONDS)
-    os.kill(child.process, signal.SIGTERM)
-    emulator = await child.end()
+    shell = Child("wait", shell=True)
+    await until(lambda: shell.has("\x1b[24;1H"), PATIENCE_SECONDS)
+    job = int(shell.got.split(b"job ")[1].split()[0])
+    os.write(shell.outside, b"\x1a")
+    await until(lambda: shell.has("stopped"), PATIENCE_SECONDS)
+    before, after = shell.got.split(b"stopped")
+    assert before.endswith(LEAVE.encode())
+    assert after.strip() == b"", "nothing is drawn for the shell"
+    assert termios.tcgetattr(shell.outside) == shell.before
+    shell.got = b""
+    os.kill(shell.process, signal.SIGUSR1)
+    await until(lambda: shell.has("\x1b[24;1H"), PATIENCE_SECONDS)
+    assert ENTER.encode() in shell.got
+    os.kill(job, signal.SIGTERM)
+    emulator = await shell.end()
     assert emulator.modes == AT_REST
-    os.close(child.outside)
+    os.close(shell.outside)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from rich.text import Text
 from lab.scenes import STATES, TRAINING
 from node.app.cli.output import Output
 from node.app.screen.canvas import BEGIN, ENTER, Look, Painted, paint
-from node.app.screen.live import Screen
+from node.app.screen.live import PASTE_SECONDS, Screen
 from node.app.screen.terminal import Terminal, can_read_keys, can_show, look_of
 from node.core.status import NodeStatus
 from node.core.training_view import TrafficView
@@ -244,8 +244,10 @@ async def test_keys_do_what_commands_do_and_say_so(pseudo: Pseudo) -> None:
         assert not any("─ peers" in line for line in lines)
         pseudo.type(b"\x1b[Z")
         await pseudo.until("─ peers")
-        pseudo.type(b"quite a long text that was pasted")
+        pseudo.type(b"quite a long text that was pasted, which has a q in its last part:")
         await pseudo.until("pasted: nothing was done")
+        pseudo.type(b"q")  # comes with the next read
+        await trio.sleep(2 * PASTE_SECONDS)  # how long keys mean nothing
         assert not left
         pseudo.type(b"\x1b[A")  # an arrow
         pseudo.type(b"q")

@@ -19,6 +19,7 @@ from rich.cells import cell_len, set_cell_size
 from node.core.duration import span
 
 LONGEST: Final = 500
+LONGEST_PRINTED: Final = 8 << 10  # an invite has at most 6 KiB
 """Characters of one text that are looked at: more than the largest terminal shows."""
 
 MARKS_IN_A_ROW: Final = 2
@@ -29,11 +30,11 @@ UNKNOWN: Final = "?"
 _REPLACED: Final = "\N{REPLACEMENT CHARACTER}"
 
 
-def clean(text: str) -> str:
+def clean(text: str, longest: int = LONGEST) -> str:
     """The text in one line, without anything that controls a terminal or confuses its counting."""
     kept: list[str] = []
     marks = 0
-    for character in unicodedata.normalize("NFC", text[:LONGEST]):
+    for character in unicodedata.normalize("NFC", text[:longest]):
         if character.isspace():
             kept.append(" ")
         elif not character.isprintable() or _is_half_a_flag(character):

@@ -22,7 +22,7 @@ from node.app.screen.cells import clip
 
 Lines = list[Text]
 
-FRAMED_FROM: Final = 8  # columns
+NARROWEST_FRAME: Final = 8  # columns
 LINE_STYLE: Final = "dim"
 
 
@@ -42,7 +42,7 @@ class Panel:
 
 def stacked(panels: Sequence[Panel], width: int, height: int, *, framed: bool) -> Lines:
     """Exactly `height` lines of at most `width` cells."""
-    framed = framed and width >= FRAMED_FROM
+    framed = framed and width >= NARROWEST_FRAME
     beside_lines = 2 if framed else 1
     heights = _heights(panels, height, beside_lines)
     found: Lines = []

@@ -19,6 +19,7 @@ A key does what a command does, through the same request, and says so. `q` is Ct
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import signal
@@ -58,10 +59,11 @@ EVENTS_KEPT: Final = 100
 """More than a terminal has rows, as a rule."""
 SAID_KEPT: Final = 200
 
-KEY: Final = re.compile(rb"\x1b\[[0-9;]*[A-Za-z~]|\x1bO.|[\s\S]")
-"""One key; arrows and the like are sequences."""
+KEY: Final = re.compile(rb"\x1b\[[0-9;]*[A-Za-z~]|\x1bO.|\x1b[^\[O\x1b]|[\s\S]")
+"""One key; arrows and the like are sequences, and so is a key with Alt."""
 MOST_KEYS: Final = 8
 """At once; more are a text that was pasted."""
+PASTE_SECONDS: Final = 0.5  # in which the rest of such a text comes
 
 Ask = Callable[[str], Awaitable[Any]]
 Result = TypeVar("Result")
@@ -198,6 +200,7 @@ class Screen:
             await trio.sleep(SENSORS_SECONDS)
 
     async def _follow_the_keys(self, descriptor: int) -> None:
+        pasting_until = -math.inf
         while True:
             await trio.lowlevel.wait_readable(descriptor)
             try:
@@ -207,7 +210,8 @@ class Screen:
             keys = KEY.findall(typed)
             if not keys:  # not for us: we are in the background, or another program read it
                 await trio.sleep(KEYS_AGAIN_SECONDS)
-            elif len(keys) > MOST_KEYS:
+            elif len(keys) > MOST_KEYS or trio.current_time() < pasting_until:
+                pasting_until = trio.current_time() + PASTE_SECONDS
                 self._say("this was pasted: nothing was done")
             else:
                 for key in keys:

@@ -21,14 +21,13 @@ from rich.text import Text
 
 from node.app.cli.output import folded
 from node.app.screen.canvas import Look, Painted, paint
-from node.app.screen.cells import clean, clip, count, fit, time_span, wrap
+from node.app.screen.cells import LONGEST_PRINTED, clean, clip, count, fit, time_span, wrap
 from node.app.screen.layout import Lines, Panel, beside, stacked
 from node.app.screen.panels import (
     FREE,
     MINE,
     READABLE,
     Scene,
-    SceneEvent,
     panels_of,
 )
 from node.core.display_name import label, with_names
@@ -246,7 +245,8 @@ def _said(said: Sequence[str]) -> Panel:
     """The lines that were printed in this session, such as the invite: the newest of them."""
 
     def lines(width: int, height: int) -> Lines:
-        found = [Text(one) for text in said for one in _in_full(text, width)]
+        rows = [row for text in said for row in text.split("\n")]
+        found = [Text(one) for row in rows for one in _in_full(row, width)]
         return found[-height:]
 
     return Panel("printed", "also in the scrollback", lines, 1, 1, 1, grows=True)
@@ -255,7 +255,7 @@ def _said(said: Sequence[str]) -> Panel:
 def _in_full(text: str, width: int) -> list[str]:
     """All of it in lines of this width, broken between words, or anywhere in an invite."""
     indent = text[: len(text) - len(text.lstrip(" "))]
-    folds = folded(indent + clean(text), width).split("\n")
+    folds = folded(indent + clean(text, LONGEST_PRINTED), width).split("\n")
     return [part for one in folds for part in chop_cells(one, max(width, 2)) or [""]]
 
 
@@ -277,13 +277,10 @@ def _help() -> Panel:
 def _worth_saying(scene: Scene) -> Scene:
     """Without events that the state's words already say."""
     view = scene.view
-    events = tuple(one for one in scene.events if not _is_said_above(one, view))
-    return replace(scene, events=events)
-
-
-def _is_said_above(event: SceneEvent, view: TrainerView) -> bool:
-    says = with_names(view.doing, named(view.peers))
-    return event.words in (view.doing, says) or event.words.startswith(f"{view.phase.value}: ")
+    said = view.doing, with_names(view.doing, named(view.peers))
+    phase = f"{view.phase.value}: "
+    events = [one for one in scene.events if one.words not in said]
+    return replace(scene, events=tuple(e for e in events if not e.words.startswith(phase)))
 
 
 # -- the foot
