@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from models.errors import ModelsError
-from node.run.definition import RunDefinition, check_version, mistakes_of_experts
+from node.run.definition import RunDefinition, check_version, mistakes_in_sections
 from node.run.mistakes import mistakes_in_table, parse
 from node.run.trusted import (
     BrokenModule,
@@ -47,7 +47,7 @@ def check(
     definition = None if mistakes else msgspec.convert(document, RunDefinition)
     tables = [*_mistakes_in_tables(document)]
     if definition is not None:
-        mistakes += [*mistakes_of_experts(definition), *_contradictions_of_sections(definition)]
+        mistakes += [*mistakes_in_sections(definition), *_contradictions_of_sections(definition)]
         if not tables:
             mistakes += [*_contradictions_of_tables(definition, trusted or {})]
     mistakes += tables

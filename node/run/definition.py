@@ -336,13 +336,19 @@ def read_definition(text: bytes) -> RunDefinition:
     if mistakes:
         raise WrongDefinition.of(mistakes)
     definition = msgspec.convert(document, RunDefinition)
-    mistakes = [*mistakes_of_experts(definition), *_mistakes_of_tracking(definition)]
+    mistakes = [*mistakes_in_sections(definition)]
     if mistakes:
         raise WrongDefinition.of(mistakes)
     return definition
 
 
-def mistakes_of_experts(definition: RunDefinition) -> Iterator[str]:
+def mistakes_in_sections(definition: RunDefinition) -> Iterator[str]:
+    """The mistakes that the types of the settings do not show."""
+    yield from _mistakes_of_experts(definition)
+    yield from _mistakes_of_tracking(definition)
+
+
+def _mistakes_of_experts(definition: RunDefinition) -> Iterator[str]:
     """Settings below [experts] that contradict each other, or the others."""
     section = definition.experts
     if section is None:

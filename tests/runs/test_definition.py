@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from node.run.checking import check
 from node.run.definition import (
     NewerPotluckNeeded,
     RunDefinition,
@@ -29,6 +30,14 @@ def mistakes(text: bytes) -> tuple[str, ...]:
         read_definition(text)
     assert caught.value.exit_code == 2
     return caught.value.mistakes
+
+
+@pytest.mark.parametrize("word", ["mlflow:https://me:secret@host/", "jsonl:/etc/steps.jsonl"])
+def test_run_check_finds_the_mistakes_in_trackers_that_signing_refuses(word: str) -> None:
+    """It said that there was none."""
+    definition, found = check(TRACKED % word.encode())
+    assert definition is None
+    assert set(mistakes(TRACKED % word.encode())) <= set(found)
 
 
 def test_missing_settings_have_their_defaults() -> None:
