@@ -26,7 +26,9 @@ is far below the time that halves the size again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -176,6 +178,42 @@ def _wait_for_device(task: RunTask) -> None:
 QUICK_SECONDS: Final = 0.1
 SLOW_SECONDS: Final = 2.0 * LONGEST_SECONDS
 STEADY: Final = 8
+
+
+class PassClock:
+    """How long passes take.
+
+        with clock.passing():
+            loss = task.compute(batch)
+        seconds = clock.newest()                 # of a pass since the last call, if one has ended
+
+    A GPU is not waited for: events on it say when a pass began and ended.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._has_events = device.type == "cuda"
+        self._seconds: float | None = None
+        self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        began = time.monotonic()
+        if not self._has_events:
+            yield
+            self._seconds = time.monotonic() - began
+            return
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        yield
+        end.record()
+        self._under_way.append((start, end))
+
+    def newest(self) -> float | None:
+        while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
+            start, end = self._under_way.popleft()
+            self._seconds = start.elapsed_time(end) / 1000
+        seconds, self._seconds = self._seconds, None
+        return seconds
 
 
 class BatchSize:

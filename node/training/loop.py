@@ -41,7 +41,7 @@ from models.data.position import Position, read_position, write_position
 from models.trainable import Trainable
 from node.core.caps.memory import MemoryUsedUp
 from node.run.out_of_memory import is_out_of_memory
-from node.training.batch_size import BatchSize
+from node.training.batch_size import BatchSize, PassClock
 from node.training.departure import ROUND_PATIENCE_SECONDS
 from node.training.happenings import (
     Began,
@@ -183,6 +183,7 @@ class Loop:
     ) -> None:
         self._definition, self._task, self._session = definition, task, session
         self._batch_size, self._share = batch_size, share
+        self._pass_clock = PassClock(task.devices[0])
         self._keeps_only, self._offload = keeps_only, offload
         self._resting = Resting(session)
         self._position_file = position_file
@@ -280,21 +281,24 @@ class Loop:
                 self._keep_position(batches, at_once=True)
 
     def _batch(self, optimizer: CollaborativeOptimizer, batch: Any) -> None:
-        samples, began = self._task.samples_in(batch), time.monotonic()
+        samples = self._task.samples_in(batch)
         optimizer.zero_grad()
-        value = self._computed(optimizer, batch)
-        if value is None:
+        loss = self._computed(optimizer, batch)
+        if loss is None:
             self._make_room(optimizer)
             return
-        self._batch_size.took(time.monotonic() - began)
+        if (seconds := self._pass_clock.newest()) is not None:
+            self._batch_size.took(seconds)
         tell_trouble(self._task, self._session)
-        optimizer.step(samples=samples, loss=value)
+        optimizer.step(samples=samples, loss=loss)
 
-    def _computed(self, optimizer: CollaborativeOptimizer, batch: Any) -> float | None:
-        """The loss, with its gradients computed; None if memory has no room for it. Then everything
-        computed so far is freed when this function ends."""
+    def _computed(self, optimizer: CollaborativeOptimizer, batch: Any) -> Tensor | float | None:
+        """The loss, with its gradients computed (on a GPU: launched); None if memory has no room
+        for it. Then everything computed so far is freed when this function ends."""
         try:
-            return float(self._task.compute(batch, optimizer.scaled))
+            with self._pass_clock.passing():
+                loss = self._task.compute(batch, optimizer.scaled)
+                return loss if loss.is_cuda else float(loss)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -23,6 +23,10 @@ In this file: `Averageable`, which checks gradients; `Contribution` and `Accumul
 Promises: `.grad` is read within `add` and never kept, in one pass, after one that checks that it is
 finite. A gradient that is not finite adds nothing, and is named.
 
+A GPU is not waited for: both passes are only launched, and it is the GPU that leaves out a
+gradient which is not finite. What it found is read when the next batch is added. A wrong gradient
+is named then, and `samples` are right again.
+
 Easy to get wrong: `.grad` must be the *mean* over the batch's samples, as torch's losses give by
 default. A sum would count too much, by a factor of the batch.
 """
@@ -75,6 +79,7 @@ class Averageable:
 
     def __init__(self, parameters: Parameters, largest: Sequence[float]) -> None:
         self._names, self._largest = parameters.names, largest
+        self._bounds: Tensor | None = None
         self._is_here = parameters.device.type == "cpu"
         self._bound = min(largest)
         sizes = [one.numel() for one in parameters.tensors]
@@ -111,6 +116,25 @@ class Averageable:
         # The largest magnitude; NaN comes out as NaN. One wait for the device.
         found = torch.stack(ends).abs_().max().item()
         return None if found <= _scaled(self._bound, scale) else self._name(gradients, scale)
+
+    @torch.no_grad()
+    def launch(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The same without waiting for the device: the largest magnitude of each gradient, and
+        whether one is wrong (1.0, else 0.0), both still on the device."""
+        if self._bounds is None:
+            self._bounds = torch.tensor(
+                [min(one, torch.finfo(gradients[0].dtype).max) for one in self._largest],
+                dtype=gradients[0].dtype,
+            ).to(gradients[0].device)
+        found = torch.stack(torch._foreach_norm(list(gradients), math.inf))
+        return found, (found <= self._bounds).logical_not_().any().float()
+
+    def name(self, found: Sequence[float]) -> str | None:
+        """The first parameter that is wrong, by what `launch` found."""
+        for name, one, bound in zip(self._names, found, self._largest, strict=True):
+            if not one <= bound:
+                return name
+        return None
 
     def _name(self, gradients: Sequence[Tensor | None], scale: float) -> str | None:
         """Check one by one. None may be wrong after all, because bounds differ within a group."""
@@ -172,14 +196,28 @@ class _Buffer:
     views: list[Tensor]
 
 
+LAUNCHES = ("cuda",)  # devices that need not be waited for
 STAGED_VALUES: Final = 1 << 22  # 16 MB of float32, which a GPU copies in a millisecond
+
+
+@dataclass(eq=False)
+class _Launched:
+    """A batch that a GPU adds. `told`: on the host, once `event` has happened: the largest
+    magnitude of each gradient, and the loss. `part`: of the mean that the batch makes up."""
+
+    samples: int
+    part: float
+    told: Tensor
+    has_loss: bool
+    event: torch.cuda.Event | None
 
 
 class Accumulator:
     """Keeps at most two buffers on the CPU: one being filled, and one being averaged. With an
     accelerator, one more is filled there instead, unless it is to `offload`.
 
-    Invariant: `_mean` is the mean over `samples`; with 0 samples its contents mean nothing.
+    Invariant: `_mean` and `_extra`, the values that follow the parameters', are the mean over
+    `samples`, those of `_launched` included; with 0 samples their contents mean nothing.
     """
 
     def __init__(
@@ -198,62 +236,91 @@ class Accumulator:
         self.samples = 0
         self._parameters = parameters
         self._on_host = offload or parameters.device.type == "cpu"
+        self.launches = parameters.device.type in LAUNCHES and not offload
+        """Whether a batch without a loss scale is added without waiting for the device."""
         self._staged: Tensor | None = None
         largest = [LARGEST_CARRIED[segment.codec] for segment in segments]
         self._averageable = Averageable(parameters, largest)
         self._mean: _Buffer | None = None
         self._spare: Tensor | None = None
+        extra = len(parameters.names) + LOSS_VALUES + 1
+        self._extra = torch.zeros(extra, dtype=parameters.dtype)
+        self._launched: _Launched | None = None
+        self._told: Tensor | None = None
+        self._wrong: str | None = None
 
     @torch.no_grad()
-    def add(self, samples: int, scale: float = 1.0, loss: float | None = None) -> str | None:
+    def add(
+        self, samples: int, scale: float = 1.0, loss: float | Tensor | None = None
+    ) -> str | None:
         """Count the gradients. If one is not finite, or beyond its codec, return its name instead.
 
-        Gradients that were computed with a loss scale are divided by it, in place.
+        Gradients that were computed with a loss scale are divided by it, in place. Without one, a
+        GPU is not waited for: these gradients count, and the name is of the batch before. A loss
+        that is on the GPU need not be waited for either.
         """
         gradients = dense_gradients(self._parameters)
-        wrong = self._averageable.first_wrong(gradients, scale)
-        if wrong is None:
-            self._mix(gradients, samples, scale, loss, overflowed=False)
-        return wrong
+        self._settle()
+        wrong, self._wrong = self._wrong, None
+        if scale == 1.0 and self.launches and (there := _alike(self._parameters, gradients)):
+            self._launch(there, samples, loss)
+            return wrong
+        now_wrong = self._averageable.first_wrong(gradients, scale)
+        if now_wrong is None:
+            known = None if loss is None else float(loss)
+            self._mix(gradients, samples, scale, known, overflowed=False)
+        return now_wrong or wrong
 
     @torch.no_grad()
-    def add_overflowed(self, samples: int, loss: float | None = None) -> None:
+    def add_overflowed(self, samples: int, loss: float | Tensor | None = None) -> None:
         """Count samples whose gradients overflowed: as zeros, and in the overflowed fraction."""
-        self._mix([None] * len(self._parameters.names), samples, 1.0, loss, overflowed=True)
+        self._settle()
+        known = None if loss is None else float(loss)
+        self._mix([None] * len(self._parameters.names), samples, 1.0, known, overflowed=True)
 
     def take(self) -> Contribution:
         """The mean and its weight (zeros with weight 0). A new mean begins.
 
         Pass the contribution to `put_back` or `done_with` before the next is taken.
         """
+        self._settle()
         samples, self.samples = self.samples, 0
         mean = self._filling().flat
         if not samples:
             mean.zero_()
+            self._extra.zero_()
         if self._on_host:
             self._mean = None
-            return Contribution(mean, samples)
-        host, self._spare = self._spare, None
-        if host is None:
-            host = torch.empty(mean.shape, dtype=mean.dtype, pin_memory=mean.is_cuda)
-        return Contribution(host.copy_(mean), samples)
+        else:
+            host, self._spare = self._spare, None
+            if host is None:
+                host = torch.empty(mean.shape, dtype=mean.dtype, pin_memory=mean.is_cuda)
+            mean = host.copy_(mean)
+        mean[self._parameters.values :] = self._extra
+        return Contribution(mean, samples)
 
     @torch.no_grad()
     def put_back(self, contribution: Contribution) -> None:
         """Count a taken contribution again, with the samples accumulated meanwhile."""
+        self._settle()
+        extra = contribution.values[self._parameters.values :]
         if self._on_host and not self.samples:
             values, self.samples = contribution.values, contribution.samples
             if self._mean is not None:
                 self._spare = self._mean.flat
             self._mean = _Buffer(values, self._parameters.views(values))
+            self._extra.copy_(extra)
             return
         if contribution.samples:
             mean = self._filling().flat
             total = self.samples + contribution.samples
             if self.samples:
-                mean.lerp_(contribution.values.to(mean.device), contribution.samples / total)
+                part = contribution.samples / total
+                mean.lerp_(contribution.values.to(mean.device), part)
+                self._extra.lerp_(extra, part)
             else:
                 mean.copy_(contribution.values)
+                self._extra.copy_(extra)
             self.samples = total
         self.done_with(contribution)
 
@@ -263,6 +330,7 @@ class Accumulator:
 
     def drop(self) -> None:
         """Drop what was accumulated."""
+        self._settle()
         self.samples = 0
 
     def _filling(self) -> _Buffer:
@@ -270,10 +338,63 @@ class Accumulator:
         if self._mean is None:
             flat, self._spare = self._spare, None
             if flat is None:
-                extra = len(self._parameters.names) + LOSS_VALUES + 1
-                flat = self._parameters.buffer(extra, on_host=self._on_host)
+                flat = self._parameters.buffer(len(self._extra), on_host=self._on_host)
             self._mean = _Buffer(flat, self._parameters.views(flat))
         return self._mean
+
+    def _launch(
+        self, gradients: Sequence[Tensor], samples: int, loss: float | Tensor | None
+    ) -> None:
+        """Let the GPU check and add a batch, without waiting for it."""
+        mean, is_first = self._filling(), self.samples == 0
+        self.samples += samples
+        part = samples / self.samples
+        found, is_wrong = self._averageable.launch(gradients)
+        if is_first:
+            mean.flat.zero_()  # what is there may be NaN, of which no part can be taken
+        # m <- m - lr (g + weight_decay m), unless `found_inf`: with -part and -1 it is our mean
+        torch._fused_sgd_(
+            mean.views,
+            list(gradients),
+            [],
+            weight_decay=-1.0,
+            momentum=0.0,
+            lr=-part,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+            found_inf=is_wrong,
+        )
+        if self._told is None:
+            size = len(found) + 1
+            self._told = torch.empty(size, dtype=found.dtype, pin_memory=found.is_cuda)
+        self._told[:-1].copy_(found, non_blocking=True)
+        event = None
+        if isinstance(loss, Tensor):
+            self._told[-1].copy_(loss.detach().reshape(()), non_blocking=True)
+        elif loss is not None:
+            self._told[-1] = loss
+        if found.is_cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own
+            event.record()
+        self._launched = _Launched(samples, part, self._told, loss is not None, event)
+
+    def _settle(self) -> None:
+        """Read what the GPU found in the batch that was launched, if any."""
+        launched, self._launched = self._launched, None
+        if launched is None:
+            return
+        if launched.event is not None:
+            launched.event.synchronize()
+        *found, loss = launched.told.tolist()
+        wrong = self._averageable.name(found)
+        if wrong is not None:
+            self._wrong = wrong
+            self.samples -= launched.samples
+            return
+        known = loss_values(loss if launched.has_loss else None)
+        self._mix_extra([1.0] * len(found), known, 0.0, launched.part)
 
     def _mix(
         self,
@@ -306,12 +427,14 @@ class Accumulator:
             torch._foreach_mul_(missing, 1.0 - part) if not is_first else torch._foreach_zero_(
                 missing
             )
-        extra = mean.flat[self._parameters.values :]
-        now = torch.tensor(
-            [*(float(one is not None) for one in gradients), *loss_values(loss), float(overflowed)],
-            dtype=extra.dtype,
-        ).to(extra.device)
-        extra.copy_(now) if is_first else extra.lerp_(now, part)
+        used = [float(one is not None) for one in gradients]
+        self._mix_extra(used, loss_values(loss), float(overflowed), part)
+
+    def _mix_extra(
+        self, used: Sequence[float], loss: tuple[float, float], overflowed: float, part: float
+    ) -> None:
+        now = torch.tensor([*used, *loss, overflowed], dtype=self._extra.dtype)
+        self._extra.copy_(now) if part == 1.0 else self._extra.lerp_(now, part)
 
     def _mix_offloaded(self, mean: Tensor, gradient: Tensor, part: float) -> None:
         """The same for one parameter, with a mean on the host and a gradient on the device."""
@@ -323,6 +446,16 @@ class Accumulator:
         flat = (torch.split(one.reshape(-1), STAGED_VALUES) for one in (mean, gradient))
         for into, piece in zip(*flat, strict=True):
             into.lerp_(self._staged[: piece.numel()].copy_(piece), part)
+
+
+def _alike(parameters: Parameters, gradients: Sequence[Tensor | None]) -> list[Tensor] | None:
+    """The gradients, if all are there and lie in memory as the mean does. One call adds such."""
+    there = [
+        one.detach()
+        for one, parameter in zip(gradients, parameters.tensors, strict=True)
+        if one is not None and one.numel() and one.dtype == parameter.dtype and one.is_contiguous()
+    ]
+    return there if len(there) == len(gradients) else None
 
 
 def loss_values(loss: float | None) -> tuple[float, float]:

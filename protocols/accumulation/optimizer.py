@@ -276,7 +276,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
         The run's loss (`StepTaken.loss`) is the mean of the losses that all peers pass here. A
         batch whose loss or gradients are not finite does not count, and an event says so (for
-        gradients, with the parameter's name).
+        gradients, with the parameter's name). On a GPU without a loss scale neither is waited for:
+        the event comes with the next batch, and a loss that is not finite is unknown.
 
         Raises CollaborationEnded when the collaboration has ended, and StateRefused when the run
         has another model, or another release of torch.
@@ -302,12 +303,16 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             )
         if samples < 1:
             raise ProtocolMisuse(f"A batch of {samples} samples was given to step().")
-        value = float(loss.detach() if isinstance(loss, Tensor) else loss or 0.0)
-        trouble = "" if math.isfinite(value) else f"The loss is {value}."
-        known = None if loss is None else value
-        has_stepped = self._driver.contribute(Batch(samples, trouble, known))
+        has_stepped = self._driver.contribute(self._batch_of(samples, loss))
         self._show_inner()
         return has_stepped
+
+    def _batch_of(self, samples: int, loss: Tensor | float | None) -> Batch:
+        if isinstance(loss, Tensor) and loss.is_cuda and self._steps.launches:
+            return Batch(samples, loss=loss.detach())  # to read it would be to wait for the batch
+        value = float(loss.detach() if isinstance(loss, Tensor) else loss or 0.0)
+        trouble = "" if math.isfinite(value) else f"The loss is {value}."
+        return Batch(samples, trouble, None if loss is None else value)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: what the peers average is fixed when the optimizer is made."""

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from protocols.accumulation.accumulator import Contribution
 from protocols.accumulation.bridge import Bridge
@@ -88,16 +89,17 @@ class OwnRound:
 @dataclass(frozen=True)
 class Batch:
     """Samples whose mean gradient is in `.grad`. `trouble`: why they cannot count. `loss`: their
-    mean loss, if known."""
+    mean loss, if known: on the device only if the steps need not wait for it."""
 
     samples: int
     trouble: str = ""
-    loss: float | None = None
+    loss: float | Tensor | None = None
 
 
 class Standing:
     """Invariant: the accumulated gradients, and those in `_round`, are of as many samples as the
-    `Life` says."""
+    `Life` says. (On a GPU a batch that is not finite counts in it until the next one, which then
+    does not; the weight of a contribution is right all the same.)"""
 
     def __init__(
         self, bridge: Bridge, steps: Steps, mode: Mode, *, history: bytes, signature: bytes

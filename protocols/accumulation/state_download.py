@@ -159,9 +159,10 @@ def choose(
 
 def is_needed(others: Iterable[Lineage], mine: Lineage, seconds: float) -> bool:
     """Whether one of the others may want this peer's state, which is `seconds` old: it is behind,
-    or on another side of a fork. A peer that has made the last step says so a moment later."""
+    or on another side of a fork. A peer that has made the last step says so a moment later; so do
+    those that have made the first one, and are like newcomers until then."""
     for one in others:
-        is_late = 0 < one.epoch == mine.epoch - 1 and seconds < STEP_SAID_SECONDS
+        is_late = one.epoch == mine.epoch - 1 and seconds < STEP_SAID_SECONDS
         if one.epoch <= mine.epoch and one != mine and not is_late:
             return True
     return False

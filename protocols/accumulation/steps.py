@@ -25,7 +25,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -392,14 +392,18 @@ class Steps(Protocol):
     scale: LossScale
     scales_loss: bool
     """Whether this peer computes in fp16, and multiplies its losses by the scale."""
+    launches: bool
+    """Whether `add` need not wait for the device (accumulator.py). Then it takes a loss that is
+    there as it is."""
 
     @property
     def loss_factor(self) -> float:
         """The factor for the loss of the batch that is being computed."""
 
-    def add(self, samples: int, loss: float | None = None) -> str | None:
+    def add(self, samples: int, loss: float | Tensor | None = None) -> str | None:
         """Count a batch by the parameters' `.grad`. Returns the name of a parameter whose gradient
-        is not finite, so that the batch does not count; else None. `loss`: its mean, if known."""
+        is not finite, so that the batch does not count; else None. `loss`: its mean, if known. One
+        that `launches` names the parameter with the next batch, which counts nevertheless."""
 
     def take(self) -> Contribution:
         """Take the contribution to the round that begins. It must be passed to `put_back` or
@@ -438,6 +442,28 @@ class Steps(Protocol):
 # ---- averaged gradients (DeDLOC, section 3.1)
 
 MOST = 0.5
+
+
+class _Beside:
+    """Lets a GPU copy a result and step a shadow with it while it computes the passes of the next
+    step. A shadow is not written to before it has been taken over."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's own
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.taken_over()
+
+    def taken_over(self) -> None:
+        """What was launched so far reads the shadow, and no more."""
+        self._event.record()
+
+    @contextmanager
+    def passes(self) -> Iterator[None]:
+        """What the block launches has been done when it ends."""
+        self._stream.wait_event(self._event)
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
 
 
 class GradientSteps:
@@ -479,16 +505,19 @@ class GradientSteps:
         self._own = parameters
         self.shared = _shadow_of(parameters, on_host=offload) if delayed else parameters
         self.inner = InnerStep(self.shared, factory, scheduler, max_norm, offload=offload)
+        is_beside = delayed and self.shared.device.type == "cuda"
+        self._beside = _Beside(self.shared.device) if is_beside else None
         self.scale = LossScale()
         self.scales_loss = scales_loss
         self.loss_factor = self.scale.scale if scales_loss else 1.0
         self._accumulator = Accumulator(parameters, codec, offload=offload)
+        self.launches = self._accumulator.launches and not scales_loss
         self.layouts: Sequence[Layout] = (self._accumulator.layout,)
         self._buffers = StepBuffers(buffers)
         self._own_overflowed = 0.0
         self._is_odd = False
 
-    def add(self, samples: int, loss: float | None = None) -> str | None:
+    def add(self, samples: int, loss: float | Tensor | None = None) -> str | None:
         wrong = self._accumulator.add(samples, self.loss_factor, loss)
         if wrong is None:
             self._is_odd = False
@@ -512,7 +541,8 @@ class GradientSteps:
         self._accumulator.drop()
 
     def apply(self, averaged: Tensor) -> StepOutcome:
-        stepped = self.inner.apply(averaged)
+        with nullcontext() if self._beside is None else self._beside.passes():
+            stepped = self.inner.apply(averaged)
         # If all of this peer's batches overflowed and most of the others' did not, the scale is not
         # the cause. Until one is finite they are held back, so that they do not lower the scale.
         self._is_odd = self._own_overflowed == 1.0 and stepped.overflowed < MOST
@@ -528,6 +558,8 @@ class GradientSteps:
             self.loss_factor = self.scale.scale
         if self.shared is not self._own:
             torch._foreach_copy_(list(self._own.tensors), list(self.shared.tensors))
+        if self._beside is not None:
+            self._beside.taken_over()
 
     def reset(self) -> None:
         self.take_over()
@@ -800,6 +832,7 @@ class LocalSteps:
     """
 
     kind = "pseudo-gradients"
+    launches = False
 
     def __init__(
         self,
@@ -844,7 +877,8 @@ class LocalSteps:
     def loss_factor(self) -> float:
         return self.scale.scale if self.scales_loss else 1.0
 
-    def add(self, samples: int, loss: float | None = None) -> str | None:
+    def add(self, samples: int, loss: float | Tensor | None = None) -> str | None:
+        loss = None if loss is None else float(loss)
         if self._is_given_up:
             self.reset()  # or what this batch adds would be given up with the batches before it
         gradients = dense_gradients(self._own)

@@ -40,7 +40,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import torch
@@ -141,12 +141,28 @@ def tensor_over(buffer: Buffer, dtype: torch.dtype, values: int, offset: int = 0
     return torch.frombuffer(buffer, dtype=dtype, count=values, offset=offset)
 
 
+_BITS: Final = {
+    torch.float16: (torch.int16, 0x7C00),
+    torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float32: (torch.int32, 0x7F800000),
+    torch.float64: (torch.int64, 0x7FF0000000000000),
+}
+"""Whole numbers of the same size, and the bits of infinity as one."""
+
+VALUES_AT_ONCE: Final = 1 << 18  # for a chunk one call: its copy is 1 MiB at most
+
+
 def is_finite(values: Tensor) -> bool:
-    """Whether every value of a flat tensor is finite. A NaN or an infinity shows in the sum, which
-    is the fastest pass; a sum may also overflow, and then the extremes tell."""
-    return not values.dtype.is_floating_point or all(
-        math.isfinite(part.sum().item()) or within(part, math.nextafter(math.inf, 0.0))
-        for part in torch.split(values, SERIAL_VALUES)
+    """Whether every value of a flat tensor is finite: whether its bits without the sign, as a whole
+    number, are below those of infinity."""
+    if not values.dtype.is_floating_point:
+        return True
+    kind, infinity = _BITS[values.dtype]
+    bits = values.detach().view(kind).numpy()
+    unsigned = torch.iinfo(kind).max
+    return all(
+        int((bits[start : start + VALUES_AT_ONCE] & unsigned).max()) < infinity
+        for start in range(0, len(bits), VALUES_AT_ONCE)
     )
 
 
@@ -207,8 +223,7 @@ class PlainCodec:
         if source.numel() == 0:
             return
         target = torch.frombuffer(destination, dtype=self._dtype)
-        for part, values in _side_by_side(target, source):
-            part.copy_(values)
+        torch._foreach_copy_(_parts(target), _parts(source))
         if not is_finite(target):
             raise _not_finite(source, ~torch.isfinite(target), name, self.name)
 
@@ -216,18 +231,11 @@ class PlainCodec:
         encoded = received_over(source, self._dtype, destination.numel())
         if self._dtype is torch.bool:  # a bool that is neither 0 nor 1 breaks later operations
             encoded = encoded.view(torch.uint8) != 0
-        for part, values in _side_by_side(destination, encoded):
-            part.copy_(values)
+        torch._foreach_copy_(_parts(destination), _parts(encoded))
 
     def accumulate(self, source: Buffer, destination: Tensor, weight: float) -> None:
         encoded = received_over(source, self._dtype, destination.numel())
-        if encoded.dtype == destination.dtype:
-            for part, values in _side_by_side(destination, encoded):
-                part.add_(values, alpha=weight)
-            return
-        scratch = torch.empty(min(SERIAL_VALUES, len(encoded)), dtype=destination.dtype)
-        for part, values in _side_by_side(destination, encoded):
-            part.add_(scratch[: len(values)].copy_(values), alpha=weight)
+        torch._foreach_add_(_parts(destination), _parts(encoded), alpha=weight)
 
 
 class Codes(Protocol):
@@ -561,11 +569,12 @@ def _mean_magnitudes(numbers: Tensor) -> Tensor:
     return torch.where(mean < SMALLEST_NORMAL, 0.0, mean)
 
 
-def _side_by_side(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same slices of two flat tensors of one size."""
-    for start in range(0, one.numel(), SERIAL_VALUES):
-        stretch = slice(start, start + SERIAL_VALUES)
-        yield one[stretch], other[stretch]
+def _parts(values: Tensor) -> tuple[Tensor, ...]:
+    """A flat tensor in parts of so many values. One call does something with all of them: between
+    two calls another thread may take the interpreter, and each of those turns costs as much as the
+    values of a part."""
+    parts: tuple[Tensor, ...] = torch.split(values, SERIAL_VALUES)
+    return parts
 
 
 _ALL: tuple[Codec, ...] = (

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from protocols.accumulation import accumulator
 from protocols.accumulation.accumulator import LOSS, OVERFLOWED, USED, Accumulator
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.errors import ProtocolMisuse
+from tests.devices import DEVICES
 
 
 def parameters(dtype: torch.dtype = torch.float64) -> Parameters:
@@ -171,6 +173,102 @@ def test_samples_that_overflowed_count_as_zeros_and_as_overflowed() -> None:
     assert taken.values[0] == 3.0 * 0.75
     assert taken.values[-1] == 0.25
     assert [one.name for one in accumulator.layout.segments][-3:] == [USED, LOSS, OVERFLOWED]
+
+
+# Launched: as on a GPU, which is not waited for. Torch has the same call on the processor.
+
+
+@pytest.fixture(params=DEVICES)
+def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    device: str = request.param
+    monkeypatch.setattr(accumulator, "LAUNCHES", (device,))
+    return device
+
+
+def on(device: str, dtype: torch.dtype = torch.float32) -> tuple[Parameters, Accumulator]:
+    shapes = {"weight": (2, 3), "bias": (3,)}
+    own = Parameters(
+        (name, nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)))
+        for name, shape in shapes.items()
+    )
+    return own, Accumulator(own)
+
+
+def add_to(
+    own: Parameters, mean: Accumulator, value: float, samples: int, bad: float | None = None
+) -> str | None:
+    weight, bias = (
+        torch.full_like(one, sign * value) for one, sign in zip(own.tensors, (1, -1), strict=True)
+    )
+    if bad is not None:
+        bias[1] = bad
+    set_gradients(own, weight, bias)
+    return mean.add(samples, loss=torch.tensor(value, device=weight.device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_launched_batches_have_the_mean_of_those_that_are_waited_for(
+    launched: str, dtype: torch.dtype
+) -> None:
+    own, mean = on(launched, dtype)
+    other_own, waited = on("cpu", dtype)
+    waited.launches = False
+    for value, samples in ((1.5, 10), (-4.0, 21), (7.0, 30)):
+        assert add_to(own, mean, value, samples) is None
+        assert add_to(other_own, waited, value, samples) is None
+    found, wanted = mean.take(), waited.take()
+    assert found.samples == wanted.samples == 61
+    torch.testing.assert_close(found.values, wanted.values)
+    assert wanted.values[9:].tolist() == [1.0, 1.0, wanted.values[11], 1.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_launched_batch_that_is_not_finite_adds_nothing_and_is_named_by_the_next(
+    launched: str, bad: float
+) -> None:
+    own, mean = on(launched)
+    assert add_to(own, mean, 9.0, 4, bad) is None  # the first: nothing is left of it either
+    assert add_to(own, mean, 1.0, 4) == "bias"
+    assert add_to(own, mean, 9.0, 8, bad) is None
+    assert add_to(own, mean, 3.0, 4) == "bias"
+    assert add_to(own, mean, 9.0, 4, bad) is None
+    taken = mean.take()
+    assert taken.samples == 8
+    assert taken.values.tolist() == [*[2.0] * 6, *[-2.0] * 3, 1.0, 1.0, 2.0, 1.0, 0.0]
+    mean.done_with(taken)
+    assert add_to(own, mean, 5.0, 4) == "bias"
+    assert add_to(own, mean, 5.0, 4) is None
+    assert mean.take().values[:6].tolist() == [5.0] * 6
+
+
+def test_a_launched_loss_that_is_not_finite_is_unknown(launched: str) -> None:
+    own, mean = on(launched)
+    set_gradients(own, *(torch.ones_like(one) for one in own.tensors))
+    assert mean.add(4, loss=torch.tensor(float("nan"), device=launched)) is None
+    assert mean.add(4, loss=2.0) is None
+    assert mean.take().values[-3:].tolist() == [1.0, 0.5, 0.0]
+
+
+def test_launched_and_other_batches_mix(launched: str) -> None:
+    """One without all gradients is waited for."""
+    own, mean = on(launched)
+    add_to(own, mean, 2.0, 10)
+    set_gradients(own, torch.full_like(own.tensors[0], 6.0), None)
+    assert mean.add(10) is None
+    taken = mean.take()
+    mean.put_back(taken)
+    assert add_to(own, mean, 10.0, 20) is None
+    values = mean.take().values
+    assert values[:9].tolist() == [*[7.0] * 6, *[-5.5] * 3]
+    assert values[9:11].tolist() == [1.0, 0.75]
+
+
+def test_a_gradient_that_lies_otherwise_in_memory_is_added_as_well(launched: str) -> None:
+    own, mean = on(launched)
+    turned = torch.arange(6.0, device=launched).view(3, 2).t()
+    set_gradients(own, turned, torch.zeros_like(own.tensors[1]))
+    assert mean.add(4) is None
+    assert mean.take().values[:6].tolist() == turned.flatten().tolist()
 
 
 def test_a_sparse_gradient_is_refused_by_name() -> None:

@@ -430,6 +430,14 @@ def test_a_peer_that_is_behind_or_on_another_fork_may_need_a_state(
     assert is_needed([mine, place], mine, seconds) == needed
 
 
+def test_those_that_began_together_need_no_state_after_the_first_step() -> None:
+    """Each made a copy of its state after it, three times the parameters, which nobody wanted."""
+    begun, mine = Lineage(0, b"begun"), Lineage(1, b"h")
+    assert not is_needed([mine, begun], mine, 0.0)
+    assert is_needed([mine, begun], mine, STEP_SAID_SECONDS)
+    assert is_needed([mine, begun], Lineage(2, b"h"), 0.0)
+
+
 def test_many_newcomers_that_are_a_step_behind_are_not_taken_for_the_run() -> None:
     late = [source(f"late-{number}", 7, follows=True) for number in range(5)]
     run = [source("first", 8), source("second", 8), source("new", 8, follows=True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from hypothesis import given
@@ -19,9 +21,11 @@ from node.training.batch_size import (
     TARGET_SHARE,
     BatchSize,
     MeasuredBatch,
+    PassClock,
     choose,
     limit_of,
 )
+from tests.devices import DEVICES
 
 
 class Machine:
@@ -130,3 +134,18 @@ def test_the_size_follows_what_batches_really_take() -> None:
     for _ in range(5 * STEADY):
         size.took(2 * SLOW_SECONDS)
     assert size.size == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_time_of_each_pass_is_told_once_when_it_has_ended(device: str) -> None:
+    clock = PassClock(torch.device(device))
+    assert clock.newest() is None
+    with clock.passing():
+        torch.ones(4, device=device)
+        time.sleep(0.05)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = clock.newest()
+    assert seconds is not None
+    assert 0.04 < seconds < 5.0
+    assert clock.newest() is None

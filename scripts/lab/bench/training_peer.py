@@ -274,7 +274,9 @@ class TrainingPeer(InOwnNetwork):
                 time.sleep(max(rest, guest.manner.idle_seconds))
             with sheet.on(RECORDING):
                 told = {"model_epoch": optimizer.model_epoch, "first": number, "count": count}
-                guest.log.write("batch", **told, loss=float(loss.detach()))
+                # a loss on a GPU is not read: torch alone does not wait for it here either
+                known = {} if loss.is_cuda else {"loss": float(loss.detach())}
+                guest.log.write("batch", **told, **known)
             number += count
             self._step(guest, loss)
             with sheet.on(RECORDING):
