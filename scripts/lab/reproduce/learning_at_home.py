@@ -30,6 +30,8 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
     result = trio.run(partial(measure_delays, effort, say))
     told, longest = result["delays"], result["delays"][-1]
     slower = 1.0 / longest["naive_kept"]
+    alone = 1.0 / told[0]["naive_per_s"]
+    added = 1.0 / longest["naive_per_s"] - alone
     kept, lost = (KEPT_SHORT, LOST_SHORT) if short else (KEPT, LOST)
     return ClaimFigures(
         ("delay, ms", f"{effort.in_flight} in flight, batches/s", "one at a time, batches/s"),
@@ -47,6 +49,9 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
                 f"naive model parallelism becomes {slower:.0f} times as slow ({lost:g} times are "
                 "asked for; the paper: by an order of magnitude).",
                 slower >= lost,
+                because=f"A batch computes for {alone:.2f} s on this processor, and the delays add "
+                f"{added:.1f} s. They make it {lost:g} times as slow if it computes for less than "
+                f"{added / (lost - 1):.2f} s, as on a GPU.",
             ),
         ),
         Picture(
