@@ -116,6 +116,7 @@ class Albert(Trainable):
             )
         self.settings = settings
         self.window = settings.context - SPECIALS_AROUND
+        self.vocabulary = settings.vocabulary.size
         self.sample = f"a window of {self.window} ids in two segments, 15 % of them to be guessed"
         narrow, width = settings.embedding, settings.width
         with torch.device("meta"):  # nothing is drawn here from torch's global generator

@@ -2,7 +2,8 @@
 
 Shaped like GPT-2 (norms before each block, learned positions, gelu by tanh, the output layer tied
 to the embedding), so that `hf_export` can write it for other tools. Bytes are the vocabulary: any
-text is 256 ids, there is no tokenizer to agree on, and its output can be read.
+text is made of 256 ids, there is no tokenizer to agree on, and its output can be read. With a
+tokenizer (data/tokens.py) the settings name a larger `vocabulary`.
 
 A sample is a window of `context + 1` bytes; its loss is the mean over the `context` predictions in
 it, in nats per byte (5.55 for an untrained model, ln 256).
@@ -113,7 +114,9 @@ class GPT(Trainable):
             )
         self.settings = settings
         self.window = settings.context + 1
-        self.sample = f"a window of {self.window} bytes, each but the first to be predicted"
+        self.vocabulary = settings.vocabulary
+        kind = "bytes" if self.vocabulary == BYTES else "ids"
+        self.sample = f"a window of {self.window} {kind}, each but the first to be predicted"
         with torch.device("meta"):  # nothing is drawn here from torch's global generator
             self.embedding = empty_embedding(settings.vocabulary, settings.width)
             self.positions = empty_embedding(settings.context, settings.width)

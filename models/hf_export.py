@@ -3,8 +3,8 @@
 Pure: nothing is read or written here, and Hugging Face's library is not needed. `potluck export
 --format hf` writes what this returns: `tensors` into model.safetensors (with the metadata
 {"format": "pt"}), `config` into config.json; `GPT2LMHeadModel.from_pretrained(folder)`, or
-`AlbertForPreTraining`, loads it. There is no tokenizer to export: ids are bytes, unless the run's
-data was of other ids.
+`AlbertForPreTraining`, loads it. No tokenizer is written: ids are bytes, or the run's definition
+says whose they are.
 
 GPT-2's linear layers are stored transposed there, (in, out).
 """

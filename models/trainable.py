@@ -39,7 +39,9 @@ class Trainable(nn.Module):
     """A network with its loss. A model of one's own must have `loss`; all else has a default.
 
     - `sample`: one sample, described in words.
-    - `window`: how many ids (bytes) of text one sample is made of; 0 if it is not made of text.
+    - `window`: how many ids of text (bytes, or a tokenizer's) one sample is made of; 0 if it is not
+      made of text.
+    - `vocabulary`: how many ids it can read; 0 if that is not known.
     - `settings`: the network was built from these; `plain_settings()` are the same for a TOML or
       JSON file, and `models.registry.build_model` builds the same network from them.
 
@@ -49,6 +51,7 @@ class Trainable(nn.Module):
 
     sample: str = "a sample"
     window: int = 0
+    vocabulary: int = 0
 
     def loss(self, batch: Any) -> Tensor:
         """The mean over the batch's samples, as a float32 scalar (float64 in a float64 model)."""

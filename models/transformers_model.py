@@ -150,7 +150,9 @@ class TransformersModel(Trainable):
         self.config = shape_of(settings.config)
         self.settings = settings
         self.window = settings.context + 1
-        self.sample = f"a window of {self.window} bytes, each but the first to be predicted"
+        self.vocabulary = self.config["vocab_size"]
+        kind = "bytes" if self.vocabulary == BYTES else "ids"
+        self.sample = f"a window of {self.window} {kind}, each but the first to be predicted"
         network, config = _network(self.config, on="meta" if seed is None else "cpu")
         if settings.context > config.max_position_embeddings:
             raise WrongSettings(

@@ -1,8 +1,9 @@
 """Examples to batches of tensors: windows of bytes for models of text, pictures with labels.
 
-A model says what its sample is: `window` bytes (models/trainable.py). Examples are packed one after
-another, each ended by the byte 0, which no text contains, and cut into windows. So nothing is
-padded, and every byte of the data is trained on. The model itself turns windows into inputs and
+A model says what its sample is: `window` ids (models/trainable.py), which are bytes, or those of a
+tokenizer (tokens.py). Examples are packed one after another, each ended by the byte 0, which no
+text contains, or by the tokenizer's own end, and cut into windows. So nothing is padded, and every
+byte of the data is trained on. The model itself turns windows into inputs and
 targets (shifted by one, masks, sentence order).
 
 Promises: the same settings, seed, peer and position give the same batches; `position` counts every
@@ -17,6 +18,7 @@ import io
 import warnings
 from typing import NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from models.data.errors import DataError, DataSettingsError
 from models.data.opening import Data, Snapshot
 from models.data.position import LARGEST_REMAINDER_BYTES, Position
 from models.data.settings import LARGEST_EXAMPLE_BYTES
+from models.data.tokens import ID_BYTES, Tokenizer
 from models.synthetic_images import ImageBatch
 
 SEPARATOR = b"\0"
@@ -44,10 +47,13 @@ class BatchSnapshot(NamedTuple):
 
 
 class WindowBatches:
-    """An iterator over windows of text: uint8, (rows, window). The last may have fewer rows."""
+    """An iterator over windows of text, (rows, window): uint8, or int64 with a tokenizer, which is
+    fetched with the first batch. The last may have fewer rows. `vocabulary`: how many ids the model
+    has, if it is known."""
 
-    def __init__(self, data: Data, *, rows: int, window: int) -> None:
-        if not 0 < rows * window <= LARGEST_BATCH_BYTES or window < 1:
+    def __init__(self, data: Data, *, rows: int, window: int, vocabulary: int = 0) -> None:
+        self._id_bytes = 1 if data.load_tokenizer is None else ID_BYTES
+        if not 0 < rows * window * self._id_bytes <= LARGEST_BATCH_BYTES or window < 1:
             raise DataError(
                 f"A batch of {rows} windows of {window} bytes cannot be made.",
                 why=f"It must have at least one byte, and at most {LARGEST_BATCH_BYTES:,}.",
@@ -55,6 +61,8 @@ class WindowBatches:
         self._data = data
         self._rows = rows
         self._window = window
+        self._vocabulary = vocabulary
+        self._tokenizer: Tokenizer | None = None
         self._bytes = bytearray(data.remainder)
 
     @property
@@ -65,25 +73,49 @@ class WindowBatches:
         return self
 
     def __next__(self) -> Tensor:
-        wanted = self._rows * self._window
-        while len(self._bytes) < wanted:
+        if self._tokenizer is None and self._data.load_tokenizer is not None:
+            self._tokenizer = self._checked(self._data.load_tokenizer())
+        one = self._window * self._id_bytes
+        while len(self._bytes) < self._rows * one:
             example = next(self._data, None)
             if example is None:
                 break
-            self._bytes += example.content
-            self._bytes += SEPARATOR
-        rows = min(self._rows, len(self._bytes) // self._window)
+            if self._tokenizer is None:
+                self._bytes += example.content
+                self._bytes += SEPARATOR
+            else:
+                self._bytes += self._tokenizer.encoded(example.content)
+        rows = min(self._rows, len(self._bytes) // one)
         if rows == 0:
             raise StopIteration
-        batch = self._bytes[: rows * self._window]
-        del self._bytes[: rows * self._window]
-        return torch.frombuffer(batch, dtype=torch.uint8).view(rows, self._window)
+        batch = self._bytes[: rows * one]
+        del self._bytes[: rows * one]
+        if self._tokenizer is None:
+            return torch.frombuffer(batch, dtype=torch.uint8).view(rows, self._window)
+        return torch.frombuffer(batch, dtype=torch.int32).view(rows, self._window).long()
+
+    def _checked(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Also drops a remainder that is none of its ids: of a position with another tokenizer."""
+        if 0 < self._vocabulary < tokenizer.ids:
+            raise DataSettingsError(
+                f"The tokenizer has {tokenizer.ids:,} ids, and the model {self._vocabulary:,}.",
+                advice="Give the model a vocabulary that is at least as large.",
+            )
+        is_cut = len(self._bytes) % ID_BYTES != 0
+        if is_cut or not ids_below(self._bytes, tokenizer.ids):
+            self._bytes.clear()
+        return tokenizer
 
     def snapshot(self) -> BatchSnapshot:
         return BatchSnapshot(self._data.snapshot(), bytes(self._bytes))
 
     def position(self) -> Position:
         return self.snapshot().position()
+
+
+def ids_below(encoded: bytearray, count: int) -> bool:
+    ids = numpy.frombuffer(encoded, dtype=numpy.int32)
+    return not ids.size or bool(ids.min() >= 0 and ids.max() < count)
 
 
 class ImageBatches:
@@ -196,8 +228,6 @@ def _unpacked(content: bytes, channels: int, height: int, width: int) -> bytes:
             "Pictures in PNG or JPEG need Pillow, which is not installed here.",
             advice="Install potluck with the extra `images`: pip install 'potluck[images]'.",
         ) from None
-    import numpy
-
     if channels not in (1, 3):
         raise NotAPicture(f"a PNG or JPEG has 1 or 3 channels here, and not {channels}")
     try:

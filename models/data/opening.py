@@ -17,6 +17,8 @@ Only one thread at a time may use `Data`. `stop` may be called from any.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -43,6 +45,7 @@ from models.data.shard_reading import documents_of
 from models.data.shuffled import ShuffledSource, SourceSnapshot
 from models.data.source import Source, fingerprint_of
 from models.data.standard_library import StandardLibraryShards
+from models.data.tokens import BYTES_PER_ID, Tokenizer, load_tokenizer
 from models.data.web import Web
 from models.data.web_reader import WebReader
 
@@ -74,7 +77,10 @@ class Data:
         web: Web,
         clock: Clock,
         remainder: bytes,
+        load_tokenizer: Callable[[], Tokenizer] | None,
     ) -> None:
+        self.load_tokenizer = load_tokenizer
+        """Fetches the tokenizer, or gives the one that is kept; None: the ids are bytes."""
         self._mixture = mixture
         self._sources = sources
         self._web = web
@@ -136,9 +142,9 @@ def open_data(
 ) -> Data:
     """A run's data for one peer, from the beginning or from a position.
 
-    `window` is how many bytes one sample of the model takes: documents are cut accordingly, if the
-    settings do not say how. Paths are relative to `folder`. DataSettingsError if something in the
-    settings does not exist.
+    `window` is how many ids (bytes) one sample of the model takes: documents are cut accordingly,
+    if the settings do not say how. Paths are relative to `folder`. DataSettingsError if something
+    in the settings does not exist.
 
     `from_strangers`: the settings came over the network, so nothing is read from this machine's
     disk, and nothing fetched from its local network, by whatever name.
@@ -169,7 +175,9 @@ def open_data(
                     piece_bytes=piece_bytes,
                     passes=settings.passes,
                     seed=source_seed,
-                    fingerprint=fingerprint_of(source, piece_bytes, shards.names),
+                    fingerprint=fingerprint_of(
+                        source, settings.tokenizer, piece_bytes, shards.names
+                    ),
                     on_event=on_event,
                     position=before.get(name),
                 ),
@@ -190,12 +198,17 @@ def open_data(
         on_event=on_event,
     )
     remainder = position.remainder if position is not None else b""
-    return Data(mixture, tuple(sources), web, clock, remainder)
+    load = None
+    if settings.tokenizer is not None:
+        load = partial(load_tokenizer, settings.tokenizer, web, folder or Path.cwd())
+    return Data(mixture, tuple(sources), web, clock, remainder, load)
 
 
 def _piece_bytes(settings: DataSettings, window: int) -> int:
     if settings.piece_bytes is not None:
         return settings.piece_bytes
+    if settings.tokenizer is not None:
+        window *= BYTES_PER_ID
     return max(window, SMALLEST_WINDOW_PIECE_BYTES) if window else PIECE_BYTES
 
 

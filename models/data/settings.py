@@ -87,6 +87,17 @@ class SourceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`datasets` only: the part of the data set."""
 
 
+class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokenizer whose ids the model reads (tokens.py)."""
+
+    path: Path
+    """The http(s) address of a tokenizer.json, or a model in the cache of Hugging Face
+    (owner/name); in one's own loop also a file, or a folder with one."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    """Of the file. Without it, the error says which one is there."""
+
+
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of a run's data."""
 
@@ -104,6 +115,9 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Documents are cut into examples of at most this many bytes; 0 leaves them whole (pictures).
     By default, the size of one sample of the model."""
 
+    tokenizer: TokenizerSettings | None = None
+    """None: the ids are the bytes of the text."""
+
     passes: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     """How often each source is read; 0 is forever."""
 
@@ -120,6 +134,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def data_settings(table: Mapping[str, Any]) -> DataSettings:
     """The settings in a table (TOML, JSON). DataSettingsError names every mistake in it."""
     _check_keys(table, DataSettings, "data")
+    if isinstance(tokenizer := table.get("tokenizer"), Mapping):
+        _check_keys(tokenizer, TokenizerSettings, "data.tokenizer")
     for number, source in enumerate(_sources_in(table), 1):
         _check_keys(source, SourceSettings, f"data.source number {number}")
     try:
@@ -149,6 +165,8 @@ def check(settings: DataSettings) -> None:
         )
     if not settings.source:
         raise _wrong("The settings name no source of data.")
+    if settings.tokenizer is not None and settings.piece_bytes == 0:
+        raise _wrong("A tokenizer is for text, and `piece_bytes` = 0 is for pictures.")
     if 0 < (settings.piece_bytes or 0) < SMALLEST_PIECE_BYTES:
         raise _wrong(f"`piece_bytes` must be 0, or at least {SMALLEST_PIECE_BYTES}.")
     for source, name in zip(settings.source, source_names(settings), strict=True):
@@ -171,6 +189,8 @@ def refuse_this_machine(settings: DataSettings) -> None:
 
     It checks only the names; `web.Web` checks where a server's name leads.
     """
+    if settings.tokenizer is not None:
+        _refuse_tokenizer(settings.tokenizer.path)
     for source, name in zip(settings.source, source_names(settings), strict=True):
         for path in source.paths:
             if not is_address(path):
@@ -180,13 +200,7 @@ def refuse_this_machine(settings: DataSettings) -> None:
                     "read from the gradients that are sent.",
                     advice="The organiser has to name http(s) addresses instead.",
                 )
-            if is_private_host(_host_of(path)):
-                raise DataSettingsError(
-                    f"The data {name!r} would be fetched from {_host_of(path)!r}, which is this "
-                    "machine or its own network.",
-                    why="The settings come from somebody else.",
-                    advice="The organiser has to name an address in the internet instead.",
-                )
+            _refuse_own_network(path, f"data {name!r}")
         # without an owner, the library would read the folder of this name
         if source.dataset and ("/" not in source.dataset or os.path.exists(source.dataset)):
             raise DataSettingsError(
@@ -195,6 +209,28 @@ def refuse_this_machine(settings: DataSettings) -> None:
                 advice="It must be called owner/name, as on Hugging Face, and there must be no "
                 "folder of that name where potluck runs.",
             )
+
+
+def _refuse_tokenizer(path: str) -> None:
+    if is_address(path):
+        _refuse_own_network(path, "tokenizer")
+    elif not HUB_NAME.match(path) or "/" not in path or os.path.exists(path):
+        raise DataSettingsError(
+            f"The tokenizer would be read from this machine's disk, at {path[:200]!r}.",
+            why="The settings come from somebody else.",
+            advice="It must be an http(s) address, or called owner/name, as on Hugging Face, with "
+            "no folder of that name where potluck runs.",
+        )
+
+
+def _refuse_own_network(path: str, what: str) -> None:
+    if is_private_host(_host_of(path)):
+        raise DataSettingsError(
+            f"The {what} would be fetched from {_host_of(path)!r}, which is this machine or its "
+            "own network.",
+            why="The settings come from somebody else.",
+            advice="The organiser has to name an address in the internet instead.",
+        )
 
 
 def is_address(path: str) -> bool:

@@ -38,7 +38,7 @@ from models.data.examples import (
 )
 from models.data.order import shard_order
 from models.data.position import ReadHead, SourcePosition, mark_of
-from models.data.settings import SourceSettings, is_address
+from models.data.settings import SourceSettings, TokenizerSettings, is_address
 
 MOST_BROKEN_IN_A_ROW = 3  # shards; with more, the source itself is broken
 
@@ -251,11 +251,17 @@ class Source:
                 self._on_event(DocumentsSkipped(self.name, name, count, first, kind))
 
 
-def fingerprint_of(source: SourceSettings, piece_bytes: int, names: tuple[str, ...]) -> str:
+def fingerprint_of(
+    source: SourceSettings,
+    tokenizer: TokenizerSettings | None,
+    piece_bytes: int,
+    names: tuple[str, ...],
+) -> str:
     """A fingerprint of everything that decides which example has which place."""
     digest = hashlib.blake2b(digest_size=16)
     parts = [source.kind, source.field, source.label_field, source.documents, str(piece_bytes)]
     parts += [source.dataset, source.subset, source.split]
+    parts += [] if tokenizer is None else [tokenizer.sha256]
     # not the folder: data may be moved together with its checkpoint
     parts += [name if is_address(name) else os.path.basename(name) for name in names]
     for part in parts:

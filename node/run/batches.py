@@ -86,6 +86,7 @@ class ReadBatches(TrainingBatches):
         device: torch.device,
         *,
         window: int,
+        vocabulary: int,
         batch_of: Callable[[Tensor, torch.Generator], Any],
         classes: int | None,
         samples: int,
@@ -111,7 +112,9 @@ class ReadBatches(TrainingBatches):
             )
             batches: Readable[Any]
             if window:
-                batches = WindowBatches(self._data, rows=samples, window=window)
+                batches = WindowBatches(
+                    self._data, rows=samples, window=window, vocabulary=vocabulary
+                )
             else:
                 batches = ImageBatches(self._data, rows=samples, classes=classes or MOST_CLASSES)
             self._ahead = opening.enter_context(reading_ahead(batches, AHEAD))

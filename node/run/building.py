@@ -124,6 +124,7 @@ class RunTask:
             self.data,
             device,
             window=self.model.window,
+            vocabulary=self.model.vocabulary,
             batch_of=self._batch_of,
             classes=classes,
             samples=samples,

@@ -54,6 +54,9 @@ size = "tiny"
 #paths = ["https://data.example.org/wikipedia-{000..099}.jsonl.gz"]
 #field = "text"
 #probability = 1.0
+#[data.tokenizer]           # of Hugging Face's library; without one the ids are bytes
+#path = "https://data.example.org/tokenizer.json"
+#sha256 = "…"
 
 # As for one large computer with the whole batch: adamw, lamb, lars or sgd.
 [optimizer]

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from models.data.clock import ReadingStopped
+from models.data.errors import DataSettingsError
 from models.errors import ModelsError
 from node.core.wrong_use import WrongUse
 from node.run.building import RunTask, build_task, parts_of, weighted_mean
@@ -125,6 +127,7 @@ LOCAL = {
     ),
     "its own network": '[[data.source]]\nkind = "text"\npaths = ["http://192.168.1.1/x"]\n',
     "itself": '[[data.source]]\nkind = "text"\npaths = ["http://localhost/x"]\n',
+    "a tokenizer of its disk": '[data.tokenizer]\npath = "/etc/tokenizer.json"\n',
     "a folder as data set": '[[data.source]]\nkind = "datasets"\ndataset = "text"\n',
 }
 
@@ -371,3 +374,24 @@ def test_only_our_own_errors_say_what_cannot_be_built() -> None:
     for text in (changed('"gpt"', '"gtp"'), changed('"adamw"', '"adam"')):
         with pytest.raises((ModelsError, PotluckError)):
             task_of(text)
+
+
+def test_a_run_reads_its_text_with_a_tokenizer_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = tmp_path / "models--owner--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    (model / "snapshots" / "abc").mkdir(parents=True)
+    library = Tokenizer(models.WordLevel({"<other>": 0, "=": 299}, unk_token="<other>"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    file = model / "snapshots" / "abc" / "tokenizer.json"
+    library.save(str(file))
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    table = f'[data.tokenizer]\npath = "owner/model"\nsha256 = "{sha256}"\n'.encode()
+    batches = batches_of(task_of(with_line("vocabulary = 300", "model") + table), 20)
+    assert all(one.dtype == torch.int64 for one in batches)
+    assert set(torch.cat(batches).flatten().tolist()) == {0, 299}
+    with pytest.raises(DataSettingsError, match="300 ids, and the model 256"):
+        batches_of(task_of(TEXT + table), 1)
