@@ -72,15 +72,41 @@ class ResidualBlock(nn.Module):
         return F.relu(y + self.shortcut(x))
 
 
-class ImageClassifier(Trainable):
-    """The loss of a network that gives a logit for each class of an image."""
+def residual_stages(width: int, blocks: int) -> nn.ModuleList:
+    """The blocks of all stages: from `width` channels to four times as many."""
+    stages, before = nn.ModuleList(), width
+    for stage in range(STAGES):
+        for number in range(blocks):
+            stride = 2 if stage > 0 and number == 0 else 1
+            stages.append(ResidualBlock(before, width << stage, stride))
+            before = width << stage
+    return stages
 
-    output: nn.Linear
+
+class ImageModel(Trainable):
+    """A network that learns from coloured images."""
+
+    stem: nn.Conv2d
 
     def centred(self, images: Tensor) -> Tensor:
         """Values from -1 to 1, in the model's own type."""
         brightest = 1.0 if images.is_floating_point() else 255.0
-        return images.to(self.output.weight.dtype) * (2.0 / brightest) - 1.0
+        return images.to(self.stem.weight.dtype) * (2.0 / brightest) - 1.0
+
+    def images_in(self, samples: Any) -> Tensor:
+        """The images that a batch is made of; NotThisModel if these are not any."""
+        if not isinstance(samples, ImageBatch):
+            raise NotThisModel(
+                f"A model of images ({type(self).__name__}) does not learn from text.",
+                advice="Give it images: `synthetic_images`, or an ImageBatch of your own.",
+            )
+        return samples.images
+
+
+class ImageClassifier(ImageModel):
+    """The loss of a network that gives a logit for each class of an image."""
+
+    output: nn.Linear
 
     def loss(self, batch: ImageBatch) -> Tensor:
         if batch.images.dim() != 4 or batch.images.shape[1] != 3:
@@ -93,11 +119,9 @@ class ImageClassifier(Trainable):
             logits = logits.float()
         return F.cross_entropy(logits, batch.labels)
 
-    def batch_of(self, windows: Tensor, generator: torch.Generator) -> ImageBatch:  # noqa: ARG002
-        raise NotThisModel(
-            "A classifier does not learn from text.",
-            advice="Give it images: `synthetic_images`, or an ImageBatch of your own.",
-        )
+    def batch_of(self, samples: ImageBatch, generator: torch.Generator) -> ImageBatch:  # noqa: ARG002
+        self.images_in(samples)
+        return samples
 
     def samples_in(self, batch: ImageBatch) -> int:
         return len(batch.labels)
@@ -123,18 +147,12 @@ class Classifier(ImageClassifier):
         settings = checked(settings, "the model classifier")
         self.settings = settings
         self.sample = f"one image, of one of {settings.classes} kinds"
-        widths = [settings.width << stage for stage in range(STAGES)]
+        self.classes = settings.classes
         with torch.device("meta"):  # nothing is drawn here from torch's global generator
             self.stem = nn.Conv2d(3, settings.width, 3, padding=1, bias=False)
             self.stem_norm = nn.GroupNorm(settings.width // CHANNELS_PER_GROUP, settings.width)
-            self.blocks = nn.ModuleList()
-            before = settings.width
-            for stage, width in enumerate(widths):
-                for number in range(settings.blocks):
-                    stride = 2 if stage > 0 and number == 0 else 1
-                    self.blocks.append(ResidualBlock(before, width, stride))
-                    before = width
-            self.output = nn.Linear(before, settings.classes)
+            self.blocks = residual_stages(settings.width, settings.blocks)
+            self.output = nn.Linear(settings.width << (STAGES - 1), settings.classes)
         if seed is not None:
             allocate(self)
             fill_convolutions(self, seeded(seed))

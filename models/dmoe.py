@@ -123,6 +123,7 @@ class DMoEClassifier(ImageClassifier):
         settings = checked(settings, "the model dmoe_classifier")
         self.settings = settings
         self.sample = f"one image, of one of {settings.classes} kinds"
+        self.classes = settings.classes
         channels = settings.channels
         with torch.device("meta"):  # nothing is drawn here from torch's global generator
             self.stem = nn.Conv2d(3, channels, 3, stride=2, padding=1, bias=False)

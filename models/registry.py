@@ -24,7 +24,7 @@ from msgspec import Meta
 from torch import nn
 from torch.optim import Optimizer
 
-from models import albert, classifier, dmoe, gpt
+from models import albert, classifier, dmoe, gpt, swav
 from models.dmoe import MixtureFactory
 from models.errors import WrongSettings, nearest
 from models.lamb import Lamb
@@ -51,6 +51,7 @@ MODELS: dict[str, ModelKind] = {
     "gpt": ModelKind(gpt.GPTSettings, gpt.SIZES, gpt.GPT),
     "albert": ModelKind(albert.AlbertSettings, albert.SIZES, albert.Albert),
     "classifier": ModelKind(classifier.ClassifierSettings, classifier.SIZES, classifier.Classifier),
+    "swav": ModelKind(swav.SwavSettings, swav.SIZES, swav.Swav),
     "transformers": ModelKind(TransformersSettings, TRANSFORMERS_SIZES, TransformersModel),
 }
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 FLOAT32_BYTES = 4
+MOST_CLASSES = 1 << 31  # of pictures
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Trainable(nn.Module):
     - `window`: how many ids of text (bytes, or a tokenizer's) one sample is made of; 0 if it is not
       made of text.
     - `vocabulary`: how many ids it can read; 0 if that is not known.
+    - `side`: pictures are read as squares of this many pixels.
+    - `classes`: its pictures have labels below this; None: they need none.
     - `settings`: the network was built from these; `plain_settings()` are the same for a TOML or
       JSON file, and `models.registry.build_model` builds the same network from them.
 
@@ -52,14 +55,21 @@ class Trainable(nn.Module):
     sample: str = "a sample"
     window: int = 0
     vocabulary: int = 0
+    side: int = 32
+    classes: int | None = MOST_CLASSES
 
     def loss(self, batch: Any) -> Tensor:
         """The mean over the batch's samples, as a float32 scalar (float64 in a float64 model)."""
         raise NotImplementedError("a model must have a method loss(self, batch)")
 
-    def batch_of(self, windows: Tensor, generator: torch.Generator) -> Any:  # noqa: ARG002
-        """A batch for `loss`, from text.  windows: (samples, window), uint8 or int64."""
-        return windows
+    def batch_of(self, samples: Any, generator: torch.Generator) -> Any:  # noqa: ARG002
+        """A batch for `loss`, on the CPU, from what was read: windows of text, as (samples, window)
+        of uint8 or int64, or an ImageBatch."""
+        return samples
+
+    def at_step(self, step: int) -> None:
+        """Called before each batch with the run's step, for a model that begins otherwise than it
+        goes on. It may change what the loss is, and no parameter."""
 
     def samples_in(self, batch: Any) -> int:
         """How many samples a batch holds: the weight of its gradient. The length of its first

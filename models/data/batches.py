@@ -23,16 +23,17 @@ import torch
 from torch import Tensor
 
 from models.data.errors import DataError, DataSettingsError
+from models.data.examples import Example
 from models.data.opening import Data, Snapshot
 from models.data.position import LARGEST_REMAINDER_BYTES, Position
 from models.data.settings import LARGEST_EXAMPLE_BYTES
 from models.data.tokens import ID_BYTES, Tokenizer
 from models.synthetic_images import ImageBatch
+from models.trainable import MOST_CLASSES
 
 SEPARATOR = b"\0"
 # the remainder of a batch, and the end of one example, must fit into a position
 LARGEST_BATCH_BYTES = LARGEST_REMAINDER_BYTES - LARGEST_EXAMPLE_BYTES - len(SEPARATOR)
-MOST_CLASSES = 1 << 31
 MOST_UNUSABLE_IN_A_ROW = 1_000  # pictures; with more, the source itself is wrong
 
 
@@ -123,6 +124,7 @@ class ImageBatches:
 
     The content is the bytes of the pixels, channel by channel, or a PNG or JPEG of any size. Other
     contents, and those without a label below `classes`, are skipped; `passed_over` counts them.
+    With `classes=None` no labels are needed, and all are 0.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class ImageBatches:
         *,
         rows: int,
         shape: tuple[int, int, int] = (3, 32, 32),
-        classes: int = MOST_CLASSES,
+        classes: int | None = MOST_CLASSES,
     ) -> None:
         channels, height, width = shape
         if rows < 1 or min(shape) < 1 or channels * height * width > MOST_PIXELS:
@@ -139,7 +141,7 @@ class ImageBatches:
                 f"A batch of {rows} pictures of {channels} x {height} x {width} cannot be made.",
                 why="It must have at least one, of at least one pixel.",
             )
-        if not 0 < classes <= MOST_CLASSES:
+        if classes is not None and not 0 < classes <= MOST_CLASSES:
             raise DataError(f"There cannot be {classes} classes of pictures.")
         self._data = data
         self._classes = classes
@@ -159,15 +161,9 @@ class ImageBatches:
         in_a_row = 0
         for example in self._data:
             try:
-                if example.label is None:
-                    raise NotAPicture("it has no label (`label_field` in the settings)")
-                if not 0 <= example.label < self._classes:
-                    raise NotAPicture(
-                        f"its label is {str(example.label)[:20]}, and there are {self._classes:,} "
-                        "classes, from 0 on"
-                    )
+                label = self._label(example)
                 images.append(pixels_of(example.content, self._shape))
-                labels.append(example.label)
+                labels.append(label)
                 in_a_row = 0
             except NotAPicture as error:
                 self.passed_over += 1
@@ -183,6 +179,18 @@ class ImageBatches:
             raise StopIteration
         pixels = torch.frombuffer(bytearray(b"".join(images)), dtype=torch.uint8)
         return ImageBatch(pixels.view(len(images), *self._shape), torch.tensor(labels))
+
+    def _label(self, example: Example) -> int:
+        if self._classes is None:
+            return 0
+        if example.label is None:
+            raise NotAPicture("it has no label (`label_field` in the settings)")
+        if not 0 <= example.label < self._classes:
+            raise NotAPicture(
+                f"its label is {str(example.label)[:20]}, and there are {self._classes:,} "
+                "classes, from 0 on"
+            )
+        return example.label
 
     def snapshot(self) -> BatchSnapshot:
         return BatchSnapshot(self._data.snapshot(), b"")

@@ -9,7 +9,7 @@ Text and pictures are read by models/data in the mode for a stranger's data: not
 this machine's disk or fetched from its local network. A thread reads batches ahead; it has ended
 when the block has.
 
-The random numbers that make examples from windows (masks) depend on the peer and on its starting
+The random numbers that make examples (masks, crops) depend on the peer and on its starting
 position, so a restarted peer does not draw the same ones again.
 """
 
@@ -22,9 +22,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
-from models.data.batches import MOST_CLASSES, ImageBatches, WindowBatches
+from models.data.batches import ImageBatches, WindowBatches
 from models.data.clock import CLOSED, ReadingStopped
 from models.data.events import OnEvent
 from models.data.opening import open_data
@@ -35,7 +34,7 @@ from models.data.reading_ahead import reading_ahead
 from models.data.settings import DataSettings
 from models.initial import SEEDS, seeded
 from models.synthetic_images import synthetic_images
-from models.trainable import on_device, tensors_in
+from models.trainable import Trainable, on_device, tensors_in
 from node.run.trusted import NOT_OURS, BrokenModule, blamed_on
 
 AHEAD = 4  # batches: these cover a server's pause of a second, and take a few megabytes at most
@@ -77,6 +76,15 @@ class TrainingBatches(ABC):
         self.stop()
 
 
+BatchOf = Callable[[Any, torch.Generator], Any]
+"""As the model's: a batch from windows of text, or from pictures."""
+
+
+def _chance(seed: int, peer: str, position: Position | None) -> torch.Generator:
+    begun = position.drawn if position is not None else 0
+    return seeded(derived_seed(seed, peer, "batches", begun) % SEEDS)
+
+
 class ReadBatches(TrainingBatches):
     """Text or pictures, read ahead by a thread."""
 
@@ -85,19 +93,16 @@ class ReadBatches(TrainingBatches):
         settings: DataSettings,
         device: torch.device,
         *,
-        window: int,
-        vocabulary: int,
-        batch_of: Callable[[Tensor, torch.Generator], Any],
-        classes: int | None,
+        model: Trainable,
+        batch_of: BatchOf,
         samples: int,
         seed: int,
         peer: str,
         position: Position | None,
         on_event: OnEvent,
     ) -> None:
-        self._window, self._batch_of, self._device = window, batch_of, device
-        begun = position.drawn if position is not None else 0
-        self._chance = seeded(derived_seed(seed, peer, "batches", begun) % SEEDS)
+        self._batch_of, self._device = batch_of, device
+        self._chance = _chance(seed, peer, position)
         with ExitStack() as opening:
             self._data = opening.enter_context(
                 open_data(
@@ -105,18 +110,19 @@ class ReadBatches(TrainingBatches):
                     seed=seed,
                     peer=peer,
                     position=position,
-                    window=window,
+                    window=model.window,
                     on_event=on_event,
                     from_strangers=True,
                 )
             )
             batches: Readable[Any]
-            if window:
+            if model.window:
                 batches = WindowBatches(
-                    self._data, rows=samples, window=window, vocabulary=vocabulary
+                    self._data, rows=samples, window=model.window, vocabulary=model.vocabulary
                 )
             else:
-                batches = ImageBatches(self._data, rows=samples, classes=classes or MOST_CLASSES)
+                shape = (3, model.side, model.side)
+                batches = ImageBatches(self._data, rows=samples, shape=shape, classes=model.classes)
             self._ahead = opening.enter_context(reading_ahead(batches, AHEAD))
             self._open = opening.pop_all()
 
@@ -126,9 +132,7 @@ class ReadBatches(TrainingBatches):
             if self._stopped:
                 raise ReadingStopped(CLOSED)
             raise StopIteration
-        if self._window:
-            batch = self._batch_of(batch, self._chance)
-        return on_device(batch, self._device)
+        return on_device(self._batch_of(batch, self._chance), self._device)
 
     def close(self) -> None:
         self._open.close()
@@ -145,9 +149,17 @@ class FigureBatches(TrainingBatches):
     """The built-in images, which need no data: each peer draws numbers of its own."""
 
     def __init__(
-        self, device: torch.device, *, samples: int, seed: int, peer: str, position: Position | None
+        self,
+        device: torch.device,
+        *,
+        batch_of: BatchOf,
+        samples: int,
+        seed: int,
+        peer: str,
+        position: Position | None,
     ) -> None:
         self._device, self._samples, self._seed = device, samples, seed
+        self._batch_of, self._chance = batch_of, _chance(seed, peer, position)
         self._first = FIGURES * (derived_seed(seed, peer) % SEEDS)
         self._drawn = position.drawn if position is not None else 0
 
@@ -155,9 +167,9 @@ class FigureBatches(TrainingBatches):
         if self._stopped:
             raise ReadingStopped(CLOSED)
         begin = self._first + self._drawn
-        batch = synthetic_images(self._seed, range(begin, begin + self._samples))
+        images = synthetic_images(self._seed, range(begin, begin + self._samples))
         self._drawn += self._samples
-        return on_device(batch, self._device)
+        return on_device(self._batch_of(images, self._chance), self._device)
 
     def position(self) -> Position:
         return Position([], self._drawn)

@@ -21,8 +21,8 @@ and blocks: call it in the training thread. `stop` may be called from any thread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import parallel_apply, replicate
 
-from models.classifier import ImageClassifier
+from models.classifier import ImageModel
 from models.data.errors import DataSettingsError
 from models.data.events import OnEvent, logged
 from models.data.position import Position
@@ -95,7 +95,20 @@ class RunTask:
 
     @property
     def buffers(self) -> list[tuple[str, Tensor]]:
-        return list(self.model.named_buffers())
+        """Those that are part of the run's state. A buffer that is not persistent is this machine's
+        own (the queue of SwAV): nobody fetches it."""
+        kept = self.model.state_dict().keys()
+        return [(name, one) for name, one in self.model.named_buffers() if name in kept]
+
+    @contextmanager
+    def buffers_stay(self) -> Iterator[None]:
+        """Every buffer of the model is afterwards as it was: for passes that only measure."""
+        before = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        try:
+            yield
+        finally:
+            for buffer, value in before:
+                buffer.copy_(value)
 
     @property
     def plain_model(self) -> dict[str, Any]:
@@ -116,17 +129,18 @@ class RunTask:
             return ModuleBatches(opened, file_of(self.data), device)
         if self.data is None:
             return FigureBatches(
-                device, samples=samples, seed=seed, peer=self.peer, position=position
+                device,
+                batch_of=self._batch_of,
+                samples=samples,
+                seed=seed,
+                peer=self.peer,
+                position=position,
             )
-        with self._own_code("plain_settings"):
-            classes = self.model.plain_settings().get("classes")
         return ReadBatches(
             self.data,
             device,
-            window=self.model.window,
-            vocabulary=self.model.vocabulary,
+            model=self.model,
             batch_of=self._batch_of,
-            classes=classes,
             samples=samples,
             seed=seed,
             peer=self.peer,
@@ -140,13 +154,13 @@ class RunTask:
         if isinstance(self.data, ModuleType):  # only the module knows the form of its batches
             with self.open_batches(samples=samples) as batches:
                 return next(batches)
+        made_of: Any
         if self.model.window:
             shape = (samples, self.model.window)
-            windows = torch.randint(1, 128, shape, generator=chance).to(torch.uint8)
-            batch = self._batch_of(windows, chance)
+            made_of = torch.randint(1, 128, shape, generator=chance).to(torch.uint8)
         else:
-            batch = synthetic_images(0, range(samples))
-        return on_device(batch, self.devices[0])
+            made_of = synthetic_images(0, range(samples))
+        return on_device(self._batch_of(made_of, chance), self.devices[0])
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context that passes are computed in: the run's precision, on this task's devices."""
@@ -211,9 +225,14 @@ class RunTask:
             two, one = (self.model.activation_bytes(count, value_bytes) for count in (2, 1))
             return two - one
 
-    def _batch_of(self, windows: Tensor, generator: torch.Generator) -> Any:
+    def _batch_of(self, samples: Any, generator: torch.Generator) -> Any:
         with self._own_code("batch_of"):
-            return self.model.batch_of(windows, generator)
+            return self.model.batch_of(samples, generator)
+
+    def at_step(self, step: int) -> None:
+        """Tell the model for which step of the run the next batch is."""
+        with self._own_code("at_step"):
+            self.model.at_step(step)
 
     def _own_code(self, doing: str) -> AbstractContextManager[None]:
         """Blame a trusted module for errors of the model's code, where the model is a module's."""
@@ -327,7 +346,7 @@ def data_of(
         function_in(module, "open_batches")
         return module
     if not definition.data.get("source") and not model.window:
-        if isinstance(model, ImageClassifier):
+        if isinstance(model, ImageModel):
             return None
         raise DataSettingsError(
             "The model takes no text (its window is 0), but [data] names only text.",

@@ -168,9 +168,9 @@ def pass_over(task: RunTask, batch: Any) -> float:
     from node.core.caps.memory import TooLarge
     from node.run.out_of_memory import is_out_of_memory
 
-    buffers = [(buffer, buffer.clone()) for _name, buffer in task.buffers]
     try:
-        loss = task.compute(on_device(batch, task.devices[0]))
+        with task.buffers_stay():
+            loss = task.compute(on_device(batch, task.devices[0]))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -180,8 +180,6 @@ def pass_over(task: RunTask, batch: Any) -> float:
             advice="Check the run on a larger machine.",
         ) from None
     finally:
-        for buffer, before in buffers:
-            buffer.copy_(before)
         gradients = {name: one.grad for name, one in task.named_parameters}
         for _name, one in task.named_parameters:
             one.grad = None

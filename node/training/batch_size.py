@@ -78,8 +78,7 @@ def measure(
     TooLarge if there is no room for one sample.
     """
     limit, plain = limit_of(most, target), replace(task, compiled=None)
-    kept = [(buffer, buffer.clone()) for _name, buffer in task.buffers]
-    try:
+    with task.buffers_stay():
         found = choose(lambda size: _seconds(plain, size, clock), limit, goes_on, clock)
         if task.compiled is None or not task.compiled.is_used or not goes_on():
             return found
@@ -95,9 +94,6 @@ def measure(
             if task.compiled.is_used
             else found  # it then trains as it was measured first
         )
-    finally:
-        for buffer, value in kept:
-            buffer.copy_(value)
 
 
 def limit_of(most: int, target: int) -> int:

@@ -282,6 +282,7 @@ class Loop:
 
     def _batch(self, optimizer: CollaborativeOptimizer, batch: Any) -> None:
         samples = self._task.samples_in(batch)
+        self._task.at_step(optimizer.epoch)
         optimizer.zero_grad()
         loss = self._computed(optimizer, batch)
         if loss is None:
@@ -314,6 +315,7 @@ class Loop:
 
         def drawn() -> Iterator[Any]:
             while self._goes_on(optimizer) and self._session.gate.is_open and self._size() == size:
+                task.at_step(optimizer.epoch)
                 yield next(batches)
                 self._keep_position(batches)
 

@@ -25,10 +25,29 @@ from tests.runs.definitions import TEXT, changed, with_line
 CLASSIFIER = changed(
     'name = "gpt"\nsize = "tiny"\ncontext = 16\n', 'name = "classifier"\n'
 ).replace(b"width = 16\nlayers = 1\nheads = 2\n", b'size = "tiny"\n')
+SWAV = CLASSIFIER.replace(b'"classifier"', b'"swav"')
 MODULE = changed(
     'name = "gpt"\nsize = "tiny"\ncontext = 16\nwidth = 16\nlayers = 1\nheads = 2\n',
     'module = "poem_model"\nwidth = 8\n',
 )
+NORMED = """
+import torch
+from models.trainable import Trainable
+
+class Normed(Trainable):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("last", torch.zeros(3), persistent=False)
+
+def build_model(settings, *, seed):
+    return Normed()
+
+def open_batches(settings, *, seed, peer, samples):
+    while True:
+        yield torch.ones(samples, 3)
+"""
 POEM_MODEL = """
 import torch
 from models.registry import build_model as build
@@ -112,6 +131,38 @@ def test_a_classifier_without_data_has_the_built_in_figures_each_peer_its_own() 
     assert torch.equal(second.images, again.images)
     assert not torch.equal(second.images, bobs.images)
     assert alice.samples_in(again) == 2
+
+
+def test_swav_gets_crops_of_the_built_in_figures_and_others_after_a_restart() -> None:
+    task = task_of(SWAV)
+    with task.open_batches(samples=2) as batches:
+        first = next(batches)
+        kept = batches.position()
+    (second,) = batches_of_samples(task, 2, kept)
+    assert first.large.shape == (2, 2, 3, 32, 32)
+    assert first.small.shape == (2, 4, 3, 16, 16)
+    assert not torch.equal(first.large, second.large)
+    (again,) = batches_of_samples(task, 2, None)
+    assert torch.equal(first.large, again.large)
+
+
+def test_a_buffer_that_is_not_persistent_is_this_machines_own(tmp_path: Path) -> None:
+    task = task_of(SWAV)
+    assert [name for name, _ in task.model.named_buffers()] == ["queue"]
+    assert not task.buffers
+    file = tmp_path / "poem_model.py"
+    file.write_text(NORMED)
+    text = MODULE + b'[data]\nmodule = "poem_model"\n'
+    built = task_of(text, trusted=trusted_modules([str(file)]))
+    assert [name for name, _ in built.buffers] == ["mean"]
+
+
+def test_passes_that_only_measure_leave_every_buffer_alone() -> None:
+    task = task_of(SWAV)
+    with task.buffers_stay():
+        task.compute(task.made_up_batch(4))
+        assert task.model.get_buffer("queue").any()
+    assert not task.model.get_buffer("queue").any()
 
 
 def batches_of_samples(task: RunTask, samples: int, position: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from node.training.happenings import (
 from node.training.join.bootstrap import KeyInUse
 from node.training.trainer import TrainerOptions, train_run
 from protocols.testing.world import SimulatedWorld
-from tests.runs.definitions import TEXT, with_line
+from tests.runs.definitions import TEXT, changed, with_line
 from tests.trainer.training_nodes import TrainingNode, training_node
 from tests.waiting import PATIENCE_SECONDS, until
 
@@ -156,6 +156,19 @@ async def test_a_machine_that_cannot_compile_says_so_and_trains(tmp_path: Path) 
     (measured,) = [each for each in one.shown.happenings if isinstance(each, Measured)]
     assert measured.samples_per_second > 0
     assert not measured.compiled
+
+
+async def test_the_model_hears_for_which_step_of_the_run_each_batch_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+    monkeypatch.setattr(RunTask, "at_step", lambda _task, step: heard.append(step))
+    async with training(tmp_path, text=changed("batch = 64", "batch = 8")) as one:
+        await until(lambda: 2 in heard, PATIENCE_SECONDS)
+        one.scope.cancel()
+        assert await ends(one)
+    assert heard == sorted(heard)
+    assert set(heard) >= {0, 1, 2}
 
 
 async def test_a_node_that_finds_its_key_in_use_does_not_enter(tmp_path: Path) -> None:
