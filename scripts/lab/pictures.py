@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.text import Text
 
+from lab.page import pictures as page
 from lab.scenes import PICTURED, STATES
 from node.app.screen import Look, Scene, frame
 
@@ -59,17 +60,28 @@ LINES: Final = {  # from the middle of a cell: to the left, right, up, down
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Make the pictures of the screen in docs/pictures."
-    )
+    parser = argparse.ArgumentParser(description="Make the pictures in docs/pictures.")
+    kinds = parser.add_subparsers(metavar="KIND", required=True)
+    add_parser(kinds)
+    page.add_parser(kinds)
+    arguments = parser.parse_args()
+    code: int = arguments.make(arguments, FOLDER)
+    return code
+
+
+def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = kinds.add_parser("terminal", help="of the screen of `potluck join` and `backbone`")
     parser.add_argument("picture", type=Path, nargs="?", help="one file to write, and no others")
     parser.add_argument("--state", choices=[*PICTURED, *STATES], default="training")
     parser.add_argument("--size", default="80x24", help="columns and rows (80x24)")
     parser.add_argument("--of", type=Path, metavar="FILE", help="draw what a terminal showed")
-    arguments = parser.parse_args()
+    parser.set_defaults(make=make)
+
+
+def make(arguments: argparse.Namespace, folder: Path) -> int:
     if arguments.picture is None:
         for name in PICTURES:
-            (FOLDER / name).write_text(picture(name), "utf-8")
+            (folder / name).write_text(picture(name), "utf-8")
         return 0
     columns, rows = (int(one) for one in arguments.size.split("x"))
     if arguments.of is None:

@@ -62,8 +62,10 @@ To compare two versions of potluck, make a checkout of each and run the same ben
 at least five times. The processes share the machine with all other programs, so compare medians of
 figures from the same minutes, and look at the spread.
 
-`.venv/bin/python scripts/picture` makes the pictures of the screen in docs/pictures again, from
-scenes (scripts/lab/scenes.py). With `--state` and `--size` it draws one of them in any state.
+`.venv/bin/python scripts/picture terminal` makes the pictures of the screen in docs/pictures again,
+from scenes (scripts/lab/scenes.py), and `scripts/picture page` those of the run's page, with
+Chromium, from others (scripts/lab/page/scenes.py). With `--state`, `--size` and, for the page,
+`--dark` they make one picture of any state.
 """
 
 _NETWORK_LAB = """\

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import trio
 
+from lab.page.browser import Browser, Tab, missing
+from lab.page.scenes import Scene, served
 from node.app.page import RunPage
-from tests.page.browser import Browser, Tab, missing
-from tests.page.scenes import Scene, served
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no browser for it: {missing()}")
 
@@ -65,6 +65,8 @@ async def test_a_run_that_begins_says_so(browser: Browser) -> None:
         tab.wait_for(IS_LIVE)
         assert "Nothing to draw yet" in text(tab, "loss-chart")
         assert "Nobody can be credited yet" in text(tab, "board-more")
+        top = "document.querySelector({!r}).getBoundingClientRect().y".format
+        assert tab.evaluate(f"{top('#board-more')} - {top('#h-board')}") < 60
         assert text(tab, "phase") == "preparing"
         assert tab.troubles == []
 
@@ -226,3 +228,42 @@ async def test_a_run_of_two_hundred_peers_is_drawn_within_a_second(browser: Brow
         return float(took)
 
     assert await seen(Scene(peers=200, steps=3_000), look) < 10_000  # on a machine with other work
+
+
+async def test_the_bars_of_the_last_hour_stand_below_one_another(browser: Browser) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab(width=1280)
+        tab.open(f"{url}/")
+        tab.wait_for(IS_LIVE)
+        left = (
+            "[...document.querySelectorAll('.meter')].map((one) => one.getBoundingClientRect().x)"
+        )
+        places = tab.evaluate(left)
+        assert len(places) == 6
+        assert max(places) - min(places) < 1
+
+    await seen(Scene(peers=6), look)
+
+
+async def test_a_phone_has_enough_numbers_below_the_curve(browser: Browser) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab(width=390, height=844, phone=True)
+        tab.open(f"{url}/")
+        tab.wait_for(HAS_DRAWN)
+        below = "[...document.querySelectorAll('#loss-chart text')].map((one) => one.textContent)"
+        assert {"200", "400", "600", "800"} < set(tab.evaluate(below))
+
+    await seen(Scene(peers=2), look)
+
+
+async def test_only_people_who_train_have_a_rank_on_the_leaderboard(browser: Browser) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab()
+        tab.open(f"{url}/")
+        tab.wait_for(IS_LIVE)
+        first = (
+            "[...document.querySelectorAll('#board tbody tr')].map((one) => one.cells[0].innerText)"
+        )
+        assert tab.evaluate(first) == ["1", "2", "3", ""]
+
+    await seen(Scene(peers=4), look)

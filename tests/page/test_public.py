@@ -9,12 +9,12 @@ import math
 import msgspec
 import pytest
 
+from lab.page.scenes import NAMES, Scene, peer_id
 from node.app.page.public import sections_of
 from node.app.views.qr import lines_that_fit, qr_rows
 from node.core.display_name import short
 from node.core.training_view import BatchView, TrainerView
 from node.training.happenings import Notice, PeerCame
-from tests.page.scenes import NAMES, Scene, peer_id
 
 PSEUDONYMS = '[page]\nnames = "pseudonyms"\n'
 

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from auth.server.settings import ListenAddress
+from lab.page.scenes import DEFINITION
 from node.app.cli.catalogue import parse
 from node.app.cli.line_queue import LineQueue
 from node.app.cli.output import Output
@@ -29,7 +30,6 @@ from protocols.testing.world import SimulatedWorld
 from tests.commands.test_node import network_in
 from tests.demo.told import step_taken
 from tests.homes import home_in
-from tests.page.scenes import DEFINITION
 from tests.test_architecture import loaded_by
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS

@@ -18,9 +18,9 @@ import trio
 
 from auth.server.rate_limits import AllowedRate
 from auth.server.serving import WRITE_SECONDS
+from lab.page.scenes import Scene, served
 from node.app.page import RunPage
 from node.app.page.site import VIEWERS_PER_ADDRESS, page_file
-from tests.page.scenes import Scene, served
 
 LARGEST_PAGE = 150_000  # bytes, for the first paint
 

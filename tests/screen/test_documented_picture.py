@@ -28,7 +28,7 @@ def words_in(svg: str) -> str:
 @pytest.mark.parametrize("name", PICTURES)
 def test_each_picture_is_of_the_screen_as_it_is(name: str) -> None:
     kept = (FOLDER / name).read_text("utf-8")
-    assert kept == picture(name), ".venv/bin/python scripts/picture"
+    assert kept == picture(name), ".venv/bin/python scripts/picture terminal"
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -223,7 +223,7 @@
       const clip = (v) => Math.max(top, Math.min(height - bottom, y(v)));
       const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
       yTicks.forEach((v, i) => { const py = y(v); if (py < top - 1 || py > height - bottom + 1) return; svg.append(drawn("line", { x1: left, x2: width - right, y1: py, y2: py, class: "grid" }), drawn("text", { x: left - 7, y: py + 4, "text-anchor": "end" }, labels[i])); });
-      const xTicks = (chosen.by === "time" ? timeTicks : ticks)(first, last, Math.max(2, width / 120)).filter((v) => chosen.by !== "step" || Number.isInteger(v));
+      const xTicks = (chosen.by === "time" ? timeTicks : ticks)(first, last, Math.max(2, width / (chosen.by === "time" ? 90 : 70))).filter((v) => chosen.by !== "step" || Number.isInteger(v));
       for (const v of xTicks) { const px = x(v); svg.append(drawn("text", { x: px, y: height - 7, "text-anchor": px > width - 40 ? "end" : "middle" }, chosen.by === "time" ? span(v) : short(v))); }
       const path = (values) => values.map((v, i) => `${i ? "L" : "M"}${x(xs[i]).toFixed(1)} ${clip(v).toFixed(1)}`).join("");
       svg.append(drawn("path", { d: `${path(main)}L${x(xs[xs.length - 1]).toFixed(1)} ${height - bottom}L${left} ${height - bottom}Z`, class: `area ${className}` }));
@@ -322,7 +322,7 @@
         meter.append(fill);
         hour.append(meter);
       }
-      hour.append(percent(one.hour));
+      hour.append(element("span", percent(one.hour), "share"));
       const reach = cell(one.own ? "" : (REACHES[one.reach] || one.reach) + (known(one.trip) ? `, ${trimmed(one.trip, 2)} ms` : ""), "low");
       line.append(who, cell(ROLES[one.role] || one.role, "mid"), reach, cell(span(one.here), "num low"), cell(one.role === "keeps" ? "" : short(one.rate), "num"), hour);
       return line;
@@ -332,7 +332,7 @@
   function showBoard() {
     const board = state.board, body = at("board").tBodies[0];
     body.replaceChildren();
-    at("board").hidden = !board || !(board.people.length || board.helpers.length);
+    at("board").parentElement.hidden = !board || !(board.people.length || board.helpers.length);
     if (!board || !(board.people.length || board.helpers.length)) {
       say("board-more", "Nobody can be credited yet: no step of several people is on record here.");
       return;
@@ -341,7 +341,7 @@
       const row = element("tr"), name = named(who);
       if (devices > 1) name.append(element("span", `${count(devices)} devices`, "tag"));
       if (helps) name.append(element("span", "helps", "tag"));
-      row.append(cell(count(rank), "num"), name, cell(helps ? "" : count(samples + alone), "num"), cell(count(steps), "num low"), cell(bytes(averaged), "num mid"), cell(span(seconds), "num"));
+      row.append(cell(helps ? "" : count(rank), "num"), name, cell(helps ? "" : count(samples + alone), "num"), cell(count(steps), "num low"), cell(bytes(averaged), "num mid"), cell(span(seconds), "num"));
       return row;
     };
     body.append(...board.people.map((one) => line(one, false)), ...board.helpers.map((one) => line(one, true)));

@@ -14,6 +14,7 @@ import trio
 from auth.server.settings import ListenAddress
 from node.app.backbone import BackboneHealth, serve_backbone
 from node.app.page import PageSource, RunPage
+from node.core.status import DirectoryStatus, NodeStatus
 from node.core.training_view import (
     BatchView,
     ContributionView,
@@ -28,8 +29,8 @@ from node.training.history import RunHistory
 from protocols.accumulation.events import CheckpointSaved, Share, StepTaken
 from protocols.identity import PeerId
 from protocols.network import TrafficFacts
-from tests.demo.test_backbone import LISTENS
 
+LISTENS = NodeStatus(addresses=("/ip4/127.0.0.1/tcp/1",), directory=DirectoryStatus(joined="alone"))
 NOW = 1_795_000_000.0
 TARGET = 2048
 LETTERS = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"

@@ -178,10 +178,16 @@ class Tab:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key,
                       windowsVirtualKeyCode={"Tab": 9}.get(key, 0))  # fmt: skip
 
-    def picture(self, path: Path, *, whole: bool = True) -> None:
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole,
-                         **self._clip(whole))["data"]  # fmt: skip
+    def picture(self, path: Path, *, whole: bool = True, quality: int = 80) -> None:
+        """In the format of the file's name; only webp has a quality."""
+        kind = path.suffix.removeprefix(".")
+        more = {"quality": quality} if kind == "webp" else {}
+        data = self.call("Page.captureScreenshot", format=kind, captureBeyondViewport=whole,
+                         **more, **self._clip(whole))["data"]  # fmt: skip
         path.write_bytes(base64.b64decode(data))
+
+    def close(self) -> None:
+        self.call("Page.close")
 
     def _clip(self, whole: bool) -> dict[str, Any]:
         if not whole:

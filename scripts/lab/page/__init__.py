@@ -1,0 +1,1 @@
+"""The run's page in a browser: made-up runs, a browser without a window, and pictures."""
