@@ -1,9 +1,13 @@
 """The text of a new run.toml: every section explained, settings at their default behind a #.
 
-The default is a small GPT on the source code of Python's standard library: no download, and two
-weak processor cores see the loss fall within a minute.
+    new_definition("poem", "albert")          # bytes
 
-`small_with_experts` is a smaller one with mixtures of experts.
+There is one text, and a recipe says what is different in it: a model with the optimizer, schedule
+and batch that go together, as in a paper but small. Every recipe trains at once on two weak
+processor cores, on data that need no download. The text itself is the recipe `gpt`.
+
+`small_with_experts` is a run with mixtures of experts for the demo, benches and tests, without the
+explanations.
 
 The text is for people; the structs in definition.py are what is read. A test checks that the text
 has every field of the structs with its default.
@@ -11,8 +15,10 @@ has every field of the structs with its default.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -35,7 +41,7 @@ name = "NAME"
 # A line for people, shown to volunteers before they train.
 description = ""
 
-# The model: gpt, albert, classifier or transformers, in one of its sizes. Further keys change
+# The model: gpt, albert, classifier, swav or transformers, in one of its sizes. Further keys change
 # single fields of that size (for gpt: context, width, layers, heads).
 [model]
 name = "gpt"
@@ -44,9 +50,9 @@ size = "tiny"
 #module = "my_model"        # my_model.py has build_model(settings, seed=…)
 #sha256 = "…"               # then it must be exactly this file
 
-# The data. Without a source it is the source code of Python's standard library (for classifier:
-# built-in figures). Sources are http(s) addresses, or data sets of Hugging Face: nothing is read
-# from a volunteer's disk.
+# The data. Without a source it is the source code of Python's standard library (for classifier and
+# swav: built-in figures). Sources are http(s) addresses, or data sets of Hugging Face: nothing is
+# read from a volunteer's disk.
 [data]
 #shuffle_examples = 10_000
 #[[data.source]]
@@ -202,9 +208,106 @@ lr = 0.004
 """
 
 
-def new_definition(name: str) -> bytes:
+@dataclass(frozen=True)
+class Recipe:
+    """`trains`: the model and its data, in words. `changes`: keys by their section. The tables of
+    `WHOLE` have these keys only, other sections keep theirs; None: the run has no such key."""
+
+    trains: str
+    changes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+WHOLE = ("model", "optimizer", "schedule", "experts.network", "experts.optimizer")
+
+RECIPES: dict[str, Recipe] = {
+    "gpt": Recipe("a small GPT on Python's own source code"),
+    # Douillard et al. 2023: AdamW on each machine, and a Nesterov step of all between
+    "diloco": Recipe(
+        "a small GPT on Python's own source code, with an exchange every 50 steps of each machine",
+        {
+            "schedule": {"name": "cosine", "warmup": 5, "steps": 200, "floor": 0.1},
+            "training": {"batch": 64, "steps": 200, "local_steps": 50},
+            "averaging": {"codec": "blockwise-int4"},
+        },
+    ),
+    # Ryabinin and Gusev 2020: experts that volunteers serve
+    "moe": Recipe(
+        "a small GPT with mixtures of experts, on Python's own source code",
+        {
+            "model": {
+                "name": "dmoe_gpt",
+                "size": "tiny",
+                "context": 32,
+                "width": 64,
+                "layers": 2,
+                "heads": 2,
+            },
+            "optimizer": {"name": "adamw", "lr": 0.004},
+            "training": {"batch": 128, "samples_at_once": 8},
+            "experts": {
+                "grids": ["ffn0", "ffn1"],
+                "sizes": [4, 4],
+                "k": 2,
+            },
+            "experts.network": {"name": "gated", "width": 64, "inner": 64},
+            "experts.optimizer": {"name": "adamw", "lr": 0.004},
+        },
+    ),
+    # Lan et al. 2020, and section 4.2 of DeDLOC: masked ids and the order of segments, with LAMB
+    "albert": Recipe(
+        "a small ALBERT on Python's own source code",
+        {
+            "model": {"name": "albert", "size": "tiny"},
+            "optimizer": {"name": "lamb", "lr": 0.01, "weight_decay": 0.01},
+            "schedule": {"name": "linear", "warmup": 20, "steps": 2000},
+            "training": {"batch": 512},
+        },
+    ),
+    # Caron et al. 2020, and section 4.1 of DeDLOC: swapped assignments of crops, with LARS
+    "swav": Recipe(
+        "a small network of pictures without labels, by SwAV on built-in figures",
+        {
+            "model": {"name": "swav", "size": "tiny", "frozen": 20, "queue_from": 200},
+            "optimizer": {"name": "lars", "lr": 4.0, "weight_decay": 1e-6, "trust": 0.001},
+            "schedule": {"name": "cosine", "warmup": 10, "steps": 2000, "floor": 0.001},
+            "training": {"batch": 512, "samples_at_once": 64, "max_norm": None},
+        },
+    ),
+}
+
+_HEADER, _KEY = re.compile(r"#?\[([a-z.]+)\]$"), re.compile(r"#?([a-z_]+) = ")
+
+
+def new_definition(name: str, recipe: str = "gpt") -> bytes:
     """The text for a new run of this name."""
-    return TEMPLATE.replace('name = "NAME"', f'name = "{name}"', 1).encode()
+    text = TEMPLATE.replace('name = "NAME"', f'name = "{name}"', 1)
+    return _changed(text, RECIPES[recipe].changes).encode()
+
+
+def _changed(text: str, changes: Mapping[str, Mapping[str, object]]) -> str:
+    """The text with these keys. Every section with changes is in it, if only behind a #."""
+    lines: list[str] = []
+    section, given = "", dict[str, object]()
+    for line in text.splitlines():
+        header, key = _HEADER.match(line), _KEY.match(line)
+        if header is not None:
+            section = header[1]
+            given = dict(changes.get(section, {}))
+            lines.append(f"[{section}]" if given else line)
+            if section in WHOLE:
+                lines += [_with(f"{name} = ", value) for name, value in given.items()]
+        elif key is None or not given:
+            lines.append(line)
+        elif section not in WHOLE:
+            lines.append(_with(line, given[key[1]]) if key[1] in given else line)
+        elif line.startswith("#") and key[1] not in given:
+            lines.append(line)
+    return "\n".join([*lines, ""])
+
+
+def _with(line: str, value: object) -> str:
+    key, _, _ = line.lstrip("#").partition(" = ")
+    return f"#{line}" if value is None else f"{key} = {json.dumps(value)}"
 
 
 def small_with_experts(

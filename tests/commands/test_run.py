@@ -69,7 +69,12 @@ def test_a_new_run_is_written_once_with_a_key_that_stays(tmp_path: Path) -> None
     assert not second["key_made"]
     assert second["organiser"] == first["organiser"]
     assert "letters, digits" in refused(home, "init", str(tmp_path / "x"), "--name", "two words")
+    unknown = refused(home, "init", str(tmp_path / "x"), "--recipe", "albrt")
+    assert "gpt, diloco, moe, albert, swav" in unknown
+    assert "Did you mean albert?" in unknown
     assert not (tmp_path / "x").exists()
+    assert answer(home, "init", str(tmp_path / "x"), "--recipe", "albert")["recipe"] == "albert"
+    assert 'name = "albert"' in (tmp_path / "x" / "run.toml").read_text()
 
 
 @pytest.mark.slow

@@ -86,18 +86,29 @@ def add_peer_flags(
 
 
 def _add_init(actions: Subparsers) -> None:
+    from node.run.template import RECIPES
+
     init = actions.add_parser(
         "init",
         help="write a new run.toml, with everything in it explained",
         description="Write DIR/run.toml with every key explained, and make the organiser's key if "
-        "there is none. Unchanged, the run trains a small GPT on the source code of Python's "
-        "standard library; two weak processor cores are enough. An existing run is not touched.",
-        example="potluck run init poem\npotluck run init ~/runs/poem --name bengali-poems",
+        "there is none. Unchanged, the run trains a small model on data that need no download; two "
+        "weak processor cores are enough. An existing run is not touched.\n\n"
+        "--recipe chooses the model, with the optimizer, schedule and batch that go with it:\n"
+        + "\n".join(f"  {name:<8}{recipe.trains}" for name, recipe in RECIPES.items()),
+        example="potluck run init poem\npotluck run init ~/runs/poem --name bengali-poems\n"
+        "potluck run init words --recipe albert",
     )
     init.add_argument(
         "folder", metavar="DIR", help="the run's folder; it is made if it does not exist"
     )
     init.add_argument("--name", metavar="NAME", help="the run's name (by default the folder's)")
+    init.add_argument(
+        "--recipe",
+        choices=tuple(RECIPES),
+        default="gpt",
+        help="what the run trains before anything in run.toml is changed (gpt)",
+    )
 
 
 def _add_check(actions: Subparsers) -> None:

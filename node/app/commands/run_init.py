@@ -19,7 +19,7 @@ FILE_MODE = 0o644  # it is no secret: every volunteer reads it
 def run(arguments: argparse.Namespace) -> int:
     from auth.keys import fingerprint
     from node.app.cli.configured import configuration_for
-    from node.run.template import name_for, new_definition
+    from node.run.template import RECIPES, name_for, new_definition
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     key = organiser_key(configuration.places, make=True)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        _write(folder.definition_file, new_definition(name))
+        _write(folder.definition_file, new_definition(name, arguments.recipe))
     except OSError as error:
         why, advice = disk_trouble(error, folder.path)
         raise PotluckError(
@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     output.data(
         {
             "run": name,
+            "recipe": arguments.recipe,
             "file": str(folder.definition_file),
             "organiser": organiser,
             "key_file": str(key_file),
@@ -59,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{'organiser':<12}{organiser}",
                 "",
                 "next:",
-                "  1. change run.toml: unchanged, it trains a small GPT on Python's own source "
-                "code",
+                f"  1. change run.toml: unchanged, it trains {RECIPES[arguments.recipe].trains}",
                 f"  2. `potluck run check {typed}` shows what it costs a volunteer",
                 f"  3. `potluck run start {typed}` signs it and starts the run's first peer",
                 f"  4. `potluck run invite {typed}` prints the invite for volunteers",
