@@ -26,9 +26,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -39,11 +37,10 @@ from torch import Tensor, nn
 
 from models.errors import NotThisModel, WrongSettings, nearest
 from models.gpt import BYTES, INITIAL_DEVIATION, LOGIT_BYTES
+from models.hub_cache import cached_file
 from models.initial import fill_constants, fill_evenly, seeded
 from models.settings import checked
 from models.trainable import FLOAT32_BYTES, Trainable
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}(/[A-Za-z0-9._-]{1,96})?")
 
 PREFIX: Final = "network."
 """In front of the library's own names of the parameters."""
@@ -278,40 +275,21 @@ def _checked_value(key: str, value: Any, allowed: Any) -> Any:
 
 def _cached(name: str) -> dict[str, Any]:
     """The config.json of a model in this machine's cache."""
-    if not _NAME.fullmatch(name):
-        raise WrongSettings(
-            f"{name!r:.100} is not the name of a model.", advice='Write "owner/name", and no path.'
-        )
-    library = _library("huggingface_hub")
+    data = cached_file(name, "config.json", largest=LARGEST_CONFIG_BYTES)
     try:
-        found = library.try_to_load_from_cache(name, "config.json")
-    except ValueError as error:  # the library's own rules for names are stricter
-        raise WrongSettings(f"{name!r} is not the name of a model.", why=str(error)) from None
-    if not isinstance(found, str):
-        raise WrongSettings(
-            f"The config of {name} is not in this machine's cache of Hugging Face.",
-            why="potluck downloads nothing from there.",
-            advice=f"Fetch it (`hf download {name} config.json`), or write its keys into "
-            "[model.config].",
-        )
-    with Path(found).open("rb") as file:
-        data = file.read(LARGEST_CONFIG_BYTES + 1)
-    try:
-        config = json.loads(data) if len(data) <= LARGEST_CONFIG_BYTES else None
+        config = json.loads(data)
     except ValueError:
         config = None
     if not isinstance(config, dict):
-        raise WrongSettings(
-            f"{found} is not a config.json of at most {LARGEST_CONFIG_BYTES:,} bytes."
-        )
+        raise WrongSettings(f"The config.json of {name} is damaged: it is no JSON object.")
     return config
 
 
-def _library(name: str) -> Any:
+def _library() -> Any:
     import importlib
 
     try:
-        return importlib.import_module(name)
+        return importlib.import_module("transformers")
     except ImportError:
         raise WrongSettings(
             "The model transformers needs the library transformers, which is not installed here.",
@@ -322,7 +300,7 @@ def _library(name: str) -> Any:
 
 def _network(shape: Mapping[str, Any], *, on: str) -> tuple[nn.Module, Any]:
     """The library's network and its config. torch's own generator is left as it is."""
-    library = _library("transformers")
+    library = _library()
     own = {key: value for key, value in shape.items() if key != "model_type"}
     own |= ALWAYS.get(shape["model_type"], {})
     try:

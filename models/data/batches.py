@@ -3,8 +3,8 @@
 A model says what its sample is: `window` ids (models/trainable.py), which are bytes, or those of a
 tokenizer (tokens.py). Examples are packed one after another, each ended by the byte 0, which no
 text contains, or by the tokenizer's own end, and cut into windows. So nothing is padded, and every
-byte of the data is trained on. The model itself turns windows into inputs and
-targets (shifted by one, masks, sentence order).
+byte of the data is trained on. The model itself turns windows into inputs and targets (shifted by
+one, masks, sentence order).
 
 Promises: the same settings, seed, peer and position give the same batches; `position` counts every
 byte and example in the batches given so far as used, and no other.
@@ -56,8 +56,9 @@ class WindowBatches:
         self._id_bytes = 1 if data.load_tokenizer is None else ID_BYTES
         if not 0 < rows * window * self._id_bytes <= LARGEST_BATCH_BYTES or window < 1:
             raise DataError(
-                f"A batch of {rows} windows of {window} bytes cannot be made.",
-                why=f"It must have at least one byte, and at most {LARGEST_BATCH_BYTES:,}.",
+                f"A batch of {rows} windows of {window} ids cannot be made.",
+                why="It must have at least one, and at most "
+                f"{LARGEST_BATCH_BYTES // self._id_bytes:,}.",
             )
         self._data = data
         self._rows = rows

@@ -15,7 +15,6 @@ Easy to get wrong: the file may ask for truncation and padding. A document is ne
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,8 @@ from models.data.retrying import Attempts
 from models.data.settings import MEBIBYTE, TokenizerSettings, is_address
 from models.data.web import Web
 from models.data.web_reader import WebReader
+from models.errors import WrongSettings
+from models.hub_cache import cached_file, read_limited
 
 FILE: Final = "tokenizer.json"
 LARGEST_FILE_BYTES: Final = 32 * MEBIBYTE  # the largest published ones have some 20
@@ -40,7 +41,6 @@ LARGEST_ID: Final = 1_000_000
 ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
 """The first of these that a tokenizer has ends a document; if it has none, nothing does."""
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")
 _kept: dict[str, Tokenizer] = {}
 _loading = threading.Lock()
 
@@ -80,7 +80,7 @@ def load_tokenizer(settings: TokenizerSettings, web: Web, folder: Path) -> Token
 
 def _loaded(settings: TokenizerSettings, web: Web, folder: Path) -> Tokenizer:
     where = settings.path
-    content = _fetched(where, web) if is_address(where) else _read(_file_of(where, folder), where)
+    content = _fetched(where, web) if is_address(where) else _here(where, folder)
     found = hashlib.sha256(content).hexdigest()
     if found != settings.sha256:
         said = f"says {settings.sha256}" if settings.sha256 else "does not say which one it means"
@@ -138,48 +138,13 @@ def _next_attempt(attempts: Attempts, error: Interrupted, byte: int) -> Pause:
         ) from None
 
 
-def _file_of(where: str, folder: Path) -> Path:
-    """The file in a folder, or of a model in the cache."""
+def _here(where: str, folder: Path) -> bytes:
+    """The file itself, that of a folder, or that of a model in the cache."""
     beside = folder / where
-    if beside.exists():
-        return beside / FILE if beside.is_dir() else beside
-    if not _HUB_NAME.fullmatch(where):
-        raise DataSettingsError(f"There is no tokenizer at {where!r:.200}.")
-    return _cached(where)
-
-
-def _cached(name: str) -> Path:
     try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        found = None
-    else:
-        try:
-            found = try_to_load_from_cache(name, FILE)
-        except ValueError as error:
-            raise DataSettingsError(
-                f"{name!r} is not the name of a model.", why=str(error)
-            ) from None
-    if not isinstance(found, str):
-        raise DataSettingsError(
-            f"The tokenizer of {name} is not in this machine's cache of Hugging Face.",
-            why="potluck downloads nothing from there by name.",
-            advice=f"Fetch it (`hf download {name} {FILE}`), or have the organiser give the "
-            "file's address.",
-        )
-    return Path(found)
-
-
-def _read(file: Path, where: str) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(LARGEST_FILE_BYTES + 1)
-    except OSError as error:
-        raise DataSettingsError(
-            f"The tokenizer of {where} cannot be read: {error.strerror or error}."
-        ) from None
-    if len(content) > LARGEST_FILE_BYTES:
-        raise DataSettingsError(
-            f"The tokenizer of {where} has more than {LARGEST_FILE_BYTES:,} bytes."
-        )
-    return content
+        if beside.exists():
+            file = beside / FILE if beside.is_dir() else beside
+            return read_limited(file, f"The tokenizer of {where}", LARGEST_FILE_BYTES)
+        return cached_file(where, FILE, largest=LARGEST_FILE_BYTES)
+    except WrongSettings as error:
+        raise DataSettingsError(error.what, why=error.why, advice=error.advice) from None
