@@ -129,7 +129,7 @@ class Averageable:
         found = torch.stack(torch._foreach_norm(list(gradients), math.inf))
         return found, (found <= self._bounds).logical_not_().any().float()
 
-    def name(self, found: Sequence[float]) -> str | None:
+    def wrong_in(self, found: Sequence[float]) -> str | None:
         """The first parameter that is wrong, by what `launch` found."""
         for name, one, bound in zip(self._names, found, self._largest, strict=True):
             if not one <= bound:
@@ -331,7 +331,7 @@ class Accumulator:
     def drop(self) -> None:
         """Drop what was accumulated."""
         self._settle()
-        self.samples = 0
+        self.samples, self._wrong = 0, None
 
     def _filling(self) -> _Buffer:
         """The buffer being filled; another one if the last was taken."""
@@ -388,7 +388,7 @@ class Accumulator:
         if launched.event is not None:
             launched.event.synchronize()
         *found, loss = launched.told.tolist()
-        wrong = self._averageable.name(found)
+        wrong = self._averageable.wrong_in(found)
         if wrong is not None:
             self._wrong = wrong
             self.samples -= launched.samples

@@ -110,7 +110,7 @@ class Driver:
         self._bridge, self._steps, self._mode = bridge, steps, mode
         self._rounds = Rounds(bridge, steps, mode, self.standing)
         self._to_do: deque[Effect] = deque()
-        self._epoch_returned = 0
+        self.epoch_returned = 0
         """The epoch at the end of the last call."""
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._serving_cost = ServingCost()
@@ -140,7 +140,7 @@ class Driver:
         if not self._mode.auxiliary:
             self._wait_while_no_batch_is_wanted()
         self._batch_begins()
-        self._epoch_returned = self.standing.at[0]
+        self.epoch_returned = self.standing.at[0]
 
     def contribute(self, batch: Batch) -> bool:
         """Count a batch whose gradients are in `.grad`. Returns whether the epoch is a later one
@@ -152,8 +152,8 @@ class Driver:
         self._wait_for_a_place()
         self._wait_while_no_batch_is_wanted()
         self._batch_begins()
-        epoch_before, self._epoch_returned = self._epoch_returned, self.standing.at[0]
-        return self._epoch_returned > epoch_before
+        epoch_before, self.epoch_returned = self.epoch_returned, self.standing.at[0]
+        return self.epoch_returned > epoch_before
 
     def go_on(self) -> None:
         """Report the estimate and carry out what follows, until nothing is left to do."""
@@ -180,6 +180,7 @@ class Driver:
         self._do_what_is_left()
         self._rounds.join()
         self.standing.take_over()
+        self.epoch_returned = self.standing.at[0]
         if self._is_complete():
             self._steps.reset()
 
@@ -223,7 +224,7 @@ class Driver:
         self.finish()
         self.standing.take_state(state)
         self._to_do.extend(self.standing.tell(Restored(state.epoch, state.history)))
-        self._epoch_returned = state.epoch
+        self.epoch_returned = state.epoch
 
     def _batch_begins(self) -> None:
         self.standing.begin_batch()

@@ -239,6 +239,11 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         return self._driver.standing.at[0]
 
     @property
+    def epoch_returned(self) -> int:
+        """The epoch when the last call returned. With `delayed`, the run may be further by now."""
+        return self._driver.epoch_returned
+
+    @property
     def model_epoch(self) -> int:
         """The epoch of the parameters in the model. With `delayed`, they are one step older than
         the state from when a step is made until the peers' next batch is full. With `fragments`,

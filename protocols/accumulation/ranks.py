@@ -213,7 +213,7 @@ class RankedOptimizer:
         telling.join()
         first = self.first
         assert first is not None
-        self._epoch, self._factor = first.epoch, float(first.scaled(torch.ones(())))
+        self._epoch, self._factor = first.epoch_returned, float(first.scaled(torch.ones(())))
         at = (first.epoch, first.history, first.model_epoch)
         is_changed = at != self._at or self._options.get("local_steps", 1) > 1
         self._at = at
