@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from lab.page.browser import Browser, Tab, missing
-from lab.page.scenes import Scene, served
+from lab.page.browser import Chromium, Tab, missing
+from lab.page.scenes import PageScene, served
 from node.app.page import RunPage
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no browser for it: {missing()}")
@@ -20,12 +20,12 @@ IS_LIVE = "document.getElementById('fresh').textContent === 'live'"
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser.started() as found:
+def browser() -> Iterator[Chromium]:
+    with Chromium.started() as found:
         yield found
 
 
-async def seen(scene: Scene, look: Callable[[str], Any]) -> Any:
+async def seen(scene: PageScene, look: Callable[[str], Any]) -> Any:
     async with served(RunPage(scene.source())) as url:
         return await trio.to_thread.run_sync(look, url)
 
@@ -37,7 +37,7 @@ def text(tab: Tab, place: str) -> str:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), SIZES)
 async def test_every_view_is_drawn_at_every_size_without_a_complaint(
-    browser: Browser, width: int, height: int, dark: bool
+    browser: Chromium, width: int, height: int, dark: bool
 ) -> None:
     def look(url: str) -> None:
         tab = browser.tab(width=width, height=height, dark=dark, phone=width < 500)
@@ -55,10 +55,10 @@ async def test_every_view_is_drawn_at_every_size_without_a_complaint(
         assert tab.troubles == []
         assert [one.removeprefix(url).split("?")[0] for one in tab.requests] == ["/", "/events"]
 
-    await seen(Scene(peers=6), look)
+    await seen(PageScene(peers=6), look)
 
 
-async def test_a_run_that_begins_says_so(browser: Browser) -> None:
+async def test_a_run_that_begins_says_so(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab()
         tab.open(f"{url}/")
@@ -70,10 +70,10 @@ async def test_a_run_that_begins_says_so(browser: Browser) -> None:
         assert text(tab, "phase") == "preparing"
         assert tab.troubles == []
 
-    await seen(Scene(peers=1, steps=0), look)
+    await seen(PageScene(peers=1, steps=0), look)
 
 
-async def test_nothing_that_a_stranger_calls_itself_is_executed(browser: Browser) -> None:
+async def test_nothing_that_a_stranger_calls_itself_is_executed(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab()
         tab.open(f"{url}/")
@@ -85,10 +85,10 @@ async def test_nothing_that_a_stranger_calls_itself_is_executed(browser: Browser
         assert "<img src=x onerror=window.bad=1>" in text(tab, "people")
         assert tab.troubles == []
 
-    await seen(Scene(peers=8, hostile=True), look)
+    await seen(PageScene(peers=8, hostile=True), look)
 
 
-async def test_the_policy_stops_a_script_that_got_into_the_page(browser: Browser) -> None:
+async def test_the_policy_stops_a_script_that_got_into_the_page(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab()
         tab.open(f"{url}/")
@@ -103,11 +103,11 @@ async def test_the_policy_stops_a_script_that_got_into_the_page(browser: Browser
         assert tab.evaluate("typeof window.bad") == "undefined"
         assert any("Content Security Policy" in one for one in tab.troubles)
 
-    await seen(Scene(peers=3, steps=30), look)
+    await seen(PageScene(peers=3, steps=30), look)
 
 
-async def test_a_step_is_shown_without_loading_the_page_again(browser: Browser) -> None:
-    scene = Scene(peers=4, steps=50)
+async def test_a_step_is_shown_without_loading_the_page_again(browser: Chromium) -> None:
+    scene = PageScene(peers=4, steps=50)
     page = RunPage(scene.source())
 
     def opened(url: str) -> Tab:
@@ -131,9 +131,9 @@ async def test_a_step_is_shown_without_loading_the_page_again(browser: Browser) 
 
 
 async def test_a_page_says_that_it_is_old_and_goes_on_when_its_peer_is_back(
-    browser: Browser,
+    browser: Chromium,
 ) -> None:
-    scene = Scene(peers=4, steps=50)
+    scene = PageScene(peers=4, steps=50)
 
     def opened(url: str) -> Tab:
         tab = browser.tab()
@@ -153,9 +153,9 @@ async def test_a_page_says_that_it_is_old_and_goes_on_when_its_peer_is_back(
 
 
 async def test_a_login_link_opens_the_page_with_names_and_leaves_no_key_in_the_address(
-    browser: Browser,
+    browser: Chromium,
 ) -> None:
-    page = RunPage(Scene(peers=4, steps=50, closed=True).source())
+    page = RunPage(PageScene(peers=4, steps=50, closed=True).source())
     has_names = "document.getElementById('people').innerText.includes('Grace')"
 
     def look(link: str) -> None:
@@ -174,7 +174,7 @@ async def test_a_login_link_opens_the_page_with_names_and_leaves_no_key_in_the_a
         await trio.to_thread.run_sync(look, page.link(url))
 
 
-async def test_the_curve_can_be_chosen_and_read_with_the_keyboard(browser: Browser) -> None:
+async def test_the_curve_can_be_chosen_and_read_with_the_keyboard(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab()
         tab.open(f"{url}/")
@@ -193,10 +193,10 @@ async def test_the_curve_can_be_chosen_and_read_with_the_keyboard(browser: Brows
         label = tab.evaluate("document.getElementById('loss-chart').getAttribute('aria-label')")
         assert label.startswith("Loss of the run by time: from ")
 
-    await seen(Scene(peers=4), look)
+    await seen(PageScene(peers=4), look)
 
 
-async def test_every_control_has_a_name_for_a_screen_reader(browser: Browser) -> None:
+async def test_every_control_has_a_name_for_a_screen_reader(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab()
         tab.open(f"{url}/")
@@ -212,10 +212,10 @@ async def test_every_control_has_a_name_for_a_screen_reader(browser: Browser) ->
         ]
         assert unnamed == []
 
-    await seen(Scene(peers=4, steps=50), look)
+    await seen(PageScene(peers=4, steps=50), look)
 
 
-async def test_a_run_of_two_hundred_peers_is_drawn_within_a_second(browser: Browser) -> None:
+async def test_a_run_of_two_hundred_peers_is_drawn_within_a_second(browser: Chromium) -> None:
     def look(url: str) -> float:
         tab = browser.tab(width=1600)
         tab.open(f"{url}/")
@@ -227,10 +227,12 @@ async def test_a_run_of_two_hundred_peers_is_drawn_within_a_second(browser: Brow
         assert tab.troubles == []
         return float(took)
 
-    assert await seen(Scene(peers=200, steps=3_000), look) < 10_000  # on a machine with other work
+    assert (
+        await seen(PageScene(peers=200, steps=3_000), look) < 10_000
+    )  # on a machine with other work
 
 
-async def test_the_bars_of_the_last_hour_stand_below_one_another(browser: Browser) -> None:
+async def test_the_bars_of_the_last_hour_stand_below_one_another(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab(width=1280)
         tab.open(f"{url}/")
@@ -242,10 +244,10 @@ async def test_the_bars_of_the_last_hour_stand_below_one_another(browser: Browse
         assert len(places) == 6
         assert max(places) - min(places) < 1
 
-    await seen(Scene(peers=6), look)
+    await seen(PageScene(peers=6), look)
 
 
-async def test_a_phone_has_enough_numbers_below_the_curve(browser: Browser) -> None:
+async def test_a_phone_has_enough_numbers_below_the_curve(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab(width=390, height=844, phone=True)
         tab.open(f"{url}/")
@@ -253,10 +255,10 @@ async def test_a_phone_has_enough_numbers_below_the_curve(browser: Browser) -> N
         below = "[...document.querySelectorAll('#loss-chart text')].map((one) => one.textContent)"
         assert {"200", "400", "600", "800"} < set(tab.evaluate(below))
 
-    await seen(Scene(peers=2), look)
+    await seen(PageScene(peers=2), look)
 
 
-async def test_only_people_who_train_have_a_rank_on_the_leaderboard(browser: Browser) -> None:
+async def test_only_people_who_train_have_a_rank_on_the_leaderboard(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab()
         tab.open(f"{url}/")
@@ -266,4 +268,4 @@ async def test_only_people_who_train_have_a_rank_on_the_leaderboard(browser: Bro
         )
         assert tab.evaluate(first) == ["1", "2", "3", ""]
 
-    await seen(Scene(peers=4), look)
+    await seen(PageScene(peers=4), look)

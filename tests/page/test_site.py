@@ -18,7 +18,7 @@ import trio
 
 from auth.server.rate_limits import AllowedRate
 from auth.server.serving import WRITE_SECONDS
-from lab.page.scenes import Scene, served
+from lab.page.scenes import PageScene, served
 from node.app.page import RunPage
 from node.app.page.site import VIEWERS_PER_ADDRESS, page_file
 
@@ -60,7 +60,7 @@ def test_the_page_names_no_other_place_and_has_no_handler_in_its_html() -> None:
 
 
 async def test_a_first_look_is_one_small_answer_with_the_data_in_it() -> None:
-    scene = Scene(peers=200, steps=1_500)  # a point for every other step, and the last ones
+    scene = PageScene(peers=200, steps=1_500)  # a point for every other step, and the last ones
     async with served(RunPage(scene.source())) as url:
         answer = await got(f"{url}/", **{"accept-encoding": "identity"})
         small = await got(f"{url}/", **{"accept-encoding": "gzip"})
@@ -75,7 +75,7 @@ async def test_a_first_look_is_one_small_answer_with_the_data_in_it() -> None:
 
 
 async def test_no_name_can_end_the_element_of_the_data() -> None:
-    scene = Scene(peers=8, steps=30, hostile=True)
+    scene = PageScene(peers=8, steps=30, hostile=True)
     async with served(RunPage(scene.source())) as url:
         answer = await got(f"{url}/")
     assert answer.text.count("</script>") == 2
@@ -87,7 +87,7 @@ async def test_no_name_can_end_the_element_of_the_data() -> None:
 @pytest.mark.parametrize("path", ["/", "/page.json", "/events"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 async def test_nothing_can_be_changed(method: str, path: str) -> None:
-    async with served(RunPage(Scene(steps=3).source())) as url, httpx2.AsyncClient() as client:
+    async with served(RunPage(PageScene(steps=3).source())) as url, httpx2.AsyncClient() as client:
         answer = await client.request(method, f"{url}{path}")
     assert answer.status_code == 405
 
@@ -110,7 +110,7 @@ async def test_nothing_can_be_changed(method: str, path: str) -> None:
 async def test_a_name_that_somebody_has_led_to_this_machine_reads_nothing(
     host: str, is_refused: bool
 ) -> None:
-    async with served(RunPage(Scene(steps=3).source())) as url, httpx2.AsyncClient() as client:
+    async with served(RunPage(PageScene(steps=3).source())) as url, httpx2.AsyncClient() as client:
         for path in ("/", "/page.json", "/events", "/metrics", "/healthz"):
             for told in ({}, {"x-forwarded-for": "192.0.2.8"}):
                 answer = await client.head(f"{url}{path}", headers={"host": host, **told})
@@ -121,7 +121,7 @@ async def test_a_name_that_somebody_has_led_to_this_machine_reads_nothing(
 async def test_a_page_that_cannot_be_made_ends_nothing_and_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    scene = Scene(steps=3)
+    scene = PageScene(steps=3)
     source, fails = scene.source(), False
 
     def invite() -> str:
@@ -174,7 +174,7 @@ async def until(stream: trio.SocketStream, wanted: bytes) -> bytes:
 
 
 async def test_a_viewer_hears_of_a_step_without_asking_again() -> None:
-    scene = Scene(peers=4, steps=10)
+    scene = PageScene(peers=4, steps=10)
     page = RunPage(scene.source())
     async with served(page) as url:
         async with viewer_at(url) as stream:
@@ -186,14 +186,14 @@ async def test_a_viewer_hears_of_a_step_without_asking_again() -> None:
 
 
 async def test_a_question_for_the_head_alone_is_no_viewer() -> None:
-    page = RunPage(Scene(steps=3).source())
+    page = RunPage(PageScene(steps=3).source())
     async with served(page) as url, httpx2.AsyncClient(timeout=10.0) as client:
         answer = await client.head(f"{url}/events")
         assert (answer.status_code, page.viewers) == (200, 0)
 
 
 async def test_viewers_are_let_go_at_once_when_the_node_ends() -> None:
-    page = RunPage(Scene(steps=3).source())
+    page = RunPage(PageScene(steps=3).source())
     async with AsyncExitStack() as staying:
         async with served(page) as url:
             stream = await staying.enter_async_context(viewer_at(url))
@@ -204,7 +204,7 @@ async def test_viewers_are_let_go_at_once_when_the_node_ends() -> None:
 
 
 async def test_there_are_only_so_many_viewers() -> None:
-    page = RunPage(Scene(steps=3).source(), most_viewers=2)
+    page = RunPage(PageScene(steps=3).source(), most_viewers=2)
     async with served(page) as url, AsyncExitStack() as staying:
         for _ in range(2):
             stream = await staying.enter_async_context(viewer_at(url))
@@ -215,7 +215,7 @@ async def test_there_are_only_so_many_viewers() -> None:
 
 
 async def test_one_address_behind_a_proxy_has_only_some_of_the_viewers() -> None:
-    page = RunPage(Scene(steps=3).source())
+    page = RunPage(PageScene(steps=3).source())
     async with served(page) as url, AsyncExitStack() as staying:
         heard = b""
         for _ in range(VIEWERS_PER_ADDRESS + 1):
@@ -229,7 +229,7 @@ async def test_one_address_behind_a_proxy_has_only_some_of_the_viewers() -> None
 
 async def test_a_proxy_may_say_in_a_line_of_its_own_for_whom_it_asks() -> None:
     """The first line is the visitor's own, and may name anybody."""
-    page = RunPage(Scene(steps=3).source(), requests=AllowedRate(burst=3, per_second=0.001))
+    page = RunPage(PageScene(steps=3).source(), requests=AllowedRate(burst=3, per_second=0.001))
     async with served(page) as url, httpx2.AsyncClient() as client:
         statuses = []
         for number in range(5):
@@ -242,7 +242,7 @@ async def test_a_proxy_may_say_in_a_line_of_its_own_for_whom_it_asks() -> None:
 
 
 async def test_a_login_link_of_a_closed_run_shows_names_to_those_who_have_it() -> None:
-    scene = Scene(peers=4, steps=30, closed=True, page_table="[page]\nevents = false\n")
+    scene = PageScene(peers=4, steps=30, closed=True, page_table="[page]\nevents = false\n")
     page = RunPage(scene.source())
     async with (
         served(page) as url,
@@ -271,7 +271,7 @@ async def test_a_login_link_of_a_closed_run_shows_names_to_those_who_have_it() -
 
 
 async def test_keys_cannot_be_tried_out() -> None:
-    page = RunPage(Scene(steps=3, closed=True).source())
+    page = RunPage(PageScene(steps=3, closed=True).source())
     async with served(page) as url, httpx2.AsyncClient() as client:
         statuses = [(await client.post(f"{url}/login")).status_code for _ in range(30)]
         assert (await client.get(f"{url}/login")).status_code == 405
@@ -280,13 +280,13 @@ async def test_keys_cannot_be_tried_out() -> None:
 
 
 def test_a_link_to_an_open_run_has_no_key() -> None:
-    page = RunPage(Scene(steps=3).source())
+    page = RunPage(PageScene(steps=3).source())
     assert page.link("http://127.0.0.1:8481") == "http://127.0.0.1:8481/"
 
 
 async def test_requests_beyond_the_limit_of_an_address_cost_no_work() -> None:
     looks = 0
-    scene = Scene(peers=50, steps=500)
+    scene = PageScene(peers=50, steps=500)
     source = scene.source()
 
     def view() -> Any:
@@ -307,7 +307,7 @@ async def test_requests_beyond_the_limit_of_an_address_cost_no_work() -> None:
 
 
 async def test_a_viewer_that_never_reads_is_dropped() -> None:
-    page = RunPage(Scene(peers=300, steps=1_500).source())
+    page = RunPage(PageScene(peers=300, steps=1_500).source())
     async with served(page) as url, viewer_at(url):
         await number_of(page, 1)
         with trio.fail_after(120 + WRITE_SECONDS):
@@ -319,7 +319,7 @@ async def test_a_viewer_that_never_reads_is_dropped() -> None:
 
 @pytest.mark.usefixtures("autojump_clock")
 async def test_the_list_of_peers_is_sent_less_often_than_the_figures() -> None:
-    scene = Scene(peers=4, steps=10)
+    scene = PageScene(peers=4, steps=10)
     page = RunPage(scene.source())
     page.public.news_since("")
     sent = []

@@ -1,6 +1,6 @@
 """A browser without a window, driven over its DevTools protocol through two pipes.
 
-    with Browser.started() as browser:
+    with Chromium.started() as browser:
         tab = browser.tab(width=1280, height=900, dark=True)
         tab.open(url)
         tab.evaluate("document.title")
@@ -44,7 +44,7 @@ class BrowserFailure(Exception):
     """The browser refused something, or did not answer in time."""
 
 
-class Browser:
+class Chromium:
     """One process with its tabs."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
@@ -55,7 +55,7 @@ class Browser:
 
     @staticmethod
     @contextlib.contextmanager
-    def started() -> Iterator[Browser]:
+    def started() -> Iterator[Chromium]:
         program = found()
         assert program is not None
         child_reads, to_browser = os.pipe()
@@ -79,7 +79,7 @@ class Browser:
             )
             os.close(child_reads)
             os.close(child_writes)
-            browser = Browser(to_browser, from_browser)
+            browser = Chromium(to_browser, from_browser)
             try:
                 yield browser
                 with contextlib.suppress(BrowserFailure, OSError):
@@ -147,7 +147,7 @@ class Browser:
 
 
 class Tab:
-    def __init__(self, browser: Browser, session: str) -> None:
+    def __init__(self, browser: Chromium, session: str) -> None:
         self._browser, self._session = browser, session
 
     def call(self, method: str, **parameters: Any) -> Any:

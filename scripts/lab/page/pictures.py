@@ -16,22 +16,22 @@ from typing import Final
 
 import trio
 
-from lab.page.browser import Browser, Tab, missing
-from lab.page.scenes import Scene, served
+from lab.page.browser import Chromium, Tab, missing
+from lab.page.scenes import PageScene, served
 from node.app.page import RunPage
 
 SIZES: Final = {"phone": (390, 844), "laptop": (1280, 860), "wide": (1920, 1080)}
-STATES: Final[dict[str, Callable[[], Scene]]] = {
-    "training": lambda: Scene(peers=6),
-    "begins": lambda: Scene(peers=1, steps=0),
-    "backbone-gone": lambda: Scene(peers=6),
-    "200-peers": lambda: Scene(peers=200, steps=3_000),
-    "hostile-names": lambda: Scene(peers=8, hostile=True),
+STATES: Final[dict[str, Callable[[], PageScene]]] = {
+    "training": lambda: PageScene(peers=6),
+    "begins": lambda: PageScene(peers=1, steps=0),
+    "backbone-gone": lambda: PageScene(peers=6),
+    "200-peers": lambda: PageScene(peers=200, steps=3_000),
+    "hostile-names": lambda: PageScene(peers=8, hostile=True),
 }
 
 
 @dataclass(frozen=True)
-class View:
+class PageView:
     """`whole`: from the top to the end of the page, and not only what the window shows."""
 
     state: str
@@ -41,11 +41,11 @@ class View:
 
 
 PICTURES: Final = {
-    "page-laptop.webp": View("training", "laptop"),
-    "page-wide-dark.webp": View("200-peers", "wide", dark=True, whole=False),
-    "page-phone.webp": View("training", "phone", whole=False),
-    "page-phone-dark.webp": View("backbone-gone", "phone", dark=True, whole=False),
-    "page-hostile.webp": View("hostile-names", "laptop", dark=True),
+    "page-laptop.webp": PageView("training", "laptop"),
+    "page-wide-dark.webp": PageView("200-peers", "wide", dark=True, whole=False),
+    "page-phone.webp": PageView("training", "phone", whole=False),
+    "page-phone-dark.webp": PageView("backbone-gone", "phone", dark=True, whole=False),
+    "page-hostile.webp": PageView("hostile-names", "laptop", dark=True),
 }
 
 QUALITY: Final = 60  # of webp: letters stay sharp, at half the size of png
@@ -70,15 +70,15 @@ def make(arguments: argparse.Namespace, folder: Path) -> int:
         return 1
     views = {folder / name: view for name, view in PICTURES.items()}
     if arguments.picture is not None:
-        chosen = View(arguments.state, arguments.size, arguments.dark, not arguments.window)
+        chosen = PageView(arguments.state, arguments.size, arguments.dark, not arguments.window)
         views = {arguments.picture: chosen}
-    with Browser.started() as browser:
+    with Chromium.started() as browser:
         for path, view in views.items():
             trio.run(take, browser, view, path)
     return 0
 
 
-async def take(browser: Browser, view: View, path: Path) -> None:
+async def take(browser: Chromium, view: PageView, path: Path) -> None:
     """Write the picture. Its format is that of the file's name: webp or png."""
     width, height = SIZES[view.size]
 

@@ -68,7 +68,7 @@ def peer_id(number: int) -> PeerId:
 
 
 @dataclass
-class Scene:
+class PageScene:
     """A run that can go on: `tick` moves it by a second."""
 
     peers: int = 4
