@@ -22,7 +22,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from models.data.errors import DataError, DataSettingsError
+from models.data.errors import DataError, DataSettingsError, WrongTokenizer
 from models.data.examples import Example
 from models.data.opening import Data, Snapshot
 from models.data.position import LARGEST_REMAINDER_BYTES, Position
@@ -99,7 +99,7 @@ class WindowBatches:
     def _checked(self, tokenizer: Tokenizer) -> Tokenizer:
         """Also drops a remainder that is none of its ids: of a position with another tokenizer."""
         if 0 < self._vocabulary < tokenizer.ids:
-            raise DataSettingsError(
+            raise WrongTokenizer(
                 f"The tokenizer has {tokenizer.ids:,} ids, and the model {self._vocabulary:,}.",
                 advice="Give the model a vocabulary that is at least as large.",
             )

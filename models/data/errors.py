@@ -1,4 +1,4 @@
-"""The errors of data. The first four reach people; the other three are handled in this package.
+"""The errors of data. The first six reach people; the other three are handled in this package.
 
 `ShardBroken` and `Interrupted` end the reading of one shard: the first would occur again at the
 same place, the second may pass after a wait. They become events (`events`), and never end a
@@ -20,6 +20,10 @@ class DataSettingsError(DataError, WrongSettings):
     exit_code = 2
 
 
+class WrongTokenizer(DataSettingsError):
+    """A tokenizer that is not here, cannot be used, or is not the one that is meant."""
+
+
 class PositionError(DataError):
     """A saved position that cannot be read."""
 
@@ -28,6 +32,10 @@ class NoDataLeft(DataError):
     """Every source is broken for now. The position is intact: open the data again later."""
 
     exit_code = 4
+
+
+class TokenizerAway(NoDataLeft):
+    """The tokenizer's server does not give it for now."""
 
 
 class ShardBroken(DataError):

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from models.data.errors import DataSettingsError, Interrupted, NoDataLeft, ShardBroken
+from models.data.errors import Interrupted, ShardBroken, TokenizerAway, WrongTokenizer
 from models.data.events import log
 from models.data.examples import Pause
 from models.data.retrying import Attempts
@@ -67,7 +67,7 @@ class Tokenizer:
 
 
 def load_tokenizer(settings: TokenizerSettings, web: Web, folder: Path) -> Tokenizer:
-    """DataSettingsError if it is not here, or not the one that the settings mean. The last one is
+    """WrongTokenizer if it is not here, or not the one that the settings mean. The last one is
     kept: a run opens its data anew with each size of a batch."""
     with _loading:
         known = _kept.get(settings.sha256)
@@ -84,7 +84,7 @@ def _loaded(settings: TokenizerSettings, web: Web, folder: Path) -> Tokenizer:
     found = hashlib.sha256(content).hexdigest()
     if found != settings.sha256:
         said = f"says {settings.sha256}" if settings.sha256 else "does not say which one it means"
-        raise DataSettingsError(
+        raise WrongTokenizer(
             f"The tokenizer of {where} has the SHA-256 {found}, and [data.tokenizer] {said}.",
             why="All peers of a run must have the same one.",
             advice=f'If this is the right one: sha256 = "{found}".',
@@ -92,7 +92,7 @@ def _loaded(settings: TokenizerSettings, web: Web, folder: Path) -> Tokenizer:
     try:
         from tokenizers import Tokenizer as LibraryTokenizer
     except ImportError:
-        raise DataSettingsError(
+        raise WrongTokenizer(
             "A tokenizer needs the library tokenizers, which is not installed here.",
             advice="Install potluck with the extra `transformers`: "
             "pip install 'potluck[transformers]'.",
@@ -103,11 +103,11 @@ def _loaded(settings: TokenizerSettings, web: Web, folder: Path) -> Tokenizer:
         # the library is written in Rust, whose panics are no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise DataSettingsError(
+        raise WrongTokenizer(
             f"The tokenizer of {where} cannot be used: {str(error)[:200]}."
         ) from None
     if tokenizer.ids > LARGEST_ID:
-        raise DataSettingsError(f"The tokenizer of {where} has {tokenizer.ids:,} ids.")
+        raise WrongTokenizer(f"The tokenizer of {where} has {tokenizer.ids:,} ids.")
     return tokenizer
 
 
@@ -123,7 +123,10 @@ def _fetched(address: str, web: Web) -> bytes:
             except Interrupted as error:
                 web.clock.wait_until(_next_attempt(attempts, error, reader.byte).until)
     except ShardBroken as error:
-        raise DataSettingsError(f"The tokenizer of {address} cannot be fetched: {error}") from None
+        raise WrongTokenizer(
+            f"The tokenizer of {address} cannot be fetched: {error}",
+            advice="Check the address below [data.tokenizer].",
+        ) from None
     finally:
         reader.close()
 
@@ -132,9 +135,10 @@ def _next_attempt(attempts: Attempts, error: Interrupted, byte: int) -> Pause:
     try:
         return attempts.interrupted(error, byte)
     except ShardBroken as last:
-        raise NoDataLeft(
+        raise TokenizerAway(
             f"The tokenizer cannot be fetched: {last}",
-            advice="Its server may be back later.",
+            advice="Check the address below [data.tokenizer], and this machine's connection. Its "
+            "server may be back later.",
         ) from None
 
 
@@ -147,4 +151,4 @@ def _here(where: str, folder: Path) -> bytes:
             return read_limited(file, f"The tokenizer of {where}", LARGEST_FILE_BYTES)
         return cached_file(where, FILE, largest=LARGEST_FILE_BYTES)
     except WrongSettings as error:
-        raise DataSettingsError(error.what, why=error.why, advice=error.advice) from None
+        raise WrongTokenizer(error.what, why=error.why, advice=error.advice) from None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from models.data.clock import CLOSED, ReadingStopped
-from models.data.errors import DataError
+from models.data.errors import DataError, TokenizerAway, WrongTokenizer
 from models.data.events import PassBegun, Retrying, SourceEvent, SourceRests
 from models.data.settings import DataSettings, source_names
 from node.core.caps.units import in_words
@@ -81,8 +81,8 @@ class DataTrial:
             alone = msgspec.structs.replace(task.data, source=(source,))
             try:
                 batches.append(self._batch_of(replace(task, data=alone)))
-            except ReadingStopped:
-                raise
+            except (ReadingStopped, WrongTokenizer, TokenizerAway):
+                raise  # of no source
             except DataError as error:
                 raise _unreadable(name, error.why or error.what) from None
             except _GivenUp as given_up:

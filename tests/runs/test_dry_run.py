@@ -270,3 +270,17 @@ def test_the_benchmark_computes_in_the_precision_of_the_run(
     dtypes = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
     is_mixed, dtype = watched.seen
     assert (dtype if is_mixed else None) == dtypes[precision]
+
+
+def test_a_tokenizer_that_is_not_there_is_not_blamed_on_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "poem").mkdir()
+    table = b'[data.tokenizer]\npath = "owner/model"\n'
+    (tmp_path / "poem" / "run.toml").write_bytes(TEXT + table)
+    assert typed(tmp_path / "poem", "check", "--samples-per-s", "9") == 2
+    said = capsys.readouterr().err
+    assert "The tokenizer.json of owner/model is not in this machine's cache" in said
+    assert "hf download owner/model tokenizer.json" in said
+    assert "[[data.source]]" not in said
