@@ -24,8 +24,8 @@ Promises: `.grad` is read within `add` and never kept, in one pass, after one th
 finite. A gradient that is not finite adds nothing, and is named.
 
 A GPU is not waited for: both passes are only launched, and it is the GPU that leaves out a
-gradient which is not finite. What it found is read when the next batch is added. A wrong gradient
-is named then, and `samples` are right again.
+gradient which is not finite. What it found is read when the next batch is added, or when the mean
+is taken. Then `samples` are right again, and `found_wrong` says which batch counts no more.
 
 Easy to get wrong: `.grad` must be the *mean* over the batch's samples, as torch's losses give by
 default. A sum would count too much, by a factor of the batch.
@@ -180,6 +180,15 @@ OVERFLOWED = "/overflowed"
 LARGEST_LOSS: Final = 1e30  # far below what float32 holds, so that sums are finite, too
 
 
+@dataclass(frozen=True)
+class FoundWrong:
+    """A batch of so many samples that was launched and counts no more, because the gradient of this
+    parameter is not finite."""
+
+    parameter: str
+    samples: int
+
+
 @dataclass(eq=False)
 class Contribution:
     """A mean over `samples`, on the CPU. A round averages it."""
@@ -247,7 +256,7 @@ class Accumulator:
         self._extra = torch.zeros(extra, dtype=parameters.dtype)
         self._launched: _Launched | None = None
         self._told: Tensor | None = None
-        self._wrong: str | None = None
+        self._wrong: FoundWrong | None = None
 
     @torch.no_grad()
     def add(
@@ -256,20 +265,25 @@ class Accumulator:
         """Count the gradients. If one is not finite, or beyond its codec, return its name instead.
 
         Gradients that were computed with a loss scale are divided by it, in place. Without one, a
-        GPU is not waited for: these gradients count, and the name is of the batch before. A loss
-        that is on the GPU need not be waited for either.
+        GPU is not waited for: these gradients count until `found_wrong` says otherwise. A loss that
+        is on the GPU need not be waited for either.
         """
         gradients = dense_gradients(self._parameters)
         self._settle()
-        wrong, self._wrong = self._wrong, None
         if scale == 1.0 and self.launches and (there := _alike(self._parameters, gradients)):
             self._launch(there, samples, loss)
-            return wrong
-        now_wrong = self._averageable.first_wrong(gradients, scale)
-        if now_wrong is None:
+            return None
+        wrong = self._averageable.first_wrong(gradients, scale)
+        if wrong is None:
             known = None if loss is None else float(loss)
             self._mix(gradients, samples, scale, known, overflowed=False)
-        return now_wrong or wrong
+        return wrong
+
+    def found_wrong(self) -> FoundWrong | None:
+        """The launched batch that was found wrong since the last call, if any. Ask after `add` and
+        after `take`: there is at most one in between."""
+        wrong, self._wrong = self._wrong, None
+        return wrong
 
     @torch.no_grad()
     def add_overflowed(self, samples: int, loss: float | Tensor | None = None) -> None:
@@ -390,7 +404,7 @@ class Accumulator:
         *found, loss = launched.told.tolist()
         wrong = self._averageable.wrong_in(found)
         if wrong is not None:
-            self._wrong = wrong
+            self._wrong = FoundWrong(wrong, launched.samples)
             self.samples -= launched.samples
             return
         known = loss_values(loss if launched.has_loss else None)

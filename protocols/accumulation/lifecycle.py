@@ -149,6 +149,15 @@ class Contributed:
 
 
 @dataclass(frozen=True)
+class FoundNotFinite:
+    """A batch that was counted turned out not to be finite. `in_round`: it was counted into the
+    round that begins."""
+
+    samples: int
+    in_round: bool = False
+
+
+@dataclass(frozen=True)
 class Estimated:
     estimate: Estimate
 
@@ -222,6 +231,7 @@ class Restored:
 
 Event = (
     Contributed
+    | FoundNotFinite
     | Estimated
     | Averaged
     | Stepped
@@ -307,7 +317,7 @@ class KeepGradients:
 
 @dataclass(frozen=True)
 class HoldBack:
-    """The batch just computed is not finite: leave it out."""
+    """A batch is not finite, and is left out."""
 
     reason: str
     samples: int
@@ -379,6 +389,8 @@ def advance(mode: Mode, life: Life, event: Event) -> Turn:
 
 # -- batches
 
+NOT_FINITE: Final = "Its loss or a gradient is not finite."
+
 
 def _count(mode: Mode, life: Life, event: Contributed) -> Turn:
     """Accumulate (DeDLOC, 3.1). A batch that is not finite never counts."""
@@ -387,8 +399,16 @@ def _count(mode: Mode, life: Life, event: Contributed) -> Turn:
     if event.samples <= 0:
         raise ProtocolMisuse(f"A batch of {event.samples} samples cannot be counted.")
     if not event.finite:
-        return life, (HoldBack("Its loss or a gradient is not finite.", event.samples),)
+        return life, (HoldBack(NOT_FINITE, event.samples),)
     return replace(life, samples=life.samples + event.samples), ()
+
+
+def _uncount(_mode: Mode, life: Life, event: FoundNotFinite) -> Turn:
+    if event.in_round:
+        life = replace(life, in_round=life.in_round - event.samples)
+    else:
+        life = replace(life, samples=life.samples - event.samples)
+    return life, (HoldBack(NOT_FINITE, event.samples),)
 
 
 def _count_beside(mode: Mode, life: Life, event: Contributed) -> Turn:
@@ -682,18 +702,23 @@ def _fetch_failed(_mode: Mode, life: Life, _event: StateFetchFailed) -> Turn:
 
 TABLE: Final[dict[tuple[Phase, type[Event]], Callable[[Mode, Life, Any], Turn]]] = {
     (Phase.JOINING, Contributed): _count,
+    (Phase.JOINING, FoundNotFinite): _uncount,
     (Phase.JOINING, Estimated): _look,
     (Phase.JOINING, Restored): _restored,
     (Phase.ACCUMULATING, Contributed): _count,
+    (Phase.ACCUMULATING, FoundNotFinite): _uncount,
     (Phase.ACCUMULATING, Estimated): _look,
     (Phase.ACCUMULATING, Restored): _restored,
     (Phase.AVERAGING, Contributed): _count_beside,
+    (Phase.AVERAGING, FoundNotFinite): _uncount,
     (Phase.AVERAGING, Estimated): _note,
     (Phase.AVERAGING, Averaged): _round_ended,
     (Phase.STEPPING, Contributed): _count_beside,
+    (Phase.STEPPING, FoundNotFinite): _uncount,
     (Phase.STEPPING, Estimated): _note,
     (Phase.STEPPING, Stepped): _stepped,
     (Phase.AVERAGING_PARAMETERS, Contributed): _count_beside,
+    (Phase.AVERAGING_PARAMETERS, FoundNotFinite): _uncount,
     (Phase.AVERAGING_PARAMETERS, Estimated): _note,
     (Phase.AVERAGING_PARAMETERS, ParametersRoundEnded): _parameters_averaged,
     (Phase.BEHIND, Contributed): _too_late,

@@ -89,7 +89,7 @@ class Rounds:
         layout = self._standing.results.layouts.of("step", effect.epoch)
         request = RoundRequest(
             Vector(layout, one.contribution.values),
-            weight=float(effect.weight),
+            weight=float(one.contribution.samples),  # fewer if the last batch was not finite
             most_weight=min(float(MOST_BATCHES * self._mode.target_samples), LARGEST_WEIGHT),
             epoch=effect.epoch,
             topic=f"{effect.history.hex()}.{self._steps.kind}",

@@ -43,6 +43,7 @@ from protocols.accumulation.lifecycle import (
     Effect,
     Estimated,
     Event,
+    FoundNotFinite,
     HoldBack,
     KeepGradients,
     Life,
@@ -98,8 +99,8 @@ class Batch:
 
 class Standing:
     """Invariant: the accumulated gradients, and those in `_round`, are of as many samples as the
-    `Life` says. (On a GPU a batch that is not finite counts in it until the next one, which then
-    does not; the weight of a contribution is right all the same.)"""
+    `Life` says. (On a GPU a batch that is not finite counts until the next one, or until the round
+    takes the samples.)"""
 
     def __init__(
         self, bridge: Bridge, steps: Steps, mode: Mode, *, history: bytes, signature: bytes
@@ -139,13 +140,23 @@ class Standing:
             self._batch, self._computes = batch.samples, False
             if not trouble and self.life.phase not in (Phase.BEHIND, Phase.FETCHING):
                 parameter = self._steps.add(batch.samples, batch.loss) or ""
-                trouble = f"{parameter}.grad is not finite." if parameter else ""
+                trouble = _not_finite(parameter) if parameter else ""
             contributed = Contributed(batch.samples, finite=not trouble)
             effects = self._rest(self._lifecycle.take(contributed))
+            self._uncount_what_was_found_wrong(in_round=False)
             self._bridge.note(self.slot())
         if any(isinstance(one, HoldBack) for one in effects):
             self._bridge.tell(HeldBack(self.life.epoch, batch.samples, trouble, parameter))
         return [one for one in effects if not isinstance(one, HoldBack)]
+
+    def _uncount_what_was_found_wrong(self, *, in_round: bool) -> None:
+        wrong = self._steps.found_wrong()
+        if wrong is None:
+            return
+        self._lifecycle.take(FoundNotFinite(wrong.samples, in_round))
+        trouble = _not_finite(wrong.parameter)
+        self._bridge.note(self.slot())
+        self._bridge.tell(HeldBack(self.life.epoch, wrong.samples, trouble, wrong.parameter))
 
     def is_to_compute(self, samples: int, seconds: float) -> None:
         """Set the samples and the duration of a batch, as known before the first; 0: unknown."""
@@ -206,6 +217,7 @@ class Standing:
         now = time.monotonic()
         with self._telling:
             contribution = self._steps.take()
+            self._uncount_what_was_found_wrong(in_round=True)
             self._round = OwnRound(contribution, expected, now, now - self._epoch_began)
         self._epoch_began = now
         return self._round
@@ -294,3 +306,7 @@ class Standing:
             beside=life.samples if is_averaging else 0,
             leaves=self._leaves,
         )
+
+
+def _not_finite(parameter: str) -> str:
+    return f"{parameter}.grad is not finite."

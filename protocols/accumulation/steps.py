@@ -39,6 +39,7 @@ from protocols.accumulation.accumulator import (
     Accumulator,
     Averageable,
     Contribution,
+    FoundWrong,
     dense_gradients,
     loss_of,
     loss_values,
@@ -403,7 +404,11 @@ class Steps(Protocol):
     def add(self, samples: int, loss: float | Tensor | None = None) -> str | None:
         """Count a batch by the parameters' `.grad`. Returns the name of a parameter whose gradient
         is not finite, so that the batch does not count; else None. `loss`: its mean, if known. One
-        that `launches` names the parameter with the next batch, which counts nevertheless."""
+        that `launches` counts the batch until `found_wrong` says otherwise."""
+
+    def found_wrong(self) -> FoundWrong | None:
+        """The batch that was added before and turned out not to be finite since the last call, if
+        any. Ask after `add` and after `take`."""
 
     def take(self) -> Contribution:
         """Take the contribution to the round that begins. It must be passed to `put_back` or
@@ -525,6 +530,9 @@ class GradientSteps:
             self._accumulator.add_overflowed(samples, loss)
             return None
         return wrong
+
+    def found_wrong(self) -> FoundWrong | None:
+        return self._accumulator.found_wrong()
 
     def take(self) -> Contribution:
         contribution = self._accumulator.take()
@@ -898,6 +906,9 @@ class LocalSteps:
             self._step_locally()
             self._count(samples, loss)
         return wrong
+
+    def found_wrong(self) -> FoundWrong | None:
+        return None
 
     def take(self) -> Contribution:
         self._taken, turn = self._at(self._epoch)

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from protocols.accumulation import accumulator
-from protocols.accumulation.accumulator import LOSS, OVERFLOWED, USED, Accumulator
+from protocols.accumulation.accumulator import (
+    LOSS,
+    OVERFLOWED,
+    USED,
+    Accumulator,
+    FoundWrong,
+)
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.errors import ProtocolMisuse
 from tests.devices import DEVICES
@@ -228,16 +234,21 @@ def test_a_launched_batch_that_is_not_finite_adds_nothing_and_is_named_by_the_ne
 ) -> None:
     own, mean = on(launched)
     assert add_to(own, mean, 9.0, 4, bad) is None  # the first: nothing is left of it either
-    assert add_to(own, mean, 1.0, 4) == "bias"
+    assert mean.found_wrong() is None
+    assert add_to(own, mean, 1.0, 4) is None
+    assert mean.found_wrong() == FoundWrong("bias", 4)
     assert add_to(own, mean, 9.0, 8, bad) is None
-    assert add_to(own, mean, 3.0, 4) == "bias"
-    assert add_to(own, mean, 9.0, 4, bad) is None
+    assert add_to(own, mean, 3.0, 4) is None
+    assert mean.found_wrong() == FoundWrong("bias", 8)
+    assert add_to(own, mean, 9.0, 2, bad) is None
     taken = mean.take()
+    assert mean.found_wrong() == FoundWrong("bias", 2)
     assert taken.samples == 8
     assert taken.values.tolist() == [*[2.0] * 6, *[-2.0] * 3, 1.0, 1.0, 2.0, 1.0, 0.0]
     mean.done_with(taken)
-    assert add_to(own, mean, 5.0, 4) == "bias"
     assert add_to(own, mean, 5.0, 4) is None
+    assert add_to(own, mean, 5.0, 4) is None
+    assert mean.found_wrong() is None
     assert mean.take().values[:6].tolist() == [5.0] * 6
 
 

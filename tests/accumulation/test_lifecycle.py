@@ -19,6 +19,7 @@ from protocols.accumulation.lifecycle import (
     Estimated,
     Fetch,
     Fetched,
+    FoundNotFinite,
     HoldBack,
     KeepGradients,
     Lifecycle,
@@ -117,6 +118,21 @@ def test_an_epoch_from_the_first_batch_to_the_step() -> None:
     life = lifecycle.life
     assert (life.phase, life.epoch, life.history) == (Phase.ACCUMULATING, 1, AFTER)
     assert (life.samples, life.in_round, life.published_samples) == (0, 0, 0)
+
+
+def test_a_batch_that_turns_out_not_to_be_finite_counts_no_more() -> None:
+    lifecycle = accumulating(samples=60)
+    (held,) = lifecycle.take(FoundNotFinite(20))
+    assert isinstance(held, HoldBack)
+    assert held.samples == 20
+    assert lifecycle.life.published_samples == 40
+    lifecycle = averaging(DELAYED, samples=60)
+    lifecycle.take(Contributed(8))
+    lifecycle.take(FoundNotFinite(20, in_round=True))
+    lifecycle.take(FoundNotFinite(8))
+    assert (lifecycle.life.in_round, lifecycle.life.samples) == (40, 0)
+    lifecycle.take(Averaged(Ending.DISCARDED))
+    assert lifecycle.life.samples == 40
 
 
 def test_nothing_is_decided_before_the_others_were_looked_at() -> None:

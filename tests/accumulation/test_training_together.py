@@ -17,6 +17,7 @@ import trio
 from torch import Tensor, nn
 
 from node.training.words import words_of
+from protocols.accumulation import accumulator
 from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import open_collaboration
@@ -78,6 +79,69 @@ def set_gradients(model: nn.Module, value: float) -> None:
 
 def of_kind(bridge: Bridge, kind: type) -> list[object]:
     return [one for one in bridge.events if isinstance(one, kind)]
+
+
+@pytest.fixture
+def launching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are added as on a GPU, which is not waited for."""
+    monkeypatch.setattr(accumulator, "LAUNCHES", ("cpu",))
+
+
+def set_one_that_is_not_finite(model: nn.Linear) -> None:
+    set_gradients(model, 9.0)
+    model.bias.grad = torch.full_like(model.bias, math.nan)
+
+
+@pytest.mark.usefixtures("launching")
+def test_a_launched_batch_that_is_not_finite_is_taken_from_the_count_whatever_its_size() -> None:
+    def train(bridge: Bridge, _number: int) -> None:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge)
+        set_one_that_is_not_finite(model)
+        optimizer.step(samples=4)
+        set_gradients(model, 1.0)
+        optimizer.step(samples=2)
+        assert optimizer.waiting_samples == 2
+        held = [one for one in of_kind(bridge, HeldBack) if isinstance(one, HeldBack)]
+        assert [(one.samples, one.parameter) for one in held] == [(4, "bias")]
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(1, SMALL), train)
+
+    trio.run(main)
+
+
+@pytest.mark.usefixtures("launching")
+def test_a_peer_whose_last_batch_is_not_finite_has_no_weight_for_it_in_the_step() -> None:
+    settings = dataclasses.replace(SETTINGS, target_batch=12)
+    has_both = threading.Event()
+
+    def train(bridge: Bridge, number: int) -> Tensor:
+        model = model_of()
+        optimizer = optimizer_of(model, bridge)
+        wait_for_company(bridge, 1)
+        if number == 0:
+            set_gradients(model, 1.0)
+            optimizer.step(samples=4)
+            set_one_that_is_not_finite(model)
+            optimizer.step(samples=4)
+            has_both.set()
+        else:
+            has_both.wait(PATIENCE_SECONDS)
+            set_gradients(model, 4.0)
+            optimizer.step(samples=8)
+        while not optimizer.epoch:
+            bridge.wait_for_news(1.0).wait()
+            optimizer.see_out(1.0)
+        return model.weight.detach()
+
+    async def main() -> list[Tensor]:
+        async with training_world() as world:
+            return await world.train(await world.peers(2, settings), train)
+
+    for weight in trio.run(main):
+        torch.testing.assert_close(weight, torch.full((2, 3), 0.5 - 0.1 * (4 * 1.0 + 8 * 4.0) / 12))
 
 
 @pytest.mark.slow
