@@ -184,24 +184,27 @@ class PassClock:
         seconds = clock.newest()                 # of a pass since the last call, if one has ended
 
     A GPU is not waited for: events on it say when a pass began and ended.
+
+    Easy to get wrong: by itself an event is of the process's current GPU, and not of `cuda:1`.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._has_events = device.type == "cuda"
+        self._device = device
         self._seconds: float | None = None
         self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         began = time.monotonic()
-        if not self._has_events:
+        if self._device.type != "cuda":
             yield
             self._seconds = time.monotonic() - began
             return
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
+        stream = torch.cuda.current_stream(self._device)
+        start.record(stream)
         yield
-        end.record()
+        end.record(stream)
         self._under_way.append((start, end))
 
     def newest(self) -> float | None:

@@ -391,7 +391,7 @@ class Accumulator:
             self._told[-1] = loss
         if found.is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own
-            event.record()
+            record(event, found.device)
         self._launched = _Launched(samples, part, self._told, loss is not None, event)
 
     def _settle(self) -> None:
@@ -460,6 +460,12 @@ class Accumulator:
         flat = (torch.split(one.reshape(-1), STAGED_VALUES) for one in (mean, gradient))
         for into, piece in zip(*flat, strict=True):
             into.lerp_(self._staged[: piece.numel()].copy_(piece), part)
+
+
+def record(event: torch.cuda.Event, device: torch.device) -> None:
+    """Record what was launched on this GPU so far. By itself torch takes the process's current one,
+    which another GPU is that an owner has chosen (`--device cuda:1`)."""
+    event.record(torch.cuda.current_stream(device))
 
 
 def _alike(parameters: Parameters, gradients: Sequence[Tensor | None]) -> list[Tensor] | None:

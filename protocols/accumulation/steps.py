@@ -43,6 +43,7 @@ from protocols.accumulation.accumulator import (
     dense_gradients,
     loss_of,
     loss_values,
+    record,
 )
 from protocols.accumulation.fragments import fragments_of
 from protocols.accumulation.parameters import Codecs, Parameters
@@ -454,13 +455,14 @@ class _Beside:
     step. A shadow is not written to before it has been taken over."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's own
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.taken_over()
 
     def taken_over(self) -> None:
         """What was launched so far reads the shadow, and no more."""
-        self._event.record()
+        record(self._event, self._device)
 
     @contextmanager
     def passes(self) -> Iterator[None]:

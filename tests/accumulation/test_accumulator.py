@@ -13,6 +13,7 @@ from protocols.accumulation.accumulator import (
     USED,
     Accumulator,
     FoundWrong,
+    record,
 )
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.errors import ProtocolMisuse
@@ -280,6 +281,19 @@ def test_a_gradient_that_lies_otherwise_in_memory_is_added_as_well(launched: str
     set_gradients(own, turned, torch.zeros_like(own.tensors[1]))
     assert mean.add(4) is None
     assert mean.take().values[:6].tolist() == turned.flatten().tolist()
+
+
+def test_an_event_is_of_the_gpu_that_was_launched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the first GPU was over at once, and the figures of the second one were read early."""
+    recorded: list[str] = []
+
+    class Event:
+        def record(self, stream: str = "of the first GPU") -> None:
+            recorded.append(stream)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", "of {}".format)
+    record(Event(), torch.device("cuda:1"))  # type: ignore[arg-type]
+    assert recorded == ["of cuda:1"]
 
 
 def test_a_sparse_gradient_is_refused_by_name() -> None:

@@ -136,6 +136,22 @@ def test_the_size_follows_what_batches_really_take() -> None:
     assert size.size == 1
 
 
+def test_passes_on_the_second_gpu_are_timed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None: ...
+
+        def record(self, stream: str = "of the first GPU") -> None:
+            recorded.append(stream)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", "of {}".format)
+    with PassClock(torch.device("cuda:1")).passing():
+        pass
+    assert recorded == ["of cuda:1"] * 2
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_time_of_each_pass_is_told_once_when_it_has_ended(device: str) -> None:
     clock = PassClock(torch.device(device))
