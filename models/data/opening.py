@@ -33,6 +33,7 @@ from models.data.order import derived_seed
 from models.data.position import Position
 from models.data.retrying import Attempts
 from models.data.settings import (
+    LARGEST_TOKENIZED_BYTES,
     DataSettings,
     SourceSettings,
     check,
@@ -155,7 +156,7 @@ def open_data(
         refuse_this_machine(settings)
     clock = MachineClock() if clock is None else clock
     web = Web(clock, settings.patience_seconds, only_internet=from_strangers)
-    piece_bytes = _piece_bytes(settings, window)
+    piece_bytes = piece_bytes_of(settings, window)
     peer_seed = derived_seed(seed, peer)
     names = source_names(settings)
     before = {kept.name: kept for kept in position.sources} if position is not None else {}
@@ -204,11 +205,12 @@ def open_data(
     return Data(mixture, tuple(sources), web, clock, remainder, load)
 
 
-def _piece_bytes(settings: DataSettings, window: int) -> int:
+def piece_bytes_of(settings: DataSettings, window: int) -> int:
+    """The longest example of text: documents are cut by it. 0: they stay whole."""
     if settings.piece_bytes is not None:
         return settings.piece_bytes
     if settings.tokenizer is not None:
-        window *= BYTES_PER_ID
+        window = min(window * BYTES_PER_ID, LARGEST_TOKENIZED_BYTES)
     return max(window, SMALLEST_WINDOW_PIECE_BYTES) if window else PIECE_BYTES
 
 

@@ -45,6 +45,7 @@ MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
 LARGEST_EXAMPLE_BYTES = 16 * MEBIBYTE  # the rest of one is kept in positions; no picture has more
 
+LARGEST_TOKENIZED_BYTES = MEBIBYTE // 4  # the library takes some 220 times as much meanwhile
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z", re.ASCII)
 
 Kind = Literal["standard-library", "text", "jsonl", "parquet", "datasets"]
@@ -167,6 +168,8 @@ def check(settings: DataSettings) -> None:
         raise _wrong("The settings name no source of data.")
     if settings.tokenizer is not None and settings.piece_bytes == 0:
         raise _wrong("A tokenizer is for text, and `piece_bytes` = 0 is for pictures.")
+    if settings.tokenizer is not None and (settings.piece_bytes or 0) > LARGEST_TOKENIZED_BYTES:
+        raise _wrong(f"With a tokenizer `piece_bytes` must be {LARGEST_TOKENIZED_BYTES:,} at most.")
     if 0 < (settings.piece_bytes or 0) < SMALLEST_PIECE_BYTES:
         raise _wrong(f"`piece_bytes` must be 0, or at least {SMALLEST_PIECE_BYTES}.")
     for source, name in zip(settings.source, source_names(settings), strict=True):

@@ -7,7 +7,9 @@ A tokenizer.json is data: a vocabulary, and the rules by which text is taken apa
 with it. It comes from a web server or from this machine's cache of Hugging Face, and its SHA-256
 stands in the settings, so that all peers of a run have the same ids.
 
-The threat: a text may contain the written form of a special token. It is taken for text.
+The threat: a text may contain the written form of a special token. It is taken for text. And the
+rules of a stranger's file may replace each letter by a thousand, again and again, until there is no
+memory left: such a file is refused before it sees a text.
 
 Easy to get wrong: the file may ask for truncation and padding. A document is neither.
 """
@@ -15,7 +17,11 @@ Easy to get wrong: the file may ask for truncation and padding. A document is ne
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +43,7 @@ LARGEST_FILE_BYTES: Final = 32 * MEBIBYTE  # the largest published ones have som
 ID_BYTES: Final = 4
 BYTES_PER_ID: Final = 4  # of English text, about; a document is cut by it
 LARGEST_ID: Final = 1_000_000
+MOST_GROWTH: Final = 64  # times as many letters; published ones replace one by a few at most
 
 ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
 """The first of these that a tokenizer has ends a document; if it has none, nothing does."""
@@ -48,19 +55,20 @@ _loading = threading.Lock()
 class Tokenizer:
     """`ids`: how many there are, from 0 on."""
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: Any, where: str) -> None:
         library.no_truncation()
         library.no_padding()
         library.encode_special_tokens = True  # in a text they are text
         numbers = library.get_vocab(with_added_tokens=True)
         self.ids = 1 + max(numbers.values(), default=0)
         self._end: int | None = next((numbers[one] for one in ENDS if one in numbers), None)
-        self._library = library
+        self._library, self._where = library, where
 
     def encoded(self, content: bytes) -> bytes:
         """The ids of a document, int32 each in this machine's order of bytes."""
         text = content.decode("utf-8", "replace")
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        with _explained(f"The tokenizer of {self._where} cannot read a text of the data"):
+            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         if self._end is not None:
             ids.append(self._end)
         return np.asarray(ids, dtype=np.int32).tobytes()
@@ -97,18 +105,47 @@ def _loaded(settings: TokenizerSettings, web: Web, folder: Path) -> Tokenizer:
             advice="Install potluck with the extra `transformers`: "
             "pip install 'potluck[transformers]'.",
         ) from None
+    with _explained(f"The tokenizer of {where} cannot be used"):
+        library = LibraryTokenizer.from_str(content.decode())
+        rules = library.normalizer
+        growth = 1 if rules is None else _growth(json.loads(rules.__getstate__()))
+        tokenizer = Tokenizer(library, where)
+    if growth > MOST_GROWTH:
+        raise WrongTokenizer(
+            f"The tokenizer of {where} could make a text {growth:,} times as long.",
+            why="Its normalizer replaces letters by long texts, which takes memory without limit.",
+            advice=f"Use one that makes it at most {MOST_GROWTH} times as long.",
+        )
+    if tokenizer.ids > LARGEST_ID:
+        raise WrongTokenizer(
+            f"The tokenizer of {where} has {tokenizer.ids:,} ids.",
+            advice=f"Use one with at most {LARGEST_ID:,}.",
+        )
+    return tokenizer
+
+
+def _growth(rules: Mapping[str, Any]) -> int:
+    """How many times as long these rules of a normalizer can make a text. What they take from
+    Unicode's own tables is not counted."""
+    kind = rules.get("type")
+    if kind == "Sequence":
+        return math.prod(_growth(one) for one in rules["normalizers"])
+    added = {"Replace": "content", "Prepend": "prepend"}.get(str(kind))
+    return 1 if added is None else max(1, len(rules[added]))
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """The library's errors in our words. It is written in Rust, whose panics are no Exception."""
     try:
-        tokenizer = Tokenizer(LibraryTokenizer.from_str(content.decode()))
+        yield
     except BaseException as error:
-        # the library is written in Rust, whose panics are no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise WrongTokenizer(
-            f"The tokenizer of {where} cannot be used: {str(error)[:200]}."
+            f"{what}: {str(error)[:200]}.",
+            advice="Use another tokenizer.json, or ask those who made this one.",
         ) from None
-    if tokenizer.ids > LARGEST_ID:
-        raise WrongTokenizer(f"The tokenizer of {where} has {tokenizer.ids:,} ids.")
-    return tokenizer
 
 
 def _fetched(address: str, web: Web) -> bytes:

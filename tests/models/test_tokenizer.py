@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from models.data import tokens
 from models.data.batches import WindowBatches
@@ -148,6 +148,29 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
         ids_of(settings)
 
 
+def test_a_text_that_the_tokenizer_cannot_read_is_said_in_words(tmp_path: Path) -> None:
+    """One without an id for unknown words, and one whose expression takes too long (a panic)."""
+    unknowing = Tokenizer(models.WordLevel({"a": 0}, unk_token="<other>"))
+    slow = made()
+    slow.pre_tokenizer = pre_tokenizers.Split(Regex("(a|a)*$"), "isolated")
+    for library, words in ((unknowing, "UNK"), (slow, "retry-limit")):
+        settings = settings_of(tmp_path, tmp_path, written(library, tmp_path))
+        (tmp_path / "text.txt").write_text("a" * 40 + "b")
+        with pytest.raises(DataSettingsError, match=f"cannot read a text.*{words}"):
+            ids_of(settings)
+
+
+def test_a_file_that_makes_texts_grow_without_end_is_refused_before_it_sees_one(
+    tmp_path: Path,
+) -> None:
+    library = made()
+    library.normalizer = normalizers.Sequence([normalizers.Replace("a", "a" * 16)] * 9)
+    with pytest.raises(DataSettingsError, match="68,719,476,736 times as long"):
+        ids_of(settings_of(tmp_path, tmp_path, written(library, tmp_path)))
+    library.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
+    assert ids_of(settings_of(tmp_path, tmp_path, written(library, tmp_path)))
+
+
 def test_a_file_that_is_too_large_is_not_read_whole(
     tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +252,12 @@ def test_strangers_name_nothing_in_this_network() -> None:
 def test_mistakes_in_its_settings_are_named(given: Any, words: str) -> None:
     with pytest.raises(DataSettingsError, match=words):
         data_settings({"tokenizer": given})
+
+
+def test_its_pieces_are_small_enough_for_the_memory_that_the_library_takes() -> None:
+    given = {"path": "owner/model", "sha256": "0" * 64}
+    with pytest.raises(DataSettingsError, match="must be 262,144 at most"):
+        data_settings({"piece_bytes": 1 << 20, "tokenizer": given})
 
 
 def test_pictures_have_none() -> None:
