@@ -232,4 +232,6 @@ class Swav(ImageModel):
         first_stage = pixels * own.width  # each further one has half the values
         values = sum(first_stage >> stage for stage in range(STAGES)) * own.blocks
         values = KEPT_PER_BLOCK * values + 2 * first_stage
-        return samples * values * value_bytes
+        # features and scores of the queue's pictures, and two copies of one crop's codes
+        of_queue = own.queue * (2 * LARGE * own.features + (LARGE + 2) * own.prototypes)
+        return samples * values * value_bytes + of_queue * FLOAT32_BYTES * (samples > 0)

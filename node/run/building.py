@@ -218,12 +218,13 @@ class RunTask:
             )
         return samples
 
-    def activation_bytes(self) -> int:
-        """The memory that a pass keeps for each sample, in the run's precision."""
+    def activation_bytes(self) -> tuple[int, int]:
+        """The memory that a pass keeps, in the run's precision: whatever its samples are, and for
+        each of them."""
         value_bytes = FLOAT32_BYTES if self.definition.training.precision == "float32" else 2
         with self._own_code("activation_bytes"):
             two, one = (self.model.activation_bytes(count, value_bytes) for count in (2, 1))
-            return two - one
+        return 2 * one - two, two - one
 
     def _batch_of(self, samples: Any, generator: torch.Generator) -> Any:
         with self._own_code("batch_of"):

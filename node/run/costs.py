@@ -39,6 +39,7 @@ STATISTICS = {"sgd": 0, "lars": 1, "lamb": 2, "adamw": 2}  # tensors of each par
 IN_FLIGHT = 2  # with experts: the parameters of each batch in flight, and its gradients
 HEADERS = 1.02  # frames, encryption, TCP: measured on loopback
 EXAMPLE_OVERHEAD_BYTES = 200  # of an example in the shuffle buffer, beside its text
+TOKENIZER_BYTES_PER_ID = 850  # its library held 80 MB with 100,000 ids
 TALK_BYTES_PER_SECOND = 1_500  # the directory, progress and keepalives, each way
 HOUR = 3600.0
 MEGA = 1_000_000
@@ -206,7 +207,9 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     of_parameters = FLOAT_BYTES * parameters
     vector = _vector_bytes(definition, model) // training.fragments
     shuffled = _buffer_bytes(task.data, model)
-    sample = int(KEPT_APART * task.activation_bytes())
+    of_any_pass, of_a_sample = task.activation_bytes()
+    sample = int(KEPT_APART * of_a_sample)
+    tensors += of_any_pass + sum(one.nbytes for one in model.buffers())
     up, down = 0, 0
     if definition.experts is not None:
         in_flight = definition.experts.in_flight
@@ -265,15 +268,17 @@ def _vector_bytes(definition: RunDefinition, model: Trainable) -> int:
 
 
 def _buffer_bytes(data: DataSettings | object, model: Trainable) -> int:
-    """All sources' shuffle buffers when full, and one document of each as it is read."""
-    from models.data.opening import PIECE_BYTES
+    """All sources' shuffle buffers when full, one document of each as it is read, and the
+    tokenizer."""
+    from models.data.opening import PIECE_BYTES, piece_bytes_of
     from models.data.settings import DataSettings
 
     if not isinstance(data, DataSettings):
         return 0
-    piece = data.piece_bytes or model.window or PIECE_BYTES
+    piece = piece_bytes_of(data, model.window) or PIECE_BYTES
     examples = data.shuffle_examples * len(data.source)
     shuffled = min(data.shuffle_bytes, examples * piece) + examples * EXAMPLE_OVERHEAD_BYTES
     usual = DataSettings().largest_document_bytes  # included in the measured size of a process
     larger = max(0, data.largest_document_bytes - usual)
-    return shuffled + larger * len(data.source)
+    ids = 0 if data.tokenizer is None else model.vocabulary
+    return shuffled + larger * len(data.source) + ids * TOKENIZER_BYTES_PER_ID

@@ -446,3 +446,22 @@ def test_a_run_reads_its_text_with_a_tokenizer_of_the_cache(
     assert set(torch.cat(batches).flatten().tolist()) == {0, 299}
     with pytest.raises(DataSettingsError, match="300 ids, and the model 256"):
         batches_of(task_of(TEXT + table), 1)
+
+
+def test_the_queue_of_swav_is_in_the_memory_that_a_volunteer_is_told() -> None:
+    """It was in no figure: a run could ask for gigabytes beyond what `--max-memory` allowed."""
+    small, large = (
+        costs_of(read_definition(SWAV.replace(b'size = "tiny"', b'size = "tiny"\nqueue = %d' % n)))
+        for n in (128, 1 << 20)
+    )
+    queue = 4 * 2 * 16 * (1 << 20)
+    assert large.fixed_bytes - small.fixed_bytes > queue
+    assert large.with_gpu.on_gpu - small.with_gpu.on_gpu > queue
+    assert large.sample_bytes == small.sample_bytes
+
+
+def test_a_tokenizer_and_its_longer_pieces_are_in_the_memory_that_a_volunteer_is_told() -> None:
+    text = with_line("vocabulary = 50257", "model") + b"[data]\nshuffle_bytes = 1_000_000_000\n"
+    table = b'[data.tokenizer]\npath = "owner/model"\n'
+    plain, with_ids = (costs_of(read_definition(one)) for one in (text, text + table))
+    assert with_ids.fixed_bytes - plain.fixed_bytes > 40_000_000  # of the vocabulary alone

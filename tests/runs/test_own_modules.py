@@ -222,5 +222,5 @@ def test_a_model_of_ones_own_must_only_have_a_loss(tmp_path: Path) -> None:
     trusted = {"own": tmp_path / "own.py"}
     task = task_to_look_at(read_definition(OWN), trusted)
     assert isinstance(task.model, Trainable)
-    assert (task.model.window, task.activation_bytes(), task.plain_model) == (0, 0, {})
+    assert (task.model.window, task.activation_bytes(), task.plain_model) == (0, (0, 0), {})
     assert costs_of(read_definition(OWN), trusted).parameters == 3
