@@ -39,7 +39,10 @@ def epoch_of(one: TrainingNode) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["delayed = true", "local_steps = 4\nfragments = 2"])
+@pytest.mark.parametrize(
+    "how",
+    ["delayed = true", pytest.param("local_steps = 4\nfragments = 2", marks=pytest.mark.soak)],
+)
 async def test_volunteers_do_not_leave_with_a_last_step_that_the_keeper_is_without(
     how: str, tmp_path: Path
 ) -> None:

@@ -39,6 +39,13 @@ def ends_with(node: TrainingNode) -> str:
     return complete.parameters
 
 
+@pytest.fixture
+def soon_announced_and_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the product's seconds, which are really waited for where a server is gone."""
+    for name, seconds in (("ANNOUNCE", 3.0), ("RECORD", 10.0), ("CACHED", 2.0), ("STALE", 5.0)):
+        monkeypatch.setattr(f"protocols.experts.directory.{name}_SECONDS", seconds)
+
+
 @pytest.mark.slow
 async def test_two_trainers_learn_with_the_experts_of_a_third_node(tmp_path: Path) -> None:
     async with (
@@ -58,6 +65,7 @@ async def test_two_trainers_learn_with_the_experts_of_a_third_node(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("soon_announced_and_soon_forgotten")
 async def test_a_trainer_whose_experts_are_gone_says_so_and_goes_on_when_they_return(
     tmp_path: Path,
 ) -> None:
