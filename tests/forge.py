@@ -45,7 +45,9 @@ _LARGEST_ORDER_BYTES: Final = 1 << 20
 _ADOPTION_SECONDS: Final = 0.0005  # between two looks at who the parent is
 
 # The commands for which the libraries are imported. Others are there sooner by themselves.
-_HEAVY: Final = {"backbone", "dht", "experts", "export", "join", "listen", "ping", "run", "up"}
+_HEAVY: Final = {
+    "backbone", "dht", "experts", "export", "join", "listen", "ping", "plan", "run", "up",
+}  # fmt: skip
 
 # What the interpreter or a library reads as it starts. A forge has it as we do, or in that way.
 _READ_AT_START: Final = ("PYTHON", "LD_", "OMP_", "MKL_", "MALLOC_", "GLIBC_", "LIBP2P_", "LANG")
@@ -189,8 +191,7 @@ def _forge_for(environment: Mapping[str, str]) -> _Forge | None:
     """The one for programs with such variables. None where there is none."""
     if _C_LIBRARY is None or os.environ.get(SWITCH) == "no":
         return None
-    read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
-    usual = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
+    read, usual = _read_at_start(environment), _read_at_start(os.environ)
     threads = {name: read.pop(name) for name in ("OMP_NUM_THREADS",) if name in read}
     usual.pop("OMP_NUM_THREADS", None)
     if any(usual.get(name) != value for name, value in read.items()):
@@ -200,6 +201,15 @@ def _forge_for(environment: Mapping[str, str]) -> _Forge | None:
         if key not in _forges:
             _forges[key] = _Forge(threads)
         return _forges[key]
+
+
+def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without those that are empty, which mean the same as none."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if value and name.startswith(_READ_AT_START)
+    }
 
 
 # What follows runs in the forge.
