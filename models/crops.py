@@ -28,6 +28,7 @@ BLUR_REACH = 20  # a pixel is blurred with those as far away as a 20th of the si
 
 LUMA = torch.tensor([0.299, 0.587, 0.114])  # how bright red, green and blue are
 DRAWS = 1 << 24
+PICTURES_AT_ONCE = 4  # each is in memory once for each view meanwhile, in float32
 
 
 def crops_of(
@@ -35,14 +36,14 @@ def crops_of(
 ) -> Tensor:
     """`areas`: the least and the largest part of a picture that a view shows.
     images: (samples, 3, height, width), uint8, on the CPU; (samples, count, 3, side, side)."""
-    samples = len(images)
-    if not samples * count:
-        return torch.empty(samples, count, 3, side, side, dtype=torch.uint8)
-    many = images.float().div(255.0).repeat_interleave(count, dim=0)
-    views = _parts(many, side, areas, generator)
-    views = _blurred(_distorted(views, generator), generator)
-    bytes_ = views.mul(255.0).round().clamp(0.0, 255.0).to(torch.uint8)
-    return bytes_.view(samples, count, 3, side, side)
+    crops = torch.empty(len(images), count, 3, side, side, dtype=torch.uint8)
+    for first in range(0, len(images) if count else 0, PICTURES_AT_ONCE):
+        few = slice(first, first + PICTURES_AT_ONCE)
+        many = images[few].float().div(255.0).repeat_interleave(count, dim=0)
+        views = _parts(many, side, areas, generator)
+        views = _blurred(_distorted(views, generator), generator)
+        crops[few] = views.mul(255.0).round().clamp(0.0, 255.0).view_as(crops[few])
+    return crops
 
 
 def _between(low: float, high: float, count: int, generator: torch.Generator) -> Tensor:
