@@ -7,6 +7,7 @@ import sys
 import trio
 
 from lab.scenes import TRAINING
+from node.app.cli.exit_codes import DONE
 from node.app.cli.interruption import run_until_signal
 from node.app.cli.output import Output
 from node.app.foreground import show_to_the_end
@@ -28,7 +29,7 @@ def main(ending: str) -> int:
         async def show() -> int:
             return await show_to_the_end(display, work, lambda _failure: None, lambda: False)
 
-        return run_until_signal(show)
+        return run_until_signal(show, terminated=DONE)
 
 
 if __name__ == "__main__":

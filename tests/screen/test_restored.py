@@ -55,6 +55,7 @@ class Child:
             os.execve(sys.executable, words, environment | variables)
         self.before = termios.tcgetattr(self.outside)
         self.got = b""
+        self.code: int | None = None
         os.set_blocking(self.outside, False)
 
     def has(self, part: str) -> bool:
@@ -65,7 +66,9 @@ class Child:
 
     def has_ended(self) -> bool:
         self.has("")
-        return os.waitpid(self.process, os.WNOHANG)[0] != 0
+        ended, status = os.waitpid(self.process, os.WNOHANG)
+        self.code = os.waitstatus_to_exitcode(status) if ended else None
+        return self.code is not None
 
     async def end(self) -> Emulator:
         """The terminal after the end."""
@@ -77,16 +80,23 @@ class Child:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "ending", ["bug", signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda one: str(one)
+    ("ending", "code"),
+    [("bug", 1), ("q", 0), (signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+    ids=str,
 )
-async def test_the_terminal_is_as_before(ending: str | signal.Signals) -> None:
-    child = Child("bug" if isinstance(ending, str) else "wait")
+async def test_the_terminal_is_as_before(ending: str | signal.Signals, code: int) -> None:
+    """A key is no interruption: leaving by it is done."""
+    child = Child("bug" if ending == "bug" else "wait")
     await until(lambda: child.has("\x1b[24;1H"), PATIENCE_SECONDS)  # the last line of a frame
     assert ENTER.encode() in child.got
-    if not isinstance(ending, str):
+    if ending != "bug":
         assert termios.tcgetattr(child.outside) != child.before
+    if ending == "q":
+        os.write(child.outside, b"q")
+    elif isinstance(ending, signal.Signals):
         os.kill(child.process, ending)
     emulator = await child.end()
+    assert child.code == code
     assert emulator.modes == AT_REST
     assert termios.tcgetattr(child.outside) == child.before
     os.close(child.outside)

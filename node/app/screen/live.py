@@ -13,7 +13,7 @@ The size of the terminal is read when drawing. SIGWINCH only means that it is ti
 Ctrl-Z the kernel itself has to stop the process, because it does not stop one that no shell could
 continue.
 
-A key does what a command does, through the same request, and says so. `q` is Ctrl-C.
+A key does what a command does, through the same request, and says so. `q` leaves as SIGTERM does.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ Ask = Callable[[str], Awaitable[Any]]
 Result = TypeVar("Result")
 
 
-def _as_ctrl_c() -> None:
-    signal.raise_signal(signal.SIGINT)
+def _as_sigterm() -> None:
+    """It ends the training as Ctrl-C does, but with exit code 0: a key is no interruption."""
+    signal.raise_signal(signal.SIGTERM)
 
 
 class Screen:
@@ -80,7 +81,7 @@ class Screen:
         self,
         terminal: Terminal,
         stays: Callable[[str], None],
-        leave: Callable[[], None] = _as_ctrl_c,
+        leave: Callable[[], None] = _as_sigterm,
         sensors: Sensors | None = None,
     ) -> None:
         self._terminal, self._stays, self._leave = terminal, stays, leave
