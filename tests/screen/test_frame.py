@@ -310,17 +310,28 @@ def test_the_last_key_and_all_keys_are_explained_with_their_commands() -> None:
 
 
 def test_a_chosen_panel_has_the_whole_room() -> None:
-    lines = text(replace(STATES["training"], chosen=2), 60, 15)
+    lines = text(replace(STATES["training"], chosen="peers"), 60, 15)
     assert any("peers  3 others" in line for line in lines)
     assert sum("…DqWzXn0" in line for line in lines) == 3
     assert not any("── loss" in line for line in lines)
+
+
+def test_a_panel_stays_chosen_when_others_come_or_go() -> None:
+    """It was remembered by its number, so another one was shown."""
+    scene = replace(STATES["training"], chosen="peers")
+    without_loss = replace(scene, view=changed(scene.view, losses=(), loss=None))
+    lines = text(without_loss, 60, 15)
+    assert any("peers  3 others" in line for line in lines)
+    assert not any("── this machine" in line for line in lines)
+    alone = replace(scene, view=changed(scene.view, peers=()))
+    assert text(alone, 60, 15) == text(replace(alone, chosen=None), 60, 15), "until somebody comes"
 
 
 def test_the_longest_invite_is_shown_in_full() -> None:
     """It was cut after 500 characters, without a word."""
     invite = "potluck-run:" + "x1y2" * 1_500
     scene = replace(STATES["keeping"], said=(f"an invite:\n{invite}",))
-    lines = text(replace(scene, chosen=choices(scene) - 1), 150, 60)
+    lines = text(replace(scene, chosen="printed"), 150, 60)
     assert invite in "".join(line.strip(" │") for line in lines)
     assert any(line.strip(" │") == "an invite:" for line in lines)
 
@@ -329,8 +340,8 @@ def test_what_was_printed_can_be_read_again() -> None:
     invite = "potluck-run:" + "x1y2" * 60
     words = "Everybody who has this invite can take part with it"
     scene = replace(STATES["keeping"], said=("  █▀ ▄", invite, words, "漢字" * 50))
-    many = choices(scene)
-    lines = text(replace(scene, chosen=many - 1), 40, 40)
+    assert choices(scene)[-1] == "printed"
+    lines = text(replace(scene, chosen="printed"), 40, 40)
     assert any(line.startswith(" │   █▀ ▄ ") for line in lines), "a code keeps its margin"
     inside = [line.strip(" │") for line in lines]
     assert invite in "".join(inside)

@@ -13,7 +13,7 @@ import trio.testing
 from msgspec.structs import replace as changed
 from rich.text import Text
 
-from lab.scenes import STATES, TRAINING
+from lab.scenes import EXPERTS, STATES, TRAINING
 from node.app.cli.output import Output
 from node.app.screen.canvas import BEGIN, ENTER, Look, Painted, paint
 from node.app.screen.live import PASTE_SECONDS, Screen
@@ -270,8 +270,10 @@ async def test_tab_goes_through_all_panels_and_back_to_them_together(pseudo: Pse
         for name in ("loss", "batch", "peers", "this machine", "events", "printed"):
             pseudo.type(b"\t")
             await until(lambda name=name: _panels(pseudo) == [name], PATIENCE_SECONDS)
+            if name == "peers":  # another panel comes, before this one
+                screen.show(changed(TRAINING, experts=EXPERTS))
         pseudo.type(b"\t")
-        await until(lambda: len(_panels(pseudo)) == 5, PATIENCE_SECONDS)
+        await until(lambda: len(_panels(pseudo)) == 6, PATIENCE_SECONDS)
         nursery.cancel_scope.cancel()
 
 

@@ -96,7 +96,7 @@ class Screen:
         self._processor = _ProcessorUse()
         self._sensors = sensors or Sensors()
         self._reading = Reading()
-        self._chosen: int | None = None
+        self._chosen: str | None = None
         self._helps = False
         self._note, self._note_at = "", 0.0
         self._changed = trio.Event()
@@ -254,9 +254,9 @@ class Screen:
     def _choose(self, step: int) -> None:
         """The next panel in the whole room; all of them after the last one."""
         self._helps = False
-        many = choices(self._scene())
-        at = (-1 if self._chosen is None else min(self._chosen, many - 1)) + 1 + step
-        self._chosen = None if at % (many + 1) == 0 else at % (many + 1) - 1
+        ring = [None, *choices(self._scene())]
+        at = ring.index(self._chosen) if self._chosen in ring else 0
+        self._chosen = ring[(at + step) % len(ring)]
 
     def _say(self, words: str) -> None:
         self._note, self._note_at = words, time.monotonic()

@@ -55,8 +55,8 @@ class Scene:
     `processor`: how many of the `processors` this process keeps busy; `sensors`: the words of
     the drivers. `said`: the lines that were
     printed in this session, such as the invite. `keys`: whether keys can be read. `chosen`: the
-    panel that has the whole room, None for all of them; `helps`: the help has it. `note`: what the
-    last key did."""
+    name of the panel that has the whole room, None for all of them, which are also shown while it
+    has nothing to say; `helps`: the help has the room. `note`: what the last key did."""
 
     view: TrainerView
     events: tuple[SceneEvent, ...] = ()
@@ -66,7 +66,7 @@ class Scene:
     sensors: Reading = field(default_factory=Reading)
     said: tuple[str, ...] = ()
     keys: bool = False
-    chosen: int | None = None
+    chosen: str | None = None
     helps: bool = False
     note: str = ""
 

@@ -213,10 +213,9 @@ def _body(scene: Scene, width: int, height: int) -> Lines:
     panels, framed = panels_of(scene), height >= FRAMED_FROM
     if scene.helps:
         return stacked([_help()], width, height, framed=framed)
-    if scene.chosen is not None:
-        shown = [*panels, *([_said(scene.said)] if scene.said else [])]
-        chosen = shown[scene.chosen % len(shown)] if shown else _help()
-        return stacked([chosen], width, height, framed=framed)
+    for one in (*panels, *_said(scene.said)):
+        if one.name == scene.chosen:
+            return stacked([one], width, height, framed=framed)
     if width < TWO_COLUMNS_FROM:
         return stacked(panels, width, height, framed=framed)
     right = [one for one in panels if one.name in RIGHT]
@@ -236,20 +235,22 @@ def _body(scene: Scene, width: int, height: int) -> Lines:
     return high + stacked(below, width, low, framed=framed)
 
 
-def choices(scene: Scene) -> int:
-    """How many panels the tab key goes through."""
-    return len(panels_of(_worth_saying(scene))) + bool(scene.said)
+def choices(scene: Scene) -> list[str]:
+    """The names of the panels that the tab key goes through."""
+    return [one.name for one in (*panels_of(_worth_saying(scene)), *_said(scene.said))]
 
 
-def _said(said: Sequence[str]) -> Panel:
+def _said(said: Sequence[str]) -> list[Panel]:
     """The lines that were printed in this session, such as the invite: the newest of them."""
+    if not said:
+        return []
 
     def lines(width: int, height: int) -> Lines:
         rows = [row for text in said for row in text.split("\n")]
         found = [Text(one) for row in rows for one in _in_full(row, width)]
         return found[-height:]
 
-    return Panel("printed", "also in the scrollback", lines, 1, 1, 1, grows=True)
+    return [Panel("printed", "also in the scrollback", lines, 1, 1, 1, grows=True)]
 
 
 def _in_full(text: str, width: int) -> list[str]:
