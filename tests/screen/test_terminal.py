@@ -55,6 +55,22 @@ def test_a_frame_is_drawn_in_the_size_of_the_moment(pseudo: Pseudo) -> None:
     assert pseudo.read() == ["80 by 24", "second"]
 
 
+async def test_a_resize_there_and_back_between_two_frames_leaves_nothing(pseudo: Pseudo) -> None:
+    """The size was as before, so the lines that the terminal had cut stayed so."""
+    screen = Screen(Terminal(pseudo.descriptor, Look()), lambda _text: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(screen.run)
+        screen.show(TRAINING)
+        whole = await pseudo.until("poem · training")
+        pseudo.resize(40, 12)
+        pseudo.resize(80, 24)
+        assert pseudo.read() != whole
+        signal.raise_signal(signal.SIGWINCH)
+        signal.raise_signal(signal.SIGWINCH)
+        await until(lambda: pseudo.read() == whole, PATIENCE_SECONDS)
+        nursery.cancel_scope.cancel()
+
+
 def test_printed_lines_stay_and_so_does_the_summary(pseudo: Pseudo) -> None:
     terminal = Terminal(pseudo.descriptor, Look())
     terminal.draw(frame)
@@ -191,7 +207,8 @@ async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseu
         screen.warn("warning: the disk is nearly full")
         screen.show(TRAINING)
         screen.show(changed(TRAINING, traffic=TrafficView()))  # the node has ended
-        lines = await pseudo.until("poem · training")
+        await pseudo.until("poem · training")
+        lines = await pseudo.until("80 % of the quota are used")
         assert pseudo.emulator.normal_lines()[:2] == [
             "poem: trains on the processor",
             "Ctrl-C leaves",

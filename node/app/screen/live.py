@@ -9,7 +9,8 @@ A frame is drawn when something has changed, at most four times a second, in a t
 terminal does not stop the training. Lasting text (how this machine will be used) is printed on the
 normal screen; warnings of the log are events. Steps come fast, so only the newest is shown.
 
-The size of the terminal is read when drawing. SIGWINCH only means that it is time to draw. After
+The size of the terminal is read when drawing. After SIGWINCH the whole frame is written again: the
+terminal may have been resized there and back since the last one, and shows only a part of it. After
 Ctrl-Z the kernel itself has to stop the process, because it does not stop one that no shell could
 continue.
 
@@ -188,6 +189,8 @@ class Screen:
                 _stop_as_by_default()
             elif number == signal.SIGCONT:
                 await _in_a_thread(self._terminal.begin_anew)
+            else:
+                self._terminal.distrust()
             self._changed.set()
 
     async def _follow_the_sensors(self) -> None:

@@ -1,7 +1,7 @@
 """A terminal that shows frames: any thread may write to it, one at a time.
 
 Everything here may wait for a terminal that is paused (Ctrl-S). So it is called in threads that can
-be abandoned, never in trio's. Only `typed` never waits, and `restore` hardly.
+be abandoned, never in trio's. Only `typed` and `distrust` never wait, and `restore` hardly.
 
 While a frame is there, the terminal is on its alternate screen, typed characters are not echoed,
 and keys come at once and not line by line; Ctrl-C works as usual. Lines that are to stay are
@@ -86,6 +86,7 @@ class Terminal:
         self._is_up = False
         """Whether the alternate screen is shown."""
         self._settings_before: list[Any] | None = None
+        self._is_distrusted = False
         self._ended = False
         self._restored = 0
 
@@ -94,6 +95,9 @@ class Terminal:
         with self._lock:
             if self._ended or not _is_in_foreground(self._descriptor):
                 return
+            if self._is_distrusted:
+                self._is_distrusted = False  # before the size is read
+                self._canvas.forget()
             columns, rows = self._size()
             restored = self._restored
             lines = frame(columns, rows, self._look)  # first: it may take long, or fail
@@ -109,6 +113,10 @@ class Terminal:
             columns, _ = self._size()
             text = self._look.shown(folded(line, columns)).replace("\n", "\r\n")
             self._write(f"{self._left()}{text}\r\n")
+
+    def distrust(self) -> None:
+        """The frame may no longer be whole: write all of it the next time. Never waits."""
+        self._is_distrusted = True
 
     def begin_anew(self) -> None:
         """The shell had the terminal: draw everything again."""
