@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Final, Protocol
 
 from node.core.wrong_use import WrongUse
 
@@ -30,6 +30,9 @@ SHORT_ID: Final = 8
 
 MOST_CELLS: Final = 16
 """The width of a name beside its key, so that a list of peers fits a terminal of 80 columns."""
+
+NAMES_REMEMBERED: Final = 2048
+"""A thousand peers' names are asked for with every view, and each takes 15 µs."""
 
 _SIGNS: Final = frozenset(" -_.'")
 _ALIKE: Final = ("LATIN", "GREEK", "CYRILLIC", "ARMENIAN", "CHEROKEE", "COPTIC")
@@ -43,17 +46,15 @@ _SHORT_ID: Final = rf"…{_BASE58}{{{SHORT_ID}}}\b"
 _NAMED: Final = re.compile(rf"({_ID}|{_SHORT_ID})(?: \(([^()]*)\))?")
 
 
-@dataclass(frozen=True)
-class PeerNames:
-    """A peer with its names: `verified` from the run's auth server, `said` from the peer itself."""
-
-    peer: str
-    verified: str = ""
-    said: str = ""
+class Named(Protocol):
+    """A peer with its names: `name` from the run's auth server, `said_name` from the peer."""
 
     @property
-    def label(self) -> str:
-        return label(self.peer, self.verified, self.said)
+    def peer(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def said_name(self) -> str: ...
 
 
 def short(peer: str) -> str:
@@ -74,9 +75,14 @@ def label(peer: str, verified: str = "", said: str = "", most_cells: int = MOST_
 
 def cleaned(said: str) -> str:
     """A peer's own name, with the characters that may be shown."""
+    return _cleaned(said[:LONGEST_NAME])
+
+
+@lru_cache(maxsize=NAMES_REMEMBERED)
+def _cleaned(said: str) -> str:
     alphabet = ""
     kept = []
-    for letter in unicodedata.normalize("NFKC", said[:LONGEST_NAME]):
+    for letter in unicodedata.normalize("NFKC", said):
         mine = next((one for one in _ALIKE if unicodedata.name(letter, "").startswith(one)), "")
         alphabet = alphabet or mine
         is_fine = letter in _SIGNS or unicodedata.category(letter)[0] in "LN"
@@ -95,25 +101,33 @@ def as_written(text: str) -> str:
     return name
 
 
-def with_names(words: str, peers: Iterable[PeerNames]) -> str:
+def with_names(words: str, peers: Iterable[Named]) -> str:
     """Replace each peer id in the words, whole or short, by its label.
 
     A person in brackets after it, whom the label already names, is left out.
     """
-    named = list(peers)
-    by_id: Mapping[str, PeerNames] = {
-        **{short(one.peer): one for one in named},
-        **{one.peer: one for one in named},
-    }
+    return all_with_names([words], peers)[0]
+
+
+def all_with_names(texts: Sequence[str], peers: Iterable[Named]) -> list[str]:
+    """`with_names` for each of the texts. Most words name nobody, and then the peers are not
+    looked at: a screen asks several times a second, and there may be a thousand."""
+    asked = {found[1] for words in texts for found in _NAMED.finditer(words)}
+    ends = tuple({one[-SHORT_ID:] for one in asked})
+    by_id: dict[str, Named] = {}
+    for one in peers if ends else ():
+        if one.peer.endswith(ends):
+            by_id[short(one.peer)] = by_id[one.peer] = one
 
     def said(peer: str, person: str | None) -> str:
         one = by_id.get(peer)
         behind = f" ({person})" if person is not None else ""
         if one is None:
             return f"{short(peer)}{behind}"
-        return one.label if person == one.verified else f"{one.label}{behind}"
+        name = label(one.peer, one.name, one.said_name)
+        return name if person == one.name else f"{name}{behind}"
 
-    return with_peers(words, said)
+    return [with_peers(words, said) for words in texts]
 
 
 def with_peers(words: str, said: Callable[[str, str | None], str]) -> str:

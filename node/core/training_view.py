@@ -10,12 +10,9 @@ Rates and shares are measured, never guessed. An unknown value is None, and is s
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
-
-from node.core.display_name import PeerNames
 
 LOSSES_KEPT: Final = 512
 """Points of the run's curve: several times the columns of a wide terminal."""
@@ -75,11 +72,6 @@ class RunPeerView(msgspec.Struct, frozen=True, kw_only=True):
     down_bytes_per_second: float | None = None
     reduces: float | None = None
     ignored: str = ""  # why its reports do not count
-
-
-def named(peers: Iterable[RunPeerView]) -> list[PeerNames]:
-    """These peers with their names, for messages."""
-    return [PeerNames(one.peer, one.name, one.said_name) for one in peers]
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
@@ -35,7 +35,6 @@ from node.core.training_view import (
     RunPeerView,
     TrafficView,
     TrainerView,
-    named,
 )
 from node.training.account import SessionAccount
 from node.training.departure import Departure
@@ -268,8 +267,7 @@ class TrainingSession:
         self._note_facts(happening)
         words = words_of(happening)
         if words:
-            peers = () if self.watched is None else self.watched.peers()
-            words = with_names(words, named(peers))
+            words = with_names(words, self._peers())
             self._last_event, self._last_event_at = words, round(time.time(), 3)
             self.lines.append((self._last_event_at, words))
             self.lines_told += 1
@@ -320,6 +318,11 @@ class TrainingSession:
             case _:
                 pass
         self._facts = facts
+
+    def _peers(self) -> Iterator[RunPeerView]:
+        """Made when the first one is asked for: most events name nobody."""
+        if self.watched is not None:
+            yield from self.watched.peers()
 
     def _note_phase(self) -> PhaseWords:
         told = self.told()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -225,6 +226,36 @@ def test_a_long_list_of_peers_leaves_room_for_the_rest() -> None:
     assert any("500 others · 500 direct" in line for line in lines)
     assert any("more: potluck peers" in line for line in lines)
     assert "Ctrl-C leaves" in lines[-1]
+
+
+def test_a_frame_of_a_thousand_peers_takes_hardly_more_than_one_of_a_hundred() -> None:
+    """All the peers' names were made for each event, also for those that are not shown."""
+
+    def calls(many: int) -> int:
+        peers = tuple(changed(TRAINING.peers[0], peer=f"12D3Koo{n:09d}") for n in range(many))
+        events = (SceneEvent("21:04:31", "…DqWzXn03 came"),) * 100
+        scene = Scene(changed(TRAINING, peers=peers), events)
+        with CallCount() as count:
+            drawn(scene, 120, 40)
+        return count.calls
+
+    assert calls(1_000) < 2 * calls(100)
+
+
+class CallCount:
+    """Of Python's functions, in this thread."""
+
+    calls = 0
+
+    def __enter__(self) -> CallCount:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, _frame: object, kind: str, _argument: object) -> None:
+        self.calls += kind == "call"
 
 
 def test_at_the_start_only_what_is_known_is_shown() -> None:

@@ -22,7 +22,7 @@ from node.app.screen.picture import frame
 from node.app.screen.summary import summary
 from node.core.display_name import short, with_names
 from node.core.status import LinkStatus, NodeStatus
-from node.core.training_view import RunPeerView, TrainerPhase, named
+from node.core.training_view import RunPeerView, TrainerPhase
 from tests.screen.emulator import AT_REST, SHOWN, Emulator
 
 ESCAPES = (
@@ -94,7 +94,7 @@ def test_a_clean_word_is_clean_and_no_wider_than_it_was(said: str) -> None:
 
 def test_a_peer_is_called_by_its_name_and_by_the_end_of_its_id_without() -> None:
     bob, stranger = ("12D3KooW" + letter * 44 for letter in "bZ")
-    peers = named((RunPeerView(peer=bob, name="code:bob"), RunPeerView(peer=stranger)))
+    peers = (RunPeerView(peer=bob, name="code:bob"), RunPeerView(peer=stranger))
     said = f"{bob} came; {stranger} did not; {short(bob)} went, and 12D3KooWbb"
     label = f"code:bob …{'b' * 8}"
     assert with_names(said, peers) == (

@@ -16,7 +16,14 @@ from rich.text import Text
 from lab.scenes import EXPERTS, STATES, TRAINING
 from node.app.cli.output import Output
 from node.app.screen.canvas import BEGIN, ENTER, Look, Painted, paint
-from node.app.screen.live import PASTE_SECONDS, Screen
+from node.app.screen.live import (
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    PASTE_SECONDS,
+    SHARE_OF_A_CORE,
+    Screen,
+    pause_after,
+)
 from node.app.screen.terminal import Terminal, can_read_keys, can_show, look_of
 from node.core.status import NodeStatus
 from node.core.training_view import TrafficView
@@ -318,6 +325,12 @@ async def test_many_changes_are_few_pictures_and_none_is_no_picture(pseudo: Pseu
     pseudo.read()
     assert pseudo.written.count(BEGIN) <= 4, "the first, one in between, the last, and the end"
     assert pseudo.written.count(ENTER) == 1
+
+
+def test_frames_that_take_long_are_fewer() -> None:
+    assert pause_after(0.001) == LEAST_SECONDS
+    assert pause_after(0.01) == 0.01 / SHARE_OF_A_CORE
+    assert pause_after(5.0) == MOST_SECONDS
 
 
 async def test_a_paused_terminal_stops_neither_the_training_nor_the_leaving() -> None:

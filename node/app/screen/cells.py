@@ -32,6 +32,8 @@ _REPLACED: Final = "\N{REPLACEMENT CHARACTER}"
 
 def clean(text: str, longest: int = LONGEST) -> str:
     """The text in one line, without anything that controls a terminal or confuses its counting."""
+    if text.isascii() and text.isprintable():  # nearly all of it: there is nothing to remove
+        return text[:longest].strip()
     kept: list[str] = []
     marks = 0
     for character in unicodedata.normalize("NFC", text[:longest]):

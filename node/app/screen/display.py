@@ -30,7 +30,7 @@ from node.app.cli.output import Output, folded
 from node.app.screen.live import Screen
 from node.app.screen.terminal import Terminal, can_read_keys, can_show, look_of
 from node.core.display_name import with_names
-from node.core.training_view import TrainerView, named
+from node.core.training_view import TrainerView
 from node.training.happenings import Happening, Shown, WillUse
 from node.training.words import object_of, words_of
 
@@ -46,7 +46,7 @@ class PlainView:
         self._view = TrainerView()
 
     def happened(self, happening: Happening) -> None:
-        words = with_names(words_of(happening), named(self._view.peers))
+        words = with_names(words_of(happening), self._view.peers)
         if not isinstance(happening, WillUse):
             words = f"{time.strftime('%H:%M:%S')} {words}"
         self._lines.data({**object_of(happening), "time": round(time.time(), 3)}, words)

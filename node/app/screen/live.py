@@ -5,9 +5,10 @@
     screen.meet(node.status, node.control.ask)          # when the node runs
     await screen.end(seconds)
 
-A frame is drawn when something has changed, at most four times a second, in a thread: a paused
-terminal does not stop the training. Lasting text (how this machine will be used) is printed on the
-normal screen; warnings of the log are events. Steps come fast, so only the newest is shown.
+A frame is drawn when something has changed, at most four times a second, and more rarely where it
+takes long. That happens in a thread: a paused terminal does not stop the training. Lasting text
+(how this machine will be used) is printed on the normal screen; warnings of the log are events.
+Steps come fast, so only the newest is shown.
 
 The size of the terminal is read when drawing. After SIGWINCH the whole frame is written again: the
 terminal may have been resized there and back since the last one, and shows only a part of it. After
@@ -26,17 +27,16 @@ import re
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import trio
 from msgspec.structs import replace
 
-from node.app.screen.canvas import Look, Painted
 from node.app.screen.panels import Scene, SceneEvent
 from node.app.screen.picture import choices, frame
 from node.app.screen.summary import summary
-from node.app.screen.terminal import Terminal
+from node.app.screen.terminal import Frame, Terminal
 from node.core.sensors import Reading, Sensors, gpus_in_use
 from node.core.status import NodeStatus
 from node.core.training_view import ENDED, TrainerPhase, TrainerView
@@ -50,6 +50,12 @@ _log = logging.getLogger("potluck.screen")
 
 LEAST_SECONDS: Final = 0.25
 """Between two frames: nobody reads faster, and a slow link to the terminal can carry it."""
+
+MOST_SECONDS: Final = 1.0
+"""Between two frames, however long one takes: keys have to be seen to work."""
+
+SHARE_OF_A_CORE: Final = 0.02
+"""That drawing takes at most. A frame of 250×70 takes 6 ms, and more on a small board."""
 
 STATUS_SECONDS: Final = 2.0  # between two looks at the node of a peer that keeps the run
 SENSORS_SECONDS: Final = 2.0  # between two looks at them
@@ -168,8 +174,8 @@ class Screen:
                 while True:
                     await self._changed.wait()
                     self._changed = trio.Event()
-                    await _in_a_thread(self._terminal.draw, self._frame())
-                    await trio.sleep(LEAST_SECONDS)
+                    cost = await _in_a_thread(_cost_of, self._terminal.draw, self._frame())
+                    await trio.sleep(pause_after(cost))
 
     async def end(self, seconds: float) -> bool:
         """Leave a summary on the normal screen; not longer than this, also when cancelled. Returns
@@ -290,7 +296,7 @@ class Screen:
             note=self._note,
         )
 
-    def _frame(self) -> Callable[[int, int, Look], Sequence[Painted]]:
+    def _frame(self) -> Frame:
         scene = self._scene()
         return lambda columns, rows, look: frame(scene, columns, rows, look)
 
@@ -322,6 +328,18 @@ class _ProcessorUse:
         elif now - self._before[0] >= PROCESSOR_SECONDS:
             self.busy = (used - self._before[1]) / (now - self._before[0])
             self._before = now, used
+
+
+def pause_after(cost: float) -> float:
+    """How long to wait after a frame that took so many seconds of a processor."""
+    return min(max(LEAST_SECONDS, cost / SHARE_OF_A_CORE), MOST_SECONDS)
+
+
+def _cost_of(draw: Callable[[Frame], None], frame: Frame) -> float:
+    """Draw the frame, and return how many seconds of a processor that took."""
+    before = time.thread_time()
+    draw(frame)
+    return time.thread_time() - before
 
 
 def _stop_as_by_default() -> None:

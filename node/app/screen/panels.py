@@ -19,10 +19,10 @@ from node.app.screen.cells import clean, clip, count, fit, pad, time_span, wrap
 from node.app.screen.charts import curve, labels, scale_of, shares
 from node.app.screen.layout import Panel
 from node.core.caps.units import in_words
-from node.core.display_name import label, short, with_names
+from node.core.display_name import all_with_names, label, short
 from node.core.sensors import GpuReading, Reading
 from node.core.status import LinkStatus, NodeStatus
-from node.core.training_view import RunPeerView, TrafficView, TrainerPhase, TrainerView, named
+from node.core.training_view import RunPeerView, TrafficView, TrainerPhase, TrainerView
 from node.training.words import role_words
 
 MINE, OTHERS, FREE = "━", "═", "─"
@@ -456,30 +456,30 @@ def _asking(link: LinkStatus, peer: RunPeerView | None, room: int) -> str:
 
 
 def events_panel(scene: Scene) -> Panel | None:
-    events = events_with_names(scene)
-    if not events:
+    if not scene.events:
         return None
     return Panel(
         "events",
         "",
-        lambda *room: _events(events, *room),
+        lambda *room: _events(scene, *room),
         1,
-        min(len(events), 2),
+        min(len(scene.events), 2),
         priority=5,
         grows=True,
     )
 
 
-def events_with_names(scene: Scene) -> list[SceneEvent]:
-    names = named(scene.view.peers)
-    return [replace(one, words=with_names(one.words, names)) for one in scene.events]
+def events_with_names(scene: Scene, events: Sequence[SceneEvent]) -> list[SceneEvent]:
+    texts = all_with_names([one.words for one in events], scene.view.peers)
+    return [replace(one, words=words) for one, words in zip(events, texts, strict=True)]
 
 
 LINES_OF_ONE: Final = 3
 
 
-def _events(events: Sequence[SceneEvent], width: int, height: int) -> list[Text]:
+def _events(scene: Scene, width: int, height: int) -> list[Text]:
     """The newest ones, the last of them in full."""
+    events = events_with_names(scene, scene.events[-height:])
     lines = event_lines(events[-1], width, min(LINES_OF_ONE, height))
     for event in reversed(events[:-1]):
         if len(lines) >= height:

@@ -31,7 +31,7 @@ from node.app.screen.panels import (
     panels_of,
 )
 from node.core.display_name import label, with_names
-from node.core.training_view import ENDED, TrainerPhase, TrainerView, named
+from node.core.training_view import ENDED, TrainerPhase, TrainerView
 from node.training.words import since_words
 
 _WELL: Final = "black on green"
@@ -180,7 +180,7 @@ def _state(view: TrainerView, room: int, most: int) -> Lines:
         return full
     if view.phase in ENDED:
         return full[:most]
-    says_in_short = Text(clip(clean(with_names(view.doing, named(view.peers))), room))
+    says_in_short = Text(clip(clean(with_names(view.doing, view.peers)), room))
     if not to_do:
         return [says_in_short]
     if len(to_do) < most:
@@ -196,7 +196,7 @@ def state_lines(
     """The meaning of the state, and the advice for it."""
     label = "next: " if room >= MARGIN_FROM - 2 else ""
     room = min(room, READABLE)
-    says = wrap(clean(with_names(view.doing, named(view.peers))), room, most_doing)
+    says = wrap(clean(with_names(view.doing, view.peers)), room, most_doing)
     to_do = wrap(clean(view.advice), room - len(label), most_advice)
     return [Text(one) for one in says], [
         Text().append(label if number == 0 else " " * len(label), "bold").append(one)
@@ -278,7 +278,7 @@ def _help() -> Panel:
 def _worth_saying(scene: Scene) -> Scene:
     """Without events that the state's words already say."""
     view = scene.view
-    said = view.doing, with_names(view.doing, named(view.peers))
+    said = view.doing, with_names(view.doing, view.peers)
     phase = f"{view.phase.value}: "
     events = [one for one in scene.events if one.words not in said]
     return replace(scene, events=tuple(e for e in events if not e.words.startswith(phase)))

@@ -40,7 +40,7 @@ def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
     """None wider than `width` cells, and at most `height` lines, except for the reason of the end,
     which is shown in full. `clock`: when it ended."""
     view = _as_ended(scene.view)
-    warnings = [one for one in events_with_names(scene) if one.warns][-WARNINGS_KEPT:]
+    warnings = events_with_names(scene, [one for one in scene.events if one.warns][-WARNINGS_KEPT:])
     given = view.contribution
     gave = bool(given.steps or given.alone_steps or given.lost_samples)
     failed = view.phase in (TrainerPhase.REFUSED, TrainerPhase.FAILED)
