@@ -59,12 +59,13 @@ class Reading:
 
 
 def gpus_in_use() -> tuple[str, ...]:
-    """The UUIDs of the GPUs that torch uses here, as NVIDIA's driver writes them. It does not
-    import torch."""
+    """The UUIDs of the GPUs on which torch holds memory in this process, as NVIDIA's driver writes
+    them; the machine may have others. It does not import torch."""
     cuda = sys.modules.get("torch.cuda")
     if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
         return ()
-    found = (cuda.get_device_properties(number) for number in range(cuda.device_count()))
+    used = (number for number in range(cuda.device_count()) if cuda.memory_reserved(number))
+    found = (cuda.get_device_properties(number) for number in used)
     return tuple(f"GPU-{one.uuid}" for one in found if getattr(one, "uuid", None))
 
 

@@ -180,4 +180,8 @@ def test_the_gpus_that_compute_are_named_as_the_driver_names_them(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     named = [SimpleNamespace(uuid=UUID.removeprefix("GPU-")), SimpleNamespace()]
     monkeypatch.setattr(torch.cuda, "get_device_properties", named.__getitem__)
+    held = [9_000 * MIB, 2 * MIB]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", held.__getitem__)
     assert gpus_in_use() == (UUID,)
+    held[0] = 0
+    assert gpus_in_use() == (), "this process computes on the other one"
