@@ -37,6 +37,7 @@ KINDS: Final = {
     "nat-join": "nat_join",
     "nat-relays": "nat_relays",
     "relay": "relay",
+    "page": "page",
     "outage": "outage",
     "experts": "experts",
     "training": "training",
