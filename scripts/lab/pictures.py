@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.text import Text
 
+from lab.page import demo
 from lab.page import pictures as page
 from lab.scenes import PICTURED, STATES
 from node.app.screen import Look, Scene, frame
@@ -64,6 +65,7 @@ def main() -> int:
     kinds = parser.add_subparsers(metavar="KIND", required=True)
     add_parser(kinds)
     page.add_parser(kinds)
+    demo.add_parser(kinds)
     arguments = parser.parse_args()
     code: int = arguments.make(arguments, FOLDER)
     return code

@@ -65,7 +65,9 @@ figures from the same minutes, and look at the spread.
 `.venv/bin/python scripts/picture terminal` makes the pictures of the screen in docs/pictures again,
 from scenes (scripts/lab/scenes.py), and `scripts/picture page` those of the run's page, with
 Chromium, from others (scripts/lab/page/scenes.py). With `--state`, `--size` and, for the page,
-`--dark` they make one picture of any state.
+`--dark` they make one picture of any state. `scripts/picture demo FOLDER` plays `potluck demo`,
+opens its page, and makes pictures of it at the seconds 5, 20 and 40, and when one volunteer was
+killed and the late one takes part.
 """
 
 _NETWORK_LAB = """\

@@ -47,6 +47,10 @@ async def test_every_view_is_drawn_at_every_size_without_a_complaint(
         assert tab.evaluate("document.documentElement.scrollWidth") == width
         assert text(tab, "step") == "900 of 4,000"
         assert tab.evaluate("document.querySelectorAll('#people tbody tr').length") == 6
+        faded = tab.evaluate(
+            "[...document.querySelectorAll('#people .off')].map((one) => one.innerText)"
+        )
+        assert len(faded) == 1, "the one that this peer has no link to, who may be dead"
         assert tab.evaluate("document.querySelectorAll('#board tbody tr').length") == 6
         assert tab.evaluate("document.querySelectorAll('#map circle').length") == 6
         assert tab.evaluate("document.querySelectorAll('#qr path').length") == 1

@@ -310,7 +310,7 @@
     say("people-more", `${count(rows.length + more)} ${rows.length + more === 1 ? "peer" : "peers"}, ${count(training)} of them ${training === 1 ? "trains" : "train"}${more ? `; ${count(more)} more than are shown` : ""}`);
     const most = Math.max(...rows.map((one) => one.hour || 0));
     at("people").tBodies[0].replaceChildren(...rows.map((one) => {
-      const line = element("tr", undefined, `${one.own ? "own" : ""}${one.ignored ? " off" : ""}`);
+      const line = element("tr", undefined, `${one.own ? "own" : ""}${one.ignored || one.reach === "none" ? " off" : ""}`);
       const who = named(one.who);
       if (one.own) who.append(element("span", "this peer", "tag"));
       if (one.ignored) who.append(element("span", "does not count", "tag"));
