@@ -15,8 +15,9 @@ from node.app.page import RunPage
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no browser for it: {missing()}")
 
 SIZES = [(390, 844), (820, 1100), (1600, 1000)]
-HAS_DRAWN = "document.querySelectorAll('#loss-chart svg path.line').length === 1"
-IS_LIVE = "document.getElementById('fresh').textContent === 'live'"
+IS_WHOLE = "!document.getElementById('main').hasAttribute('aria-busy')"
+HAS_DRAWN = f"document.querySelectorAll('#loss-chart svg path.line').length === 1 && {IS_WHOLE}"
+IS_LIVE = f"document.getElementById('fresh').textContent === 'live' && {IS_WHOLE}"
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,7 @@ async def test_a_login_link_opens_the_page_with_names_and_leaves_no_key_in_the_a
     browser: Chromium,
 ) -> None:
     page = RunPage(PageScene(peers=4, steps=50, closed=True).source())
-    has_names = "document.getElementById('people').innerText.includes('Grace')"
+    has_names = "document.getElementById('people')?.innerText.includes('Grace')"
 
     def look(link: str) -> None:
         tab = browser.tab()
@@ -217,6 +218,47 @@ async def test_every_control_has_a_name_for_a_screen_reader(browser: Chromium) -
         assert unnamed == []
 
     await seen(PageScene(peers=4, steps=50), look)
+
+
+CONTRAST = """(() => {
+  const channels = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
+  const light = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, part, i) => {
+    const share = rgb[i] / 255;
+    return sum + part * (share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const over = (above, below) => {
+    const opaque = above.length > 3 ? above[3] : 1;
+    return below.map((one, i) => above[i] * opaque + one * (1 - opaque));
+  };
+  const ground = (one) => one === null ? [255, 255, 255]
+    : over(channels(getComputedStyle(one).backgroundColor), ground(one.parentElement));
+  const poor = {};
+  for (const one of document.body.querySelectorAll("*")) {
+    const hasWords = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!hasWords || !one.getClientRects().length) continue;
+    if (one.closest("svg, script, .sr, .skip")) continue;
+    const below = ground(one), style = getComputedStyle(one);
+    const pair = [light(over(channels(style.color), below)), light(below)].sort((a, b) => b - a);
+    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+    if (ratio < 4.5) poor[`${one.tagName} ${one.className} ${one.id}`] = ratio.toFixed(2);
+  }
+  return poor;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_all_words_stand_out_from_their_ground(browser: Chromium, dark: bool) -> None:
+    """As WCAG has it for normal text: by 4.5 to 1."""
+
+    def look(url: str) -> None:
+        tab = browser.tab(width=1600, dark=dark)
+        tab.open(f"{url}/")
+        tab.wait_for(IS_LIVE)
+        for kind in ("", " warm", " bad"):
+            tab.evaluate(f"document.getElementById('phase').className = 'badge{kind}'")
+            assert tab.evaluate(CONTRAST) == {}
+
+    await seen(PageScene(peers=60, steps=60), look)
 
 
 async def test_a_run_of_two_hundred_peers_is_drawn_within_a_second(browser: Chromium) -> None:

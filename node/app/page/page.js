@@ -72,15 +72,43 @@
     if (state.points.length > MOST_POINTS) state.points = state.points.filter((_, place) => place % 2 || place > MOST_POINTS - 500);
     Object.assign(state, sections);
     if (sections.run) showNow();
-    if (points || more) { showSpark(); charts.forEach((one) => one.draw()); }
-    if (sections.people) showPeople();
-    if ("round" in sections) showRound();
-    if ("board" in sections) showBoard();
-    if ("events" in sections) showEvents();
-    if (sections.checkpoints) showCheckpoints();
-    if ("definition" in sections) showDefinition();
-    if ("join" in sections) showJoin();
+    if (points || more) { soon("spark", showSpark); charts.forEach((one) => soon(one.options.name, () => one.draw())); }
+    if ("join" in sections) soon("join", showJoin);
+    if ("round" in sections) soon("round", showRound);
+    if (sections.people) soon("people", showPeople);
+    if ("board" in sections) soon("board", showBoard);
+    if ("events" in sections) soon("events", showEvents);
+    if (sections.checkpoints) soon("checkpoints", showCheckpoints);
+    if ("definition" in sections) soon("definition", showDefinition);
     showAge();
+  }
+
+  // Each part is drawn in a task of its own, so that the page answers meanwhile on a weak phone.
+  const due = new Map();
+  let isDrawing = false;
+  function soon(name, draw) {
+    due.set(name, draw);
+    if (isDrawing) return;
+    isDrawing = true;
+    at("main").setAttribute("aria-busy", "true");
+    setTimeout(drawNext);
+  }
+  function drawNext() {
+    const [name, draw] = due.entries().next().value;
+    due.delete(name);
+    try { draw(); } finally {
+      if (due.size) setTimeout(drawNext);
+      else { isDrawing = false; at("main").removeAttribute("aria-busy"); }
+    }
+  }
+
+  // The rows of a table are made some at a time, and shown together. `made` makes that of one value.
+  const ROWS_AT_ONCE = 50;
+  function fill(id, values, made, rows = []) {
+    const begin = rows.length;
+    rows.push(...values.slice(begin, begin + ROWS_AT_ONCE).map(made));
+    if (rows.length < values.length) soon(`more of ${id}`, () => fill(id, values, made, rows));
+    else at(id).tBodies[0].replaceChildren(...rows);
   }
 
   // ---- now
@@ -187,6 +215,16 @@
     return sums.map(([sum, weight]) => sum / weight);
   }
 
+  // Not at first: an observer calls for a size that is drawn already.
+  function whenResized(place, draw) {
+    let size = null;
+    new ResizeObserver(([{ contentRect: { width, height } }]) => {
+      const before = size;
+      size = `${Math.round(width)} ${Math.round(height)}`;
+      if (before !== null && before !== size) draw();
+    }).observe(place);
+  }
+
   class Chart {
     constructor(id, options) {
       this.place = at(`${id}-chart`); this.reading = at(`${id}-reading`); this.options = options; this.cursor = null;
@@ -194,7 +232,7 @@
       this.place.addEventListener("pointerleave", () => this.move(null));
       this.place.addEventListener("blur", () => this.move(null));
       this.place.addEventListener("keydown", (event) => this.key(event));
-      new ResizeObserver(() => this.draw()).observe(this.place);
+      whenResized(this.place, () => this.draw());
     }
     draw() {
       const { value, className, isLog, smooth, unit } = this.options;
@@ -309,7 +347,7 @@
     const training = rows.filter((one) => one.role === "trains" && !one.ignored).length;
     say("people-more", `${count(rows.length + more)} ${rows.length + more === 1 ? "peer" : "peers"}, ${count(training)} of them ${training === 1 ? "trains" : "train"}${more ? `; ${count(more)} more than are shown` : ""}`);
     const most = Math.max(...rows.map((one) => one.hour || 0));
-    at("people").tBodies[0].replaceChildren(...rows.map((one) => {
+    fill("people", rows, (one) => {
       const line = element("tr", undefined, `${one.own ? "own" : ""}${one.ignored || one.reach === "none" ? " off" : ""}`);
       const who = named(one.who);
       if (one.own) who.append(element("span", "this peer", "tag"));
@@ -326,15 +364,15 @@
       const reach = cell(one.own ? "" : (REACHES[one.reach] || one.reach) + (known(one.trip) ? `, ${trimmed(one.trip, 2)} ms` : ""), "low");
       line.append(who, cell(ROLES[one.role] || one.role, "mid"), reach, cell(span(one.here), "num low"), cell(one.role === "keeps" ? "" : short(one.rate), "num"), hour);
       return line;
-    }));
+    });
   }
 
   function showBoard() {
-    const board = state.board, body = at("board").tBodies[0];
-    body.replaceChildren();
+    const board = state.board;
     at("board").parentElement.hidden = !board || !(board.people.length || board.helpers.length);
     if (!board || !(board.people.length || board.helpers.length)) {
       say("board-more", "Nobody can be credited yet: no step of several people is on record here.");
+      at("board").tBodies[0].replaceChildren();
       return;
     }
     const line = ([rank, who, samples, alone, steps, averaged, seconds, devices], helps) => {
@@ -344,7 +382,7 @@
       row.append(cell(helps ? "" : count(rank), "num"), name, cell(helps ? "" : count(samples + alone), "num"), cell(count(steps), "num low"), cell(bytes(averaged), "num mid"), cell(span(seconds), "num"));
       return row;
     };
-    body.append(...board.people.map((one) => line(one, false)), ...board.helpers.map((one) => line(one, true)));
+    fill("board", [...board.people.map((one) => [one, false]), ...board.helpers.map((one) => [one, true])], ([one, helps]) => line(one, helps));
     const writers = board.records === 1 ? "the signed record of 1 peer" : `the signed records of ${count(board.records)} peers`;
     say("board-more", `Proof: added up from ${writers}, over ${count(board.steps)} steps, of which this peer has seen ${count(board.seen)} itself. A step counts as most of its other members confirm it. “potluck leaderboard --check” adds the same records up again.`);
   }
@@ -416,11 +454,12 @@
     const reducers = members.map((one, i) => [i, one[2] || 0]).filter((one) => one[1] > 0).sort((a, b) => b[1] - a[1]).slice(0, few ? 24 : 3);
     for (const [i, part] of reducers) {
       const [x1, y1] = spot(i);
-      members.forEach((other, j) => {
-        if (j === i || !other[1]) return;
+      const lines = members.map((other, j) => {
+        if (j === i || !other[1]) return "";
         const [x2, y2] = spot(j);
-        svg.append(drawn("path", { d: `M${x2.toFixed(1)} ${y2.toFixed(1)}Q${cx} ${cy} ${x1.toFixed(1)} ${y1.toFixed(1)}`, class: "edge", "stroke-width": (few ? 0.4 + 3 * part / most : 0.7).toFixed(2), "stroke-opacity": (few ? 0.12 + 0.3 * part / most : 0.16).toFixed(2) }));
+        return `M${x2.toFixed(1)} ${y2.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${x1.toFixed(1)} ${y1.toFixed(1)}`;
       });
+      svg.append(drawn("path", { d: lines.join(""), class: "edge", "stroke-width": (few ? 0.4 + 3 * part / most : 0.7).toFixed(2), "stroke-opacity": (few ? 0.12 + 0.3 * part / most : 0.3).toFixed(2) }));
     }
     members.forEach(([who, samples, part], i) => {
       const [x, y, turn] = spot(i), size = few ? 4 + 12 * Math.sqrt((part || 0) / most) : Math.max(2.2, Math.min(6, r * 2.6 / members.length)) * (0.6 + 0.4 * Math.sqrt((part || 0) / most));
@@ -436,7 +475,7 @@
     say("round-more", `step ${count(round.step)}: ${count(averaging)} of ${count(members.length)} members averaged a part for the others${round.of_many ? "; one group of several" : ""}${few ? "" : "; lines lead to the three largest parts"}`);
   }
 
-  new ResizeObserver(() => { if (state.round) showRound(); }).observe(at("map"));
+  whenResized(at("map"), () => { if (state.round) showRound(); });
 
   // ---- news
 

@@ -38,6 +38,7 @@ KINDS: Final = {
     "nat-relays": "nat_relays",
     "relay": "relay",
     "page": "page",
+    "lighthouse": "lighthouse",
     "outage": "outage",
     "experts": "experts",
     "training": "training",

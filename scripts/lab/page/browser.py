@@ -29,6 +29,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ANSWER_SECONDS = 60.0  # on a busy machine a first page takes many
+NAVIGATED = "Inspected target navigated or closed"  # the next page is on its way: it may be asked
 
 
 def found() -> str | None:
@@ -168,10 +169,18 @@ class Tab:
 
     def wait_for(self, expression: str, seconds: float = ANSWER_SECONDS) -> None:
         deadline = time.monotonic() + seconds
-        while not self.evaluate(expression):
+        while not self._holds(expression):
             if time.monotonic() > deadline:
                 raise BrowserFailure(f"not true within {seconds:g} s: {expression}")
             self._browser.listen(0.05)
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.evaluate(expression))
+        except BrowserFailure as error:
+            if NAVIGATED not in str(error):
+                raise
+            return False
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):

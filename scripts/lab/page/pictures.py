@@ -49,7 +49,10 @@ PICTURES: Final = {
 }
 
 QUALITY: Final = 60  # of webp: letters stay sharp, at half the size of png
-HAS_NEWS: Final = "document.getElementById('fresh').textContent === 'live'"
+HAS_NEWS: Final = (
+    "document.getElementById('fresh').textContent === 'live'"
+    " && !document.getElementById('main').hasAttribute('aria-busy')"
+)
 IS_STALE: Final = "!document.getElementById('stale').hidden"
 
 
