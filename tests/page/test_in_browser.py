@@ -78,6 +78,14 @@ async def test_a_run_that_begins_says_so(browser: Chromium) -> None:
     await seen(PageScene(peers=1, steps=0), look)
 
 
+CUT_NAMES = """(() => {
+  const box = document.getElementById("map").getBoundingClientRect();
+  const isCut = (one) => one.left < box.left - 1 || one.right > box.right + 1;
+  const names = [...document.querySelectorAll("#map text")];
+  return names.filter((one) => isCut(one.getBoundingClientRect())).map((one) => one.textContent);
+})()"""
+
+
 async def test_nothing_that_a_stranger_calls_itself_is_executed(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab()
@@ -88,6 +96,7 @@ async def test_nothing_that_a_stranger_calls_itself_is_executed(browser: Chromiu
         assert tab.evaluate("document.images.length") == 0
         assert tab.evaluate("document.scripts.length") == 2
         assert "<img src=x onerror=window.bad=1>" in text(tab, "people")
+        assert tab.evaluate(CUT_NAMES) == [], "the map has room for them"
         assert tab.troubles == []
 
     await seen(PageScene(peers=8, hostile=True), look)

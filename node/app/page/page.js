@@ -437,6 +437,8 @@
 
   // ---- the map of the last round
 
+  const LETTER = 6.8; // the width of a broad one, at 11 pixels
+
   function showRound() {
     const round = state.round, place = at("map");
     if (!round || round.members.length < 2) {
@@ -467,8 +469,11 @@
       if (!few) return;
       const side = Math.cos(turn), end = Math.abs(side) < 0.2 ? "middle" : side > 0 ? "start" : "end";
       const px = x + Math.cos(turn) * (size + 6), py = y + Math.sin(turn) * (size + 12) + 4;
-      const [said, key] = split(who), name = said.length > 15 ? `${said.slice(0, 14)}…` : said || key;
-      svg.append(drawn("text", { x: px.toFixed(1), y: py.toFixed(1), "text-anchor": end }, members.length <= 12 && wide >= 420 ? `${name} · ${percent(part)}` : name));
+      const [said, key] = split(who), room = { start: wide - px, end: px, middle: wide }[end];
+      const letters = Math.max(2, Math.min(15, Math.floor(room / LETTER))), whole = said || key;
+      const name = whole.length > letters ? `${whole.slice(0, letters - 1)}…` : whole, both = `${name} · ${percent(part)}`;
+      const hasRoom = members.length <= 12 && wide >= 420 && both.length * LETTER <= room;
+      svg.append(drawn("text", { x: px.toFixed(1), y: py.toFixed(1), "text-anchor": end }, hasRoom ? both : name));
     });
     place.replaceChildren(svg);
     const averaging = members.filter((one) => one[2] > 0).length;
