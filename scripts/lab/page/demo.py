@@ -41,6 +41,7 @@ SAID: Final = """(() => {
   return {
     step: text("step"), loss: text("loss"), fresh: text("fresh"), phase: text("phase"),
     curves: document.querySelectorAll("#loss-chart path.line").length,
+    names: [...document.querySelectorAll("#people .who")].map((one) => one.firstChild.data),
     people: rows("people"), board: rows("board"), events: text("events"),
   };
 })()"""
