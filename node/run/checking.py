@@ -130,7 +130,13 @@ def _contradictions_of_sections(definition: RunDefinition) -> Iterator[str]:
     del options["further"]  # which only has to be alike
     codec = definition.averaging.codec
     yield from _said_by(
-        lambda: check_options(**options, auxiliary=False, codec=codec), "[training]"
+        lambda: check_options(
+            **options,
+            auxiliary=False,
+            codec=codec,
+            approximate=definition.averaging.approximate,
+        ),
+        "[training]",
     )
     yield from _said_by(definition.collaboration_settings, "[averaging]")
     training = definition.training

@@ -65,25 +65,27 @@ def copies_of(
     offload: bool,
     fragments: int = 1,
     is_coarse: bool = False,
+    powersgd_rank: int = 0,
     statistics: int = 0,
 ) -> KeptCopies:
     """The table of docs/organisers.md. tests/accumulation/test_copies.py measures it.
 
     A round reads one flat buffer and writes another, in the machine's memory. The GPU has the
     gradients of the epoch and the average to step with. `delayed` needs a shadow and accumulates
-    during a round. Local steps have the starting point and the outer momentum, and what a coarse
+    during a round. PowerSGD has what was not sent yet, and the decoded average in place of what a
+    round writes. Local steps have the starting point and the outer momentum, and what a coarse
     codec has lost; the buffers of a round are as large as a fragment. `offload` moves the GPU's
     copies; with `delayed` the optimizer's statistics (so many copies), too.
     """
     if local_steps > 1:
         kept = 2 + 2 / fragments + (1 if is_coarse else 0)
         return KeptCopies(kept, 0, kept)
-    more = 2 if parameters_every else 0
+    more, rest = 2 if parameters_every else 0, 1 if powersgd_rank else 0
     if delayed:
         if offload:
-            return KeptCopies(4, -statistics, 4 + statistics, more)
-        return KeptCopies(4, 3, 2, more)
-    return KeptCopies(2, 0 if offload else 2, 2, more)
+            return KeptCopies(4 + rest, -statistics, 4 + statistics + rest, more)
+        return KeptCopies(4 + rest, 3, 2 + rest, more)
+    return KeptCopies(2 + rest, 0 if offload else 2, 2 + rest, more)
 
 
 @dataclass(frozen=True)
@@ -195,12 +197,15 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
             fragments=training.fragments,
             is_coarse=_is_coarse(definition),
             parameters_every=definition.averaging.parameters_every,
+            powersgd_rank=definition.averaging.powersgd_rank,
             offload=offload,
             statistics=statistics,
         )
         for offload in (False, True)
     )
     state = FLOAT_BYTES * parameters * (1 + statistics)
+    if definition.averaging.powersgd_rank:
+        state += FLOAT_BYTES * _factor_values(definition, model)
     tensors = FLOAT_BYTES * parameters * (2 + statistics)  # with the gradients
     if training.precision != "float32":
         tensors += HALF_BYTES * parameters  # autocast's copy, while a batch is computed
@@ -257,14 +262,24 @@ def _vector_bytes(definition: RunDefinition, model: Trainable) -> int:
     """The size of the vector that a round averages, as it travels. A peer sends the other parts to
     their reducers and gets them back, and reduces its own part: with many equals, twice that each
     way."""
+    from protocols.accumulation.powersgd import values_sent
     from protocols.tensors import CODECS
 
-    codec = definition.averaging.codec
+    codec, rank = definition.averaging.codec, definition.averaging.powersgd_rank
     total = 0
     for name, parameter in model.named_parameters():
         which = codec if isinstance(codec, str) else codec.get(name, "none")
-        total += CODECS[which].encoded_bytes(parameter.numel())
+        total += CODECS[which].encoded_bytes(values_sent(parameter.shape, rank))
     return total
+
+
+def _factor_values(definition: RunDefinition, model: Trainable) -> int:
+    """The values of PowerSGD's factors, which are part of the state."""
+    from protocols.accumulation.powersgd import as_matrix
+
+    rank = definition.averaging.powersgd_rank
+    shapes = [as_matrix(one.shape, rank) for one in model.parameters()]
+    return sum(rank * sum(shape) for shape in shapes if shape is not None)
 
 
 def _buffer_bytes(data: DataSettings | object, model: Trainable) -> int:

@@ -71,6 +71,7 @@ LONGEST_WORDS = 120  # of a setting, where peers compare theirs
 
 MOST_TRACKERS = 8  # each is a thread
 MOST_FRAGMENTS = 1024  # the largest models have some hundred layers
+LARGEST_RANK = 1024  # as in protocols/accumulation/powersgd.py, which would import torch
 MOST_GRIDS = 64  # mixtures of one model
 MOST_ACTIVE = 64  # experts of one example
 MOST_IN_FLIGHT = 64  # as in the paper; each is a thread with its activations
@@ -135,6 +136,8 @@ class AveragingSection(_Section, frozen=True, kw_only=True):
     """The most peers in a round; others follow the run until a place is free."""
     approximate: bool = False
     """More peers than fit into a group average over a grid, and do not get the same bits."""
+    powersgd_rank: Annotated[int, Meta(ge=0, le=LARGEST_RANK)] = 0
+    """The gradient of a large matrix is sent as two thin ones of so many columns; 0: whole."""
     parameters_every: OrNone = 0
     """Every this many steps the parameters are averaged, too; 0: never."""
 
@@ -300,6 +303,7 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
             "max_norm": self.training.max_norm,
             "average_parameters_every": self.averaging.parameters_every,
             "last_epoch": self.training.steps,
+            "powersgd_rank": self.averaging.powersgd_rank,
             "precision": self.training.precision,
             "further": {}
             if self.experts is None
@@ -443,7 +447,7 @@ def too_old(why: str) -> NewerPotluckNeeded:
 TABLES = ("model", "optimizer", "schedule")
 KEYS = {
     "training": ("batch", "max_norm", "local_steps", "fragments"),
-    "averaging": ("codec", "group_size", "approximate", "parameters_every"),
+    "averaging": ("codec", "group_size", "approximate", "powersgd_rank", "parameters_every"),
 }
 OF_EXPERTS = ("grids", "sizes", "network", "k")
 

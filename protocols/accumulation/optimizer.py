@@ -126,6 +126,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
     - `average_parameters_every`: after so many steps average the parameters, too, so that machines
       that round differently do not drift apart; 0: never.
     - `last_epoch`: the run is complete after so many steps, and makes no more; 0: it has no end.
+    - `powersgd_rank`: send each gradient of a large matrix as two thin ones of so many columns
+      (powersgd.py); 0: as it is. What these leave out is sent later.
     - `precision`: what `autocast` computes in; fp16 with a loss scale on which all peers agree.
     - `offload`: keep this peer's copies for averaging on the host, and nothing beyond what a plain
       optimizer needs on the device. Each batch's gradients are then added up on the host; with
@@ -153,6 +155,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         max_norm: float | None = None,
         average_parameters_every: int = 0,
         last_epoch: int = 0,
+        powersgd_rank: int = 0,
         precision: Precision = "float32",
         auxiliary: bool = False,
         offload: bool = False,
@@ -171,6 +174,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             precision=precision,
             auxiliary=auxiliary,
             codec=bridge.settings.codec,
+            powersgd_rank=powersgd_rank,
+            approximate=bridge.settings.approximate,
         )
         settings = bridge.settings
         delayed = delayed or (fragments > 1 and not auxiliary)
@@ -199,6 +204,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
                 scales_loss=precision == "fp16",
                 buffers=dict(buffers),
                 offload=offload,
+                powersgd_rank=powersgd_rank,
             )
         self._inner = self._steps.inner.optimizer
         super().__init__(self._parameters.tensors, {})
@@ -219,6 +225,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             average_parameters_every=average_parameters_every,
             group_size=settings.group_size,
             approximate=settings.approximate,
+            powersgd_rank=powersgd_rank,
             further=further,
         )
         self._driver = Driver(

@@ -22,6 +22,7 @@ from blake3 import blake3
 from protocols.accumulation.lineage import first_history
 from protocols.accumulation.optimizer_state import OWN_SETTINGS
 from protocols.accumulation.parameters import Codecs
+from protocols.accumulation.powersgd import LARGEST_RANK
 from protocols.accumulation.signature import LONGEST_OPTIMIZER_NAME
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, as_setting
@@ -51,6 +52,8 @@ def check_options(
     precision: str,
     auxiliary: bool,
     codec: Codecs,
+    powersgd_rank: int,
+    approximate: bool,
 ) -> None:
     """Raise ProtocolMisuse, with the names, for options that cannot work."""
     if local_steps < 1:
@@ -93,6 +96,25 @@ def check_options(
             why="It sends one value in four; with local steps, peers send the others later.",
             advice="Choose another codec, or local_steps of some 50.",
         )
+    if not 0 <= powersgd_rank <= LARGEST_RANK:
+        raise ProtocolMisuse(
+            f"powersgd_rank={powersgd_rank} is no rank; it is 1 to {LARGEST_RANK:,}, or 0 to send "
+            "gradients whole."
+        )
+    if powersgd_rank and local_steps > 1:
+        raise ProtocolMisuse(
+            f"powersgd_rank={powersgd_rank} and local_steps={local_steps} do not go together.",
+            why="It shortens gradients. With local steps, peers exchange how far they went.",
+            advice="Leave powersgd_rank out and take a codec of few bits, or leave local_steps "
+            "out.",
+        )
+    if powersgd_rank and approximate:
+        raise ProtocolMisuse(
+            f"powersgd_rank={powersgd_rank} and approximate=True do not go together.",
+            why="All peers must have the same factors, to the bit, and over a grid they do not "
+            "get the same bits.",
+            advice="Leave approximate out: more peers than a group holds then average by cohorts.",
+        )
     if average_parameters_every < 0:
         raise ProtocolMisuse(
             f"average_parameters_every={average_parameters_every} is not a number of steps."
@@ -123,6 +145,7 @@ def description_of(
     average_parameters_every: int,
     group_size: int,
     approximate: bool,
+    powersgd_rank: int,
     further: Mapping[str, str],
 ) -> TrainingDescription:
     """The settings that all peers of a run share, from an optimizer that has not stepped yet."""
@@ -130,6 +153,8 @@ def description_of(
     codecs = {one.name: one.codec for layout in steps.layouts for one in layout.segments}
     if fragments > 1:
         further = {"fragments": str(fragments), **further}
+    if powersgd_rank:
+        further = {"powersgd_rank": str(powersgd_rank), **further}
     return TrainingDescription(
         tensors=steps.look("", 0, b"").signature.tensors,
         codecs=tuple((name, codecs[name]) for name in inner.parameters.names),

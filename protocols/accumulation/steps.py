@@ -47,6 +47,7 @@ from protocols.accumulation.accumulator import (
 )
 from protocols.accumulation.fragments import fragments_of
 from protocols.accumulation.parameters import Codecs, Parameters
+from protocols.accumulation.powersgd import PowerSGD
 from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import LiveState, TrainingState, look, restore
 from protocols.errors import PotluckError, ProtocolMisuse
@@ -508,6 +509,7 @@ class GradientSteps:
         scales_loss: bool,
         buffers: dict[str, Tensor],
         offload: bool = False,
+        powersgd_rank: int = 0,
     ) -> None:
         self._own = parameters
         self.shared = _shadow_of(parameters, on_host=offload) if delayed else parameters
@@ -519,7 +521,11 @@ class GradientSteps:
         self.loss_factor = self.scale.scale if scales_loss else 1.0
         self._accumulator = Accumulator(parameters, codec, offload=offload)
         self.launches = self._accumulator.launches and not scales_loss
-        self.layouts: Sequence[Layout] = (self._accumulator.layout,)
+        layout, self._powersgd = self._accumulator.layout, None
+        if powersgd_rank:
+            self._powersgd = PowerSGD(parameters, layout, powersgd_rank)
+            layout = self._powersgd.layout
+        self.layouts: Sequence[Layout] = (layout,)
         self._buffers = StepBuffers(buffers)
         self._own_overflowed = 0.0
         self._is_odd = False
@@ -539,18 +545,24 @@ class GradientSteps:
     def take(self) -> Contribution:
         contribution = self._accumulator.take()
         self._own_overflowed = float(contribution.values[-1])
-        return contribution
+        return contribution if self._powersgd is None else self._powersgd.shortened(contribution)
 
     def put_back(self, contribution: Contribution) -> None:
-        self._accumulator.put_back(contribution)
+        whole = contribution if self._powersgd is None else self._powersgd.put_back()
+        self._accumulator.put_back(whole)
 
     def done_with(self, contribution: Contribution, _: SentParts | None = None, /) -> None:
-        self._accumulator.done_with(contribution)
+        free = contribution if self._powersgd is None else self._powersgd.done_with()
+        self._accumulator.done_with(free)
 
     def drop(self) -> None:
         self._accumulator.drop()
+        if self._powersgd is not None:
+            self._powersgd.forget()
 
     def apply(self, averaged: Tensor) -> StepOutcome:
+        if self._powersgd is not None:
+            averaged = self._powersgd.decoded(averaged)
         with nullcontext() if self._beside is None else self._beside.passes():
             stepped = self.inner.apply(averaged)
         # If all of this peer's batches overflowed and most of the others' did not, the scale is not
@@ -587,7 +599,9 @@ class GradientSteps:
         )
 
     def restore(self, state: TrainingState) -> None:
-        scale = LossScale.from_extra(state.extra)
+        extra, sends = state.extra, self._powersgd
+        scale = LossScale.from_extra(extra)
+        factors = None if sends is None else sends.from_extra(extra)
         restore(
             state,
             self.shared.everything,
@@ -596,11 +610,14 @@ class GradientSteps:
             self.inner.scheduler,
         )
         self.scale = scale
+        if sends is not None and factors is not None:
+            sends.restore(factors)
         self._buffers.give_back()
         self.take_over()
 
     def extra(self) -> dict[str, Any]:
-        return self.scale.as_extra()
+        factors = {} if self._powersgd is None else self._powersgd.extra()
+        return self.scale.as_extra() | factors
 
 
 class StepBuffers:

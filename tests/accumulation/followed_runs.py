@@ -46,6 +46,7 @@ from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWor
 
 RUN = "test"
 VALUES = 32 << 10
+COLUMNS = 64  # of a matrix
 RESULT_BYTES = 2 * VALUES  # in float16, and a little more
 STATE_BYTES = 12 * VALUES  # with Adam's two statistics
 FIRST = Lineage(0, b"f" * 16)
@@ -56,7 +57,8 @@ UNPACED = StateServingSettings(upload_bytes_per_second=None)
 
 class RunMember:
     """A model with its optimizer, at an epoch of the run. With `fragments`, it makes local steps
-    that are exchanged in as many, each twice as large as the one before."""
+    that are exchanged in as many, each twice as large as the one before. With `powersgd_rank`, its
+    parameter is a matrix."""
 
     def __init__(
         self,
@@ -65,10 +67,12 @@ class RunMember:
         codec: Codecs = "float16",
         values: int = VALUES,
         fragments: int = 0,
+        powersgd_rank: int = 0,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         chance = torch.Generator().manual_seed(seed)
-        parameter = torch.nn.Parameter(torch.randn(values, generator=chance))
+        shape = (values // COLUMNS, COLUMNS) if powersgd_rank else (values,)
+        parameter = torch.nn.Parameter(torch.randn(shape, generator=chance))
         adam = partial(torch.optim.Adam, lr=0.01)
         options: dict[str, Any] = {"max_norm": 1.0, "codec": codec, "scales_loss": False}
         self.steps: Steps
@@ -78,7 +82,7 @@ class RunMember:
             own, options["fragments"] = Parameters(named), fragments
             self.steps = LocalSteps(own, adam, None, buffers={}, **options)
         else:
-            own = Parameters([("w", parameter)])
+            own, options["powersgd_rank"] = Parameters([("w", parameter)]), powersgd_rank
             self.steps = GradientSteps(own, adam, None, delayed=False, buffers={}, **options)
         shared = self.steps.shared.segments("none")
         self.layouts = ResultLayouts(self.steps.layouts, Layout(shared))

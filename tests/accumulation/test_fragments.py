@@ -25,7 +25,12 @@ from protocols.accumulation.steps import LOSS_VALUES, MIXING, LocalSteps
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.layout import PartCut, ResultCut, SentParts
 from protocols.moshpit.settings import CHUNK_BYTES
-from tests.accumulation.training_peers import SETTINGS, training_world, wait_for_company
+from tests.accumulation.training_peers import (
+    SETTINGS,
+    Digests,
+    training_world,
+    wait_for_company,
+)
 from tests.waiting import PATIENCE_SECONDS
 
 BLOCKS = [(f"blocks.{n}.{name}", size) for n in range(5) for name, size in (("w", 50), ("b", 5))]
@@ -241,28 +246,6 @@ def test_given_up_steps_leave_the_model_when_the_training_thread_comes_by() -> N
 
 RUN = dataclasses.replace(SETTINGS, target_batch=16)
 FRAGMENTS: dict[str, Any] = {"local_steps": 4, "fragments": 2}  # a step has 32 samples
-
-
-class Digests:
-    """The digest of the state of each peer after each step, and after it has caught up."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, dict[int, str]] = {}
-
-    def watch(self, bridge: Bridge, peer: int, optimizer: CollaborativeOptimizer) -> None:
-        tell = bridge.tell
-
-        def told(event: Any) -> None:
-            if isinstance(event, StepTaken | CaughtUp):
-                state = optimizer.capture()
-                self.of.setdefault(state.epoch, {})[peer] = state.digest.hex()
-            tell(event)
-
-        bridge.tell = told  # type: ignore[method-assign]
-
-    def check(self) -> None:
-        for epoch, found in sorted(self.of.items()):
-            assert len(set(found.values())) == 1, f"epoch {epoch}: {found}"
 
 
 def optimizer_of(model: nn.Module, bridge: Bridge, **options: Any) -> CollaborativeOptimizer:

@@ -126,6 +126,24 @@ def test_a_newcomer_whose_fetch_takes_three_epochs_gets_in() -> None:
 
 
 @pytest.mark.slow
+def test_a_newcomer_follows_results_that_are_factors_of_gradients() -> None:
+    """PowerSGD: each step needs the factors of the one before, which came with the state."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        member = partial(RunMember, powersgd_rank=4)
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS, member=member)
+        newcomer = member(seed=1)
+        fetched = await run.fetch(rpc, newcomer)
+        assert len(fetched.results) >= 1
+        newcomer.take(fetched.state, fetched.results)
+        check_is_there(run, newcomer)
+
+    with_newcomer(scenario)
+
+
+@pytest.mark.slow
 def test_a_newcomer_whose_link_carries_little_more_than_the_results_gets_in_piece_by_piece() -> (
     None
 ):

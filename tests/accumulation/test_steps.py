@@ -609,6 +609,8 @@ def options(**changed: object) -> dict[str, object]:
         "precision": "float32",
         "auxiliary": False,
         "codec": "none",
+        "powersgd_rank": 0,
+        "approximate": False,
     }
     return {**usual, **changed}
 
@@ -632,6 +634,16 @@ def options(**changed: object) -> dict[str, object]:
         ({"last_epoch": -1}, "last_epoch=-1"),
         ({"codec": "sparse-sign"}, "sparse-sign goes with local_steps > 1"),
         ({"codec": {"weight": "sparse-sign"}}, "sparse-sign goes with local_steps > 1"),
+        ({"powersgd_rank": -1}, "powersgd_rank=-1 is no rank"),
+        ({"powersgd_rank": 1025}, "powersgd_rank=1025 is no rank; it is 1 to 1,024"),
+        (
+            {"powersgd_rank": 8, "local_steps": 10},
+            "powersgd_rank=8 and local_steps=10 do not go together",
+        ),
+        (
+            {"powersgd_rank": 8, "approximate": True},
+            "powersgd_rank=8 and approximate=True do not go together",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_by_name(

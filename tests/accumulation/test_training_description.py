@@ -57,6 +57,7 @@ def described(
     average_parameters_every: int = 0,
     group_size: int = 256,
     approximate: bool = False,
+    powersgd_rank: int = 0,
     delayed: bool = False,
     fp16: bool = False,
     further: dict[str, str] | None = None,
@@ -97,6 +98,7 @@ def described(
         average_parameters_every=average_parameters_every,
         group_size=group_size,
         approximate=approximate,
+        powersgd_rank=powersgd_rank,
         further=further or {},
     )
 
@@ -138,6 +140,7 @@ def described(
         (partial(described, target_batch=2048), "the target batch is 4,096 here and 2,048 there"),
         (partial(described, max_norm=None), "max_norm is 1 here and none there"),
         (partial(described, local_steps=8), "local_steps is 1 here and 8 there"),
+        (partial(described, powersgd_rank=8), "powersgd_rank is not set here and 8 there"),
         (partial(described, local_steps=8, fragments=2), "fragments is not set here and 2 there"),
         (
             partial(described, average_parameters_every=10),

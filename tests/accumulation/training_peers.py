@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import trio
@@ -27,6 +27,7 @@ from protocols.accumulation.collaboration import (
     open_collaboration,
 )
 from protocols.accumulation.events import CaughtUp, GradientsDropped, HeldBack, StepTaken
+from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot, progress_key
 from protocols.dht import Dht, DhtSettings, open_dht
 from protocols.identity import PeerId
@@ -195,3 +196,25 @@ def wait_for_company(bridge: Bridge, others: int) -> None:
     """Wait, in a training thread, until enough others are known, so that all begin together."""
     while len(bridge.estimate.peers) < others:
         bridge.wait_for_news(1.0).wait()
+
+
+class Digests:
+    """The digest of the state of each peer after each step, and after it has caught up."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, dict[int, str]] = {}
+
+    def watch(self, bridge: Bridge, peer: int, optimizer: CollaborativeOptimizer) -> None:
+        tell = bridge.tell
+
+        def told(event: Any) -> None:
+            if isinstance(event, StepTaken | CaughtUp):
+                state = optimizer.capture()
+                self.of.setdefault(state.epoch, {})[peer] = state.digest.hex()
+            tell(event)
+
+        bridge.tell = told  # type: ignore[method-assign]
+
+    def check(self) -> None:
+        for epoch, found in sorted(self.of.items()):
+            assert len(set(found.values())) == 1, f"epoch {epoch}: {found}"

@@ -265,6 +265,7 @@ def definition_section(definition: RunDefinition | None, costs: Costs | None) ->
         ("Steps", f"{training.steps:,}" if training.steps else "until it is stopped"),
         ("Precision", training.precision),
         ("Codec", codec if isinstance(codec, str) else "one for each parameter"),
+        *([("PowerSGD", f"rank {averaging.powersgd_rank}")] if averaging.powersgd_rank else []),
         ("Most peers of a round", f"{averaging.group_size:,}"),
     ]
     asked = []
