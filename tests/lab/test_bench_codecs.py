@@ -9,19 +9,33 @@ from typing import Any
 import pytest
 import torch
 
-from lab.bench.codec_convergence import CodecTrial, PeersExchange, _codecs, arms_of, summary
+from lab.bench.codec_convergence import (
+    CodecTrial,
+    PeersExchange,
+    _codecs,
+    _ranks,
+    arms_of,
+    summary,
+)
 from protocols.moshpit.layout import Layout, Segment
 from tests.commands.console import laboratory, objects
 
 
 def run(
-    codec: str, seed: int, final: float, *, feeds_back: bool = True, fragments: int = 1
+    codec: str,
+    seed: int,
+    final: float,
+    *,
+    feeds_back: bool = True,
+    fragments: int = 1,
+    rank: int | None = None,
 ) -> dict[str, Any]:
     return {
-        "name": CodecTrial(codec, feeds_back, fragments).name,  # type: ignore[arg-type]
+        "name": CodecTrial(codec, feeds_back, fragments, rank).name,  # type: ignore[arg-type]
         "codec": codec,
         "feeds_back": feeds_back,
         "fragments": fragments,
+        "rank": rank,
         "seed": seed,
         "final": final,
         "bytes_of_a_round": 400 if codec == "none" else 53,
@@ -45,6 +59,22 @@ def test_each_training_is_compared_with_that_of_the_same_samples_without_a_codec
     assert (without["name"], without["share_worse"]) == ("blockwise-int4, no feedback", 0.5)
     assert (parts["name"], parts["share_worse"]) == ("none, 2 fragments", -0.1)
     assert (parts["share_of_bytes"], parts["share_at_once"]) == (1.0, 0.5)
+
+
+def test_factors_are_compared_with_whole_gradients() -> None:
+    arms = arms_of((), ranks=(8, 16))
+    assert [arm.name for arm in arms] == [
+        "none", "gradients", "gradients, PowerSGD of rank 8", "gradients, PowerSGD of rank 16"
+    ]  # fmt: skip
+    runs = [run("none", 0, 3.0), run("none", 0, 2.0, rank=0), run("none", 0, 2.1, rank=8)]
+    assert [one["share_worse"] for one in summary(runs)] == [0.0, 0.0, 0.05]
+
+
+@pytest.mark.parametrize("text", ["", "8,", "-1", "two"])
+def test_what_is_no_rank_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="are not ranks, such as 8,16"):
+        _ranks(text)
+    assert _ranks("0") == ()
 
 
 def test_a_coarse_codec_is_tried_without_feedback_too() -> None:
@@ -109,12 +139,15 @@ def test_codecs_are_compared_and_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
     result = laboratory(
         "bench", "codecs", "--json", "--quick", "--codecs", "blockwise-int4", "--peers", "2",
-        "--plot", str(plot), home=tmp_path,
+        "--ranks", "4", "--plot", str(plot), home=tmp_path,
     )  # fmt: skip
     assert result.returncode in (0, 1), result.stderr  # whether the bar is met is no test's affair
     (told,) = objects(result.stdout)
     assert told["met"] == (result.returncode == 0)
-    plain, coarse, without, parts = told["arms"]
+    plain, coarse, without, parts, whole, factors = told["arms"]
+    assert (whole["rank"], whole["share_worse"], whole["share_of_bytes"]) == (0, 0.0, 1.0)
+    assert (factors["rank"], factors["final"] != whole["final"]) == (4, True)
+    assert factors["share_of_bytes"] < 0.12
     assert (parts["codec"], parts["fragments"], parts["share_of_bytes"]) == ("none", 2, 1.0)
     assert 0.5 <= parts["share_at_once"] < 0.6
     assert parts["final"] != plain["final"]

@@ -1,11 +1,15 @@
-"""`scripts/bench codecs`: do runs with local steps learn as well with codecs that lose much?
+"""`scripts/bench codecs`: do runs learn as well with codecs that lose much?
 
-Some peers train the default model with local steps, and all of it is in this process: the peers'
-steps (`LocalSteps`), and the exchange, with the sums of the product (`Reduction`) and equal parts.
-Only the network is missing. Each codec gets the same samples in the same order, so that two
-trainings differ by nothing but what was lost on the way. More trainings exchange the parameters in
-fragments, without a codec and with each sparse one. Each exchange takes as long as it may, until
-the next one begins.
+Some peers train the default model, and all of it is in this process: the peers' steps
+(`LocalSteps`), and the exchange, with the sums of the product (`Reduction`) and equal parts. Only
+the network is missing. Each codec gets the same samples in the same order, so that two trainings
+differ by nothing but what was lost on the way. More trainings exchange the parameters in fragments,
+without a codec and with each sparse one. Each exchange takes as long as it may, until the next one
+begins.
+
+The last trainings average gradients in place of local steps (`GradientSteps`), with the same
+samples: whole ones, and thin factors of them (PowerSGD), of each rank. What the factors cost is
+told beside whole gradients.
 """
 
 from __future__ import annotations
@@ -31,15 +35,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lab.bench.training_task import BenchTask
+    from models.gpt import GPT
     from node.app.cli.parser import Subparsers
     from protocols.accumulation.accumulator import Contribution
-    from protocols.accumulation.steps import LocalSteps
+    from protocols.accumulation.steps import Steps
     from protocols.moshpit.layout import Layout, SentParts
     from protocols.tensors import CodecName
 
 BAR = 0.01  # how much higher the loss may be than without a codec, as a share of it
 MAX_NORM = 1.0
 LOOKS = 10  # at the loss, in a training
+GRADIENTS = "gradients"  # averaged whole, in each step
 SEEDS_APART = 1 << 40  # the numbers of a seed's samples: no training has so many
 
 
@@ -47,14 +53,18 @@ SEEDS_APART = 1 << 40  # the numbers of a seed's samples: no training has so man
 class CodecTrial:
     """A codec, and whether what it loses is added to the next pseudo-gradient. The product does
     that with every coarse codec. With more than one of `fragments`, local steps go on beside the
-    exchanges."""
+    exchanges. With a `rank`, gradients are averaged: as factors of so many columns, or whole if it
+    is 0."""
 
     codec: CodecName
     feeds_back: bool
     fragments: int = 1
+    rank: int | None = None
 
     @property
     def name(self) -> str:
+        if self.rank is not None:
+            return f"{GRADIENTS}, PowerSGD of rank {self.rank}" if self.rank else GRADIENTS
         parts = f", {self.fragments} fragments" if self.fragments > 1 else ""
         return f"{self.codec}{parts}{'' if self.feeds_back else ', no feedback'}"
 
@@ -70,8 +80,11 @@ class OutOfStep(PotluckError):
     """Two peers have different parameters after a step."""
 
 
-def arms_of(codecs: Sequence[CodecName], fragments: int = 1) -> list[CodecTrial]:
-    """All parameters at once and without a codec comes first: all others are compared with it."""
+def arms_of(
+    codecs: Sequence[CodecName], fragments: int = 1, ranks: Sequence[int] = ()
+) -> list[CodecTrial]:
+    """All parameters at once and without a codec comes first: all others with local steps are
+    compared with it, and those of PowerSGD with whole gradients."""
     from protocols.tensors import CODECS
 
     arms = [CodecTrial("none", feeds_back=True)]
@@ -81,7 +94,8 @@ def arms_of(codecs: Sequence[CodecName], fragments: int = 1) -> list[CodecTrial]
     if fragments > 1:
         beside = ["none", *(codec for codec in codecs if CODECS[codec].is_sparse)]
         arms += [CodecTrial(codec, feeds_back=True, fragments=fragments) for codec in beside]
-    return arms
+    of_gradients = (0, *ranks) if ranks else ()
+    return arms + [CodecTrial("none", feeds_back=True, rank=rank) for rank in of_gradients]
 
 
 async def measure_convergence(arguments: argparse.Namespace, say: Talk) -> dict[str, Any]:
@@ -96,7 +110,7 @@ async def measure_convergence(arguments: argparse.Namespace, say: Talk) -> dict[
     task = BenchTask()
     runs = []
     for seed in arguments.seeds:
-        for arm in arms_of(arguments.codecs, arguments.fragments):
+        for arm in arms_of(arguments.codecs, arguments.fragments, arguments.ranks):
             one = train(task, arm, extent, seed)
             runs.append(one)
             say(f"{arm.name}, seed {seed}: {one['final']:.4f} ({one['seconds']} s)")
@@ -122,33 +136,18 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
     """One training. The loss is that of the state for held-out samples, in nats for each byte."""
     import torch
 
-    from protocols.accumulation.parameters import Parameters
-    from protocols.accumulation.steps import LocalSteps
-
     began = time.monotonic()
     samples = task.samples()
     held_out = samples.held_out()
     models = [task.model() for _ in range(extent.peers)]
-    peers = [
-        LocalSteps(
-            Parameters(model.named_parameters()),
-            task.optimizer,
-            None,
-            max_norm=MAX_NORM,
-            codec=arm.codec,
-            scales_loss=False,
-            buffers={},
-            fragments=arm.fragments,
-            delayed=arm.fragments > 1,
-        )
-        for model in models
-    ]
+    peers = [_steps_of(task, model, arm) for model in models]
     exchanges = [PeersExchange(layout, extent.peers) for layout in peers[0].layouts]
-    between = extent.local_steps // arm.fragments
+    of_a_round = arm.fragments if arm.rank is None else extent.local_steps  # exchanges
+    between = extent.local_steps // of_a_round
     whole = task.model()  # with the parameters that all peers share
     under_way: Exchanged | None = None
     curve = []
-    for number in range(extent.rounds * arm.fragments):
+    for number in range(extent.rounds * of_a_round):
         for place, (model, steps) in enumerate(zip(models, peers, strict=True)):
             for step in range(between):
                 batch = (number * between + step) * extent.peers + place
@@ -161,10 +160,10 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
         if under_way is not None:
             _step_together(peers, under_way, feeds_back=arm.feeds_back)
         under_way = _exchange(peers, exchanges[number % arm.fragments])
-        if arm.fragments == 1 or number + 1 == extent.rounds * arm.fragments:
+        if arm.fragments == 1 or number + 1 == extent.rounds * of_a_round:
             _step_together(peers, under_way, feeds_back=arm.feeds_back)
             under_way = None
-        made, rest = divmod(number + 1, arm.fragments)
+        made, rest = divmod(number + 1, of_a_round)
         if not rest and (made % max(1, extent.rounds // LOOKS) == 0 or made == extent.rounds):
             with torch.no_grad():
                 shared = dict(peers[0].shared.everything)
@@ -179,10 +178,28 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
         "final": curve[-1][1],
         "curve": curve,
         "fragments": arm.fragments,
+        "rank": arm.rank,
         "bytes_of_a_round": sum(one.bytes for one in exchanges),
         "bytes_at_once": max(one.bytes for one in exchanges),
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def _steps_of(task: BenchTask, model: GPT, arm: CodecTrial) -> Steps:
+    from protocols.accumulation.parameters import Parameters
+    from protocols.accumulation.steps import GradientSteps, LocalSteps
+
+    parameters = Parameters(model.named_parameters())
+    options: dict[str, Any] = {
+        "max_norm": MAX_NORM,
+        "codec": arm.codec,
+        "scales_loss": False,
+        "buffers": {},
+        "delayed": arm.fragments > 1,
+    }
+    if arm.rank is not None:
+        return GradientSteps(parameters, task.optimizer, None, powersgd_rank=arm.rank, **options)
+    return LocalSteps(parameters, task.optimizer, None, fragments=arm.fragments, **options)
 
 
 @dataclass(frozen=True)
@@ -194,7 +211,7 @@ class Exchanged:
     results: Sequence[Tensor]
 
 
-def _exchange(peers: Sequence[LocalSteps], exchange: PeersExchange) -> Exchanged:
+def _exchange(peers: Sequence[Steps], exchange: PeersExchange) -> Exchanged:
     """A round of all peers. Those with fragments take the last one over first."""
     for one in peers:
         one.take_over()
@@ -202,7 +219,7 @@ def _exchange(peers: Sequence[LocalSteps], exchange: PeersExchange) -> Exchanged
     return Exchanged(exchange, given, exchange.averages([one.values for one in given]))
 
 
-def _step_together(peers: Sequence[LocalSteps], round_: Exchanged, *, feeds_back: bool) -> None:
+def _step_together(peers: Sequence[Steps], round_: Exchanged, *, feeds_back: bool) -> None:
     """The step that follows a round."""
     import torch
 
@@ -272,9 +289,8 @@ class PeersExchange:
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each arm the mean over its seeds, and how far each seed is from its twin without a
-    codec: with the same samples."""
-    plain = {run["seed"]: run for run in runs if run["name"] == "none"}
+    """For each arm the mean over its seeds, and how far each seed is from its twin that loses
+    nothing: with the same samples."""
     arms: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
         arms.setdefault(run["name"], []).append(run)
@@ -284,6 +300,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "codec": own[0]["codec"],
             "feeds_back": own[0]["feeds_back"],
             "fragments": own[0]["fragments"],
+            "rank": own[0]["rank"],
             "seeds": len(own),
             "final": round(statistics.mean(run["final"] for run in own), 4),
             "share_worse": round(statistics.mean(shares := _shares_worse(own, plain)), 5),
@@ -292,7 +309,16 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "share_at_once": _share_of_bytes("bytes_at_once", own, plain),
         }
         for name, own in arms.items()
+        for plain in (_twins(own[0], runs),)
     ]
+
+
+def _twins(
+    one: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
+) -> dict[int, Mapping[str, Any]]:
+    """The trainings that lose nothing, by their seeds, of the kind of this one."""
+    name = "none" if one["rank"] is None else GRADIENTS
+    return {run["seed"]: run for run in runs if run["name"] == name}
 
 
 def _share_of_bytes(
@@ -316,14 +342,16 @@ def add_parser(kinds: Subparsers) -> None:
 
     parser = kinds.add_parser(
         "codecs",
-        help="runs with local steps learn with codecs that lose much",
+        help="runs learn with codecs that lose much",
         description="Train the default model among some peers with local steps, with each codec "
         "and without one, and compare the losses of held-out text. All trainings of a seed have "
         "the same samples. A blockwise codec is also tried without error feedback, which the "
         "product always has; and without a codec, and with a sparse one, the parameters are "
-        "exchanged in fragments beside the local steps, too. Everything is in this process. The "
-        f"exit code is 1 if one of them, with error feedback, ends more than {BAR:.0%} above the "
-        "loss without a codec, in the mean of the seeds.",
+        "exchanged in fragments beside the local steps, too. With the same samples gradients are "
+        "averaged in each step, whole and as factors of each rank (PowerSGD), and those are "
+        "compared. Everything is in this process. The exit code is 1 if one of them, with error "
+        f"feedback, ends more than {BAR:.0%} above the loss of its kind that loses nothing, in the "
+        "mean of the seeds.",
         example="scripts/bench codecs --plot codecs.svg\n"
         "scripts/bench codecs --quick --codecs blockwise-int4 --json",
     )
@@ -335,6 +363,7 @@ def add_parser(kinds: Subparsers) -> None:
     add_flag(parser, "--local-steps", positive_count, 20, "of each peer, between two exchanges")
     add_flag(parser, "--rounds", positive_count, 20, "how many exchanges")
     add_flag(parser, "--fragments", positive_count, 2, "in how many parts, beside; 1: not tried")
+    add_flag(parser, "--ranks", _ranks, "16", "of PowerSGD; 0: not tried", metavar="N,…")
     parser.add_argument(
         "--quick", action="store_true", help="one seed and a few short rounds: rough figures"
     )
@@ -367,6 +396,14 @@ def _codecs(text: str) -> tuple[str, ...]:
     return names
 
 
+def _ranks(text: str) -> tuple[int, ...]:
+    """An argparse type: ranks, none of them if it is 0."""
+    found = tuple(dict.fromkeys(text.split(",")))
+    if not all(one.isascii() and one.isdigit() for one in found):
+        raise argparse.ArgumentTypeError(f"{text!r} are not ranks, such as 8,16")
+    return tuple(int(one) for one in found if int(one))
+
+
 def lines(result: dict[str, Any]) -> str:
     words = f"{'loss':>9}{'than none':>11}{'at most':>9}{'bytes':>8}{'at once':>9}  seeds"
     found = [f"{'':32}{words}"]
@@ -381,8 +418,9 @@ def lines(result: dict[str, Any]) -> str:
         f"After {result['rounds']} exchanges of {result['peers']} peers with "
         f"{result['local_steps']} local steps between them, {result['samples']:,} samples in all. "
         f"`than none`: how much higher the loss is than without a codec, in the mean of the seeds "
-        f"(with feedback {result['bar_share_worse']:.0%} at most); `at most`: of one seed; "
-        "`at once`: the bytes of the largest exchange.",
+        f"(with feedback {result['bar_share_worse']:.0%} at most), and with PowerSGD than with "
+        f"whole {GRADIENTS}, averaged in each step; `at most`: of one seed; `at once`: the bytes "
+        "of the largest exchange.",
     ]
     return "\n".join(found)
 
@@ -391,14 +429,14 @@ PANEL_INCHES = (6.0, 4.0)
 
 
 def _draw(result: dict[str, Any], file: Path) -> None:
-    """A line for each arm: how much higher its loss is than without a codec, with the same
-    samples. A band for the seeds."""
+    """A line for each arm: how much higher its loss is than that of its kind that loses nothing,
+    with the same samples. A band for the seeds."""
     from matplotlib.figure import Figure
 
-    plain = {run["seed"]: run["curve"] for run in result["runs"] if run["name"] == "none"}
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     for run in result["runs"]:
-        pairs = zip(run["curve"], plain[run["seed"]], strict=True)
+        twin = _twins(run, result["runs"])[run["seed"]]
+        pairs = zip(run["curve"], twin["curve"], strict=True)
         curve = [(at, 100.0 * (loss / other - 1.0)) for (at, loss), (_, other) in pairs]
         curves.setdefault(run["name"], []).append(curve)
     figure = Figure(figsize=PANEL_INCHES, layout="constrained")
@@ -411,7 +449,7 @@ def _draw(result: dict[str, Any], file: Path) -> None:
         axes.fill_between(at, low, high, color=f"C{number}", alpha=0.2)
     axes.axhline(100.0 * BAR, color="gray", linestyle="--", label=f"{BAR:.0%}")
     axes.set_xlabel("exchanges")
-    axes.set_ylabel("loss above that without a codec, %")
+    axes.set_ylabel("loss above that of its kind without loss, %")
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=8)
     write_plot(figure, file)
