@@ -210,8 +210,7 @@ class _UnderWay:
 class PowerSGD:
     """Shortens one peer's contributions, and decodes the averages.
 
-    It keeps one more buffer of the parameters' size, for what was not sent yet; a decoded average
-    is another, until the step is made.
+    It keeps two buffers of the parameters' size: what was not sent yet, and the decoded average.
 
     Invariant: `_rest` is what `_rest_samples` samples have not sent yet, in their mean, and 0 for
     all that is sent as it is; with 0 samples its contents mean nothing.
@@ -219,8 +218,7 @@ class PowerSGD:
 
     def __init__(self, parameters: Parameters, layout: Layout, rank: int) -> None:
         """`layout`: of whole contributions. What follows the parameters is sent as it is."""
-        self._parameters, self._rank = parameters, rank
-        self._tail_values = layout.values - parameters.values
+        self._rank = rank
         self._parts = _parts(parameters, layout, rank)
         shortened = [one for one in self._parts if one.shape is not None]
         if not shortened:
@@ -237,7 +235,8 @@ class PowerSGD:
             )
         )
         self.factors = torch.cat([one.first_factors(rank, parameters.dtype) for one in shortened])
-        self._rest = parameters.buffer(self._tail_values, on_host=True)
+        tail_values = layout.values - parameters.values
+        self._decoded, self._rest = (parameters.buffer(tail_values, on_host=True) for _ in range(2))
         self._rest_samples = 0
         self._under_way: _UnderWay | None = None
 
@@ -272,9 +271,8 @@ class PowerSGD:
     @torch.no_grad()
     def decoded(self, averaged: Tensor) -> Tensor:
         """The averaged gradients with their tail, to step with: P Z^T + (Y - P (P^T Y)) Q^T. The
-        factors are then those of the next step."""
-        whole = self._parameters.buffer(self._tail_values, on_host=True)
-        following = []
+        factors are then those of the next step. The memory is that of the last ones."""
+        whole, following = self._decoded, []
         for part in self._parts:
             if part.shape is None:
                 whole[part.whole].copy_(averaged[part.sent])

@@ -36,11 +36,13 @@ PARAMETERS: Final = 16
 VALUES: Final = 1 << 20  # of all of them
 MODEL_BYTES: Final = 4 * VALUES
 EACH_BYTES: Final = MODEL_BYTES // PARAMETERS
+EACH: Final = (256, 256)  # 65,536 values
 STEPS: Final = 4
 WARM_UP: Final = 2
 PEERS: Final = 2
 PLAIN: Final = 3  # copies of a plain loop: parameters, gradients, and the momentum of SGD
 STATISTICS: Final = 1
+RANK: Final = 4
 FRAGMENTS: Final = 2  # each larger than the scratch in which gradients are checked
 
 
@@ -56,6 +58,8 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "`delayed`": {"delayed": True},
     "`local_steps`": {"local_steps": 2},
     "`local_steps`, `fragments=F`": {"local_steps": 4, "fragments": FRAGMENTS},
+    "`powersgd_rank`": {"powersgd_rank": RANK},
+    "`delayed`, `powersgd_rank`": {"delayed": True, "powersgd_rank": RANK},
     "`offload`": {"offload": True},
     "`delayed`, `offload`": {"delayed": True, "offload": True},
     "`local_steps`, `offload`": {"local_steps": 2, "offload": True},
@@ -64,7 +68,13 @@ SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", OPTIONS)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, marks=[pytest.mark.soak] if "powersgd" in mode else [])
+        for mode in OPTIONS
+    ],
+)
 async def test_a_peer_with_a_gpu_keeps_what_the_table_says(mode: str) -> None:
     with device_double():
         kept = await most_alive(OPTIONS[mode], DOUBLE)
@@ -75,7 +85,15 @@ async def test_a_peer_with_a_gpu_keeps_what_the_table_says(mode: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mode", ["none", "`delayed`", "`local_steps`", "`local_steps`, `fragments=F`"]
+    "mode",
+    [
+        "none",
+        "`delayed`",
+        "`local_steps`",
+        "`local_steps`, `fragments=F`",
+        pytest.param("`powersgd_rank`", marks=pytest.mark.soak),
+        pytest.param("`delayed`, `powersgd_rank`", marks=pytest.mark.soak),
+    ],
 )
 async def test_a_peer_without_one_keeps_what_the_table_says(mode: str) -> None:
     kept = await most_alive(OPTIONS[mode], torch.device("cpu"))
@@ -118,15 +136,14 @@ async def most_alive(options: dict[str, Any], device: torch.device) -> Alive:
 
     def loop(bridge: Bridge, peer: int) -> None:
         bridge.tell = watched(bridge)  # type: ignore[method-assign]
-        each = VALUES // PARAMETERS
-        model = [nn.Parameter(torch.ones(each).to(device)) for _ in range(PARAMETERS)]
+        model = [nn.Parameter(torch.ones(EACH).to(device)) for _ in range(PARAMETERS)]
         named = [(f"p{number}", one) for number, one in enumerate(model)]
         optimizer = CollaborativeOptimizer(named, SGD, bridge, max_norm=1.0, **options)
         wait_for_company(bridge, PEERS - 1)
         while optimizer.epoch < STEPS:
             for one in model:
                 if one.grad is None:
-                    one.grad = torch.full((each,), 1.0 + peer).to(device)
+                    one.grad = torch.full(EACH, 1.0 + peer).to(device)
             seen.append(bytes_alive(counted))
             optimizer.step(samples=8)
         optimizer.finish()
