@@ -167,10 +167,10 @@ def _contradictions_of_tables(
     if not in_modules & {"model", "experts.network"}:
         mixtures = mixtures_of(definition, {})
 
-        def divided() -> None:
-            _divide(definition, model_of(definition, {}, seed=None, mixtures=mixtures))
+        def fits() -> None:
+            _fit(definition, model_of(definition, {}, seed=None, mixtures=mixtures))
 
-        yield from _said_by(divided, "[model]")
+        yield from _said_by(fits, "[model]")
         settings = model_settings(definition.model)
         own = isinstance(settings, AlbertSettings) and settings.vocabulary != BYTE_VOCABULARY
         if own and "module" not in definition.data:
@@ -210,16 +210,20 @@ def _try_modules(definition: RunDefinition, trusted: Mapping[str, Path]) -> None
     seed, mixtures = definition.training.seed, mixtures_of(definition, trusted)
     model = model_of(definition, trusted, seed=seed, mixtures=mixtures)
     data_of(definition, model, trusted)
-    _divide(definition, model)
+    _fit(definition, model)
 
 
-def _divide(definition: RunDefinition, model: Trainable) -> None:
-    """Raise ProtocolMisuse if the model has fewer parts than local steps are exchanged in."""
+def _fit(definition: RunDefinition, model: Trainable) -> None:
+    """Raise ProtocolMisuse if the model has fewer parts than local steps are exchanged in, or no
+    weight whose gradient is sent as factors."""
     from protocols.accumulation.fragments import fragments_of
+    from protocols.accumulation.powersgd import check_rank
 
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     sizes = [(name, one.numel()) for name, one in trained]
     fragments_of(sizes, definition.training.fragments)
+    if definition.averaging.powersgd_rank:
+        check_rank([one.shape for _, one in trained], definition.averaging.powersgd_rank)
 
 
 def _said_by(look: Callable[[], object], where: str) -> Iterator[str]:

@@ -89,6 +89,17 @@ def values_sent(shape: Sequence[int], rank: int) -> int:
     return math.prod(shape) if matrix is None else rank * sum(matrix)
 
 
+def check_rank(shapes: Sequence[Sequence[int]], rank: int) -> None:
+    """ProtocolMisuse if a model with weights of these shapes has nothing that is sent as factors."""
+    if not any(as_matrix(shape, rank) for shape in shapes):
+        raise ProtocolMisuse(
+            f"powersgd_rank={rank} makes no tensor of this model shorter.",
+            why="A matrix of n x m values is sent as (n + m) x rank values if these are at most "
+            "half as many.",
+            advice="Take a smaller rank, or leave powersgd_rank out.",
+        )
+
+
 # ---- the same bits on every machine
 
 
@@ -220,21 +231,14 @@ class PowerSGD:
         """`layout`: of whole contributions. What follows the parameters is sent as it is."""
         self._rank = rank
         self._parts = _parts(parameters, layout, rank)
-        shortened = [one for one in self._parts if one.shape is not None]
-        if not shortened:
-            raise ProtocolMisuse(
-                f"powersgd_rank={rank} makes no tensor of this model shorter.",
-                why="A matrix of n x m values is sent as (n + m) x rank values if these are at "
-                "most half as many.",
-                advice="Take a smaller rank, or leave it out.",
-            )
+        check_rank([one.shape for one in parameters.tensors], rank)
         self.layout = Layout(
             tuple(
                 Segment(one.name, one.sent.stop - one.sent.start, segment.codec)
                 for one, segment in zip(self._parts, layout.segments, strict=True)
             )
         )
-        self.factors = torch.cat([one.first_factors(rank, parameters.dtype) for one in shortened])
+        self.factors = self._first_factors(parameters.dtype)
         tail_values = layout.values - parameters.values
         self._decoded, self._rest = (parameters.buffer(tail_values, on_host=True) for _ in range(2))
         self._rest_samples = 0
@@ -324,15 +328,14 @@ class PowerSGD:
         before the first step. StateRefused for anything that `extra` never returns."""
         factors = extra.get(FACTORS)
         if not isinstance(factors, Tensor) or factors.shape != self.factors.shape:
-            first = [
-                one.first_factors(self._rank, self.factors.dtype)
-                for one in self._parts
-                if one.shape is not None
-            ]
-            return torch.cat(first)
+            return self._first_factors(self.factors.dtype)
         if factors.dtype is not self.factors.dtype or not within(factors, LARGEST_ORTHONORMAL):
             raise StateRefused("The state has factors of gradients that are not orthonormal.")
         return factors
+
+    def _first_factors(self, dtype: torch.dtype) -> Tensor:
+        shortened = [one for one in self._parts if one.shape is not None]
+        return torch.cat([one.first_factors(self._rank, dtype) for one in shortened])
 
     def _taken(self) -> _UnderWay:
         one, self._under_way = self._under_way, None

@@ -205,6 +205,17 @@ def test_with_local_steps_what_a_coarse_codec_loses_takes_a_copy_of_the_paramete
     assert coarse == plain + copy
 
 
+def test_factors_of_gradients_take_a_copy_of_the_parameters_and_save_traffic() -> None:
+    """What is not sent yet is kept; the factors are part of the state."""
+    whole = costs_of(SMALL)
+    short = costs_of(read_definition(TEXT + b"[averaging]\npowersgd_rank = 2\n"))
+    assert short.with_gpu.beside == whole.with_gpu.beside + 4 * whole.parameters
+    assert short.fixed_bytes > whole.fixed_bytes
+    assert short.round_bytes < 0.6 * whole.round_bytes
+    sent = 2 * (short.state_bytes - whole.state_bytes) // 4  # in float16
+    assert 0 < sent < short.round_bytes / 2
+
+
 def test_of_fragments_a_round_has_its_share_of_memory_samples_and_traffic() -> None:
     whole = costs_of(read_definition(with_line("local_steps = 50")))
     parts = costs_of(read_definition(with_line("local_steps = 50\nfragments = 5")))

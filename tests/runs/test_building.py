@@ -26,6 +26,7 @@ CLASSIFIER = changed(
     'name = "gpt"\nsize = "tiny"\ncontext = 16\n', 'name = "classifier"\n'
 ).replace(b"width = 16\nlayers = 1\nheads = 2\n", b'size = "tiny"\n')
 SWAV = CLASSIFIER.replace(b'"classifier"', b'"swav"')
+FACTORS = b"[averaging]\n%s\n"
 MODULE = changed(
     'name = "gpt"\nsize = "tiny"\ncontext = 16\nwidth = 16\nlayers = 1\nheads = 2\n',
     'module = "poem_model"\nwidth = 8\n',
@@ -309,6 +310,18 @@ MISTAKES = {
     "a schedule called by a list": (
         TEXT + b"[schedule]\nname = []",
         "is called [], and there is no",
+    ),
+    "factors of local steps": (
+        with_line("local_steps = 8") + FACTORS % b"powersgd_rank = 4",
+        "powersgd_rank=4 and local_steps=8 do not go together. Leave powersgd_rank out",
+    ),
+    "factors over a grid": (
+        TEXT + FACTORS % b"powersgd_rank = 4\napproximate = true",
+        "powersgd_rank=4 and approximate=True do not go together. Leave approximate out",
+    ),
+    "factors that are longer": (
+        TEXT + FACTORS % b"powersgd_rank = 64",
+        "powersgd_rank=64 makes no tensor of this model shorter. Take a smaller rank",
     ),
     "a module's name": (MODULE.replace(b'"poem_model"', b'"../poem"'), "must be a name"),
     "a module's digest": (MODULE.replace(b"width = 8", b'sha256 = "x"'), "64 hexadecimal digits"),
