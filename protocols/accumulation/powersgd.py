@@ -21,16 +21,17 @@ the peers is the same, and this one does not depend on who else was in the step.
 samples: with n samples then and n' now, e_i counts n / n' times as much. So nothing of a sample is
 lost, it is only late. Vectors and small matrices travel as they are.
 
-In this file: `as_matrix`, which weights have factors; `orthonormal` and `multiply`, whose bits are
+In this file: `as_matrix`, which weights have factors; `product` and `orthonormal`, whose bits are
 the same on every machine; `PowerSGD`, what one peer keeps.
 
-Promises: `factors` (P and Q) have the same bits at all peers. They are made from averaged bits by
-additions, multiplications and roots of single numbers, in an order that is written here. They are
-part of the state, so a newcomer has them. What a peer keeps for itself (e_i) is no part of it: it
-is lost when the peer ends, fetches a state, or drops its gradients.
+Promises: the decoded gradient and `factors` (P and Q) have the same bits at all peers. They are
+made from averaged bits by sums in an order that is written here, and by products of matrices in
+which nothing is rounded, so that their order does not matter. The factors are part of the state, so
+a newcomer has them. What a peer keeps for itself (e_i) is no part of it: it is lost when the peer
+ends, fetches a state, or drops its gradients.
 
-Easy to get wrong: a matrix product of torch adds up in another order on each machine, and with each
-number of threads. It is for a peer's own values only.
+Easy to get wrong: an ordinary matrix product of torch adds up in another order on each machine, and
+with each number of threads. It is for a peer's own values only.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 import torch
@@ -61,12 +63,16 @@ LARGEST_FACTOR: Final = 1e30  # products of these, and their sums, are finite in
 
 LARGEST_ORTHONORMAL: Final = 1.001  # with rounding
 
-LITTLE: Final = 1e-16
+LITTLE: Final = 1e-10
 """If less is left of a column, in squares, after the columns before it were taken out, that is only
-rounding of float32. Then another column is taken."""
+rounding. Then another column is taken."""
 
-VALUES_AT_ONCE: Final = 1 << 17
-"""Values of a product that are made at a time: they stay in a cache until all columns are in."""
+EXACT_BITS: Final = 21
+EXACT_TERMS: Final = 1 << 11
+BLOCK_COLUMNS: Final = 16  # products of matrices take out the blocks before; within one, by hand
+
+VALUES_AT_ONCE: Final = 1 << 19
+"""Values of a product that are made at a time: 4 MiB in float64, which stays in a cache."""
 
 FACTORS: Final = "powersgd"
 """The name of P and Q in a state."""
@@ -90,7 +96,7 @@ def values_sent(shape: Sequence[int], rank: int) -> int:
 
 
 def check_rank(shapes: Sequence[Sequence[int]], rank: int) -> None:
-    """ProtocolMisuse if a model with weights of these shapes has nothing that is sent as factors."""
+    """ProtocolMisuse if none of a model's weights, of these shapes, is sent as factors."""
     if not any(as_matrix(shape, rank) for shape in shapes):
         raise ProtocolMisuse(
             f"powersgd_rank={rank} makes no tensor of this model shorter.",
@@ -103,36 +109,71 @@ def check_rank(shapes: Sequence[Sequence[int]], rank: int) -> None:
 # ---- the same bits on every machine
 
 
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left right^T in float64, of operands that are rounded first (`rounded`).
+
+    left: [rows, any]; right: [columns, any]; result: [rows, columns]
+    """
+    left, right = rounded(left), rounded(right)
+    total = left[:, :EXACT_TERMS] @ right[:, :EXACT_TERMS].T
+    for start in range(EXACT_TERMS, left.shape[1], EXACT_TERMS):
+        here = slice(start, start + EXACT_TERMS)
+        total += left[:, here] @ right[:, here].T
+    return total
+
+
+def add_products(pairs: Sequence[tuple[Tensor, Tensor]], out: Tensor) -> None:
+    """out = the sum of left right^T over these pairs: as `product`, with fewer than EXACT_TERMS
+    columns of each, and rounded once to the type of `out`."""
+    exact = [(rounded(left), rounded(right).T) for left, right in pairs]
+    rows = max(1, VALUES_AT_ONCE // out.shape[1])
+    for start in range(0, len(out), rows):
+        here = slice(start, start + rows)
+        out[here] = reduce(torch.add, [left[here] @ right for left, right in exact])
+
+
+def rounded(values: Tensor) -> Tensor:
+    """In float64, rounded to multiples of 2^-21 of the power of two that is above all of them. Then
+    a product of two has at most 42 bits, and a sum of 2^11 such products at most 53. Float64 has as
+    many, so in whatever order a machine adds them up, nothing is rounded."""
+    wide = values.to(torch.float64)
+    largest = float(wide.abs().max()) if wide.numel() else 0.0
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - EXACT_BITS)
+    return (wide / unit).round_().mul_(unit)
+
+
 def orthonormal(factor: Tensor, name: str) -> Tensor:
     """Orthonormal columns that span what the factor's do, or more. `name`: of the factor.
 
     factor: [length, rank], finite
 
-    Gram-Schmidt, in double precision. A column that depends on those before it, as all do of a
-    gradient of zeros, is replaced by one that only depends on the name.
+    Gram-Schmidt in float64, block by block. A column that depends on those before it, as all do of
+    a gradient of zeros, is replaced by one that only depends on the name.
     """
     columns = factor.T.to(torch.float64).contiguous()
     sizes = sum_by_halves(columns * columns).tolist()
-    for place, column in enumerate(columns):
-        square = _square(column)
-        if not LITTLE * sizes[place] < square < math.inf:
-            column.copy_(_some_column(name, place, len(column)))
-            take_out(columns[place : place + 1], columns[:place])
+    for start in range(0, len(columns), BLOCK_COLUMNS):
+        block = columns[start : start + BLOCK_COLUMNS]
+        take_out(block, columns[:start], times=2)  # the second one: what rounding has left
+        for place, column in enumerate(block, start):
             square = _square(column)
-        column.mul_(1.0 / math.sqrt(square))
-        take_out(columns[place + 1 :], columns[place : place + 1])
+            if not LITTLE * sizes[place] < square < math.inf:
+                column.copy_(_some_column(name, place, len(column)))
+                take_out(columns[place : place + 1], columns[:place], times=2)
+                square = _square(column)
+            column.mul_(1.0 / math.sqrt(square))
+            others = block[place - start + 1 :]
+            others.sub_(sum_by_halves(others * column)[:, None] * column)
     return columns.T.to(factor.dtype).contiguous()
 
 
-def take_out(columns: Tensor, units: Tensor) -> None:
-    """Subtract from each column its part along each of these, which are orthonormal: for all of
-    them together, y - P (P^T y).
+def take_out(columns: Tensor, units: Tensor, times: int = 1) -> None:
+    """Subtract from each column its parts along these, which are orthonormal: y - P (P^T y).
 
-    columns: [any, length]; units: [any, length]; both in double precision
+    columns: [any, length]; units: [any, length]; both in float64
     """
-    for unit in units:
-        along = sum_by_halves(columns * unit)
-        columns.sub_(along[:, None] * unit)
+    for _ in range(times if len(units) else 0):
+        columns.sub_(product(product(columns, units), units.T))
 
 
 def _square(column: Tensor) -> float:
@@ -155,22 +196,6 @@ def _some_column(name: str, place: int, length: int) -> Tensor:
     digest = blake3(_FIRST + place.to_bytes(4, "big") + name.encode()).digest(2 * length)
     whole = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(torch.float64)
     return (whole[0::2] * 256.0 + whole[1::2]) / 32768.0 - 1.0
-
-
-def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """out = left right^T: column by column, each product rounded before it is added.
-
-    left: [rows, columns of both]; right: [columns, columns of both]; out: [rows, columns]
-    """
-    rows = max(1, VALUES_AT_ONCE // out.shape[1])
-    scratch = torch.empty_like(out[:rows])
-    pairs = zip(left.T.contiguous(), right.T.contiguous(), strict=True)
-    (first, across), *others = ((one.unsqueeze(1), other) for one, other in pairs)
-    for start in range(0, len(out), rows):
-        here = slice(start, start + rows)
-        into = torch.mul(first[here], across, out=out[here])
-        for one, other in others:
-            into.add_(torch.mul(one[here], other, out=scratch[: len(into)]))
 
 
 # ---- what one peer keeps
@@ -284,8 +309,7 @@ class PowerSGD:
             (p, q), (y, z) = part.pair(self.factors[part.factors]), part.pair(averaged[part.sent])
             beyond = y.T.to(torch.float64).contiguous()
             take_out(beyond, p.T.to(torch.float64))
-            left, right = torch.cat([p, beyond.T.to(y.dtype)], 1), torch.cat([z, q], 1)
-            multiply(left, right, out=whole[part.whole].view(part.shape))
+            add_products([(p, z), (beyond.T, q)], out=whole[part.whole].view(part.shape))
             following.append(part.orthonormal(averaged[part.sent]))
         self.factors = torch.cat(following)
         return whole
