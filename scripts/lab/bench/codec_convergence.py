@@ -9,7 +9,8 @@ begins.
 
 The last trainings average gradients in place of local steps (`GradientSteps`), with the same
 samples: whole ones, and thin factors of them (PowerSGD), of each rank. What the factors cost is
-told beside whole gradients.
+told beside whole gradients. The rate of both goes down as in a new run: what factors leave out is
+late, and at a rate that stays high to the end, late is worse.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ BAR = 0.01  # how much higher the loss may be than without a codec, as a share o
 MAX_NORM = 1.0
 LOOKS = 10  # at the loss, in a training
 GRADIENTS = "gradients"  # averaged whole, in each step
+SCHEDULE = {"name": "cosine", "warmup": 20, "floor": 0.1}  # of gradients, as `run init` writes it
 SEEDS_APART = 1 << 40  # the numbers of a seed's samples: no training has so many
 
 
@@ -140,7 +142,7 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
     samples = task.samples()
     held_out = samples.held_out()
     models = [task.model() for _ in range(extent.peers)]
-    peers = [_steps_of(task, model, arm) for model in models]
+    peers = [_steps_of(task, model, arm, extent) for model in models]
     exchanges = [PeersExchange(layout, extent.peers) for layout in peers[0].layouts]
     of_a_round = arm.fragments if arm.rank is None else extent.local_steps  # exchanges
     between = extent.local_steps // of_a_round
@@ -185,7 +187,8 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
     }
 
 
-def _steps_of(task: BenchTask, model: GPT, arm: CodecTrial) -> Steps:
+def _steps_of(task: BenchTask, model: GPT, arm: CodecTrial, extent: Extent) -> Steps:
+    from models.registry import schedule_factory
     from protocols.accumulation.parameters import Parameters
     from protocols.accumulation.steps import GradientSteps, LocalSteps
 
@@ -198,7 +201,10 @@ def _steps_of(task: BenchTask, model: GPT, arm: CodecTrial) -> Steps:
         "delayed": arm.fragments > 1,
     }
     if arm.rank is not None:
-        return GradientSteps(parameters, task.optimizer, None, powersgd_rank=arm.rank, **options)
+        steps = extent.rounds * extent.local_steps
+        scheduler = schedule_factory({**SCHEDULE, "steps": steps})
+        options["powersgd_rank"] = arm.rank
+        return GradientSteps(parameters, task.optimizer, scheduler, **options)
     return LocalSteps(parameters, task.optimizer, None, fragments=arm.fragments, **options)
 
 
@@ -348,10 +354,10 @@ def add_parser(kinds: Subparsers) -> None:
         "the same samples. A blockwise codec is also tried without error feedback, which the "
         "product always has; and without a codec, and with a sparse one, the parameters are "
         "exchanged in fragments beside the local steps, too. With the same samples gradients are "
-        "averaged in each step, whole and as factors of each rank (PowerSGD), and those are "
-        "compared. Everything is in this process. The exit code is 1 if one of them, with error "
-        f"feedback, ends more than {BAR:.0%} above the loss of its kind that loses nothing, in the "
-        "mean of the seeds.",
+        "averaged in each step with the schedule of a new run, whole and as factors of each rank "
+        "(PowerSGD), and those are compared. Everything is in this process. The exit code is 1 if "
+        f"one of them, with error feedback, ends more than {BAR:.0%} above the loss of its kind "
+        "that loses nothing, in the mean of the seeds.",
         example="scripts/bench codecs --plot codecs.svg\n"
         "scripts/bench codecs --quick --codecs blockwise-int4 --json",
     )
