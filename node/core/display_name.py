@@ -46,7 +46,7 @@ _SHORT_ID: Final = rf"…{_BASE58}{{{SHORT_ID}}}\b"
 _NAMED: Final = re.compile(rf"({_ID}|{_SHORT_ID})(?: \(([^()]*)\))?")
 
 
-class Named(Protocol):
+class WithNames(Protocol):
     """A peer with its names: `name` from the run's auth server, `said_name` from the peer."""
 
     @property
@@ -101,7 +101,7 @@ def as_written(text: str) -> str:
     return name
 
 
-def with_names(words: str, peers: Iterable[Named]) -> str:
+def with_names(words: str, peers: Iterable[WithNames]) -> str:
     """Replace each peer id in the words, whole or short, by its label.
 
     A person in brackets after it, whom the label already names, is left out.
@@ -109,12 +109,12 @@ def with_names(words: str, peers: Iterable[Named]) -> str:
     return all_with_names([words], peers)[0]
 
 
-def all_with_names(texts: Sequence[str], peers: Iterable[Named]) -> list[str]:
+def all_with_names(texts: Sequence[str], peers: Iterable[WithNames]) -> list[str]:
     """`with_names` for each of the texts. Most words name nobody, and then the peers are not
     looked at: a screen asks several times a second, and there may be a thousand."""
     asked = {found[1] for words in texts for found in _NAMED.finditer(words)}
     ends = tuple({one[-SHORT_ID:] for one in asked})
-    by_id: dict[str, Named] = {}
+    by_id: dict[str, WithNames] = {}
     for one in peers if ends else ():
         if one.peer.endswith(ends):
             by_id[short(one.peer)] = by_id[one.peer] = one
