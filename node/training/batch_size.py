@@ -31,12 +31,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from node.core.caps.memory import TooLarge
 from node.run.out_of_memory import is_out_of_memory
+from protocols.tensors import gpu_of
 
 if TYPE_CHECKING:
     from node.run.building import RunTask
@@ -165,8 +166,8 @@ def _seconds(task: RunTask, size: int, clock: Callable[[], float]) -> float:
 def _wait_for_device(task: RunTask) -> None:
     """A GPU computes asynchronously; the time is known only when it is done."""
     for device in task.devices:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if (gpu := gpu_of(device)) is not None:
+            gpu.synchronize(device)
         elif device.type == "mps":
             torch.mps.synchronize()
 
@@ -189,26 +190,26 @@ class PassClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._gpu = device, gpu_of(device)
         self._seconds: float | None = None
-        self._under_way: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._under_way: deque[tuple[Any, Any]] = deque()
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         began = time.monotonic()
-        if self._device.type != "cuda":
+        if self._gpu is None:
             yield
             self._seconds = time.monotonic() - began
             return
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        stream = torch.cuda.current_stream(self._device)
+        start, end = (self._gpu.Event(enable_timing=True) for _ in range(2))
+        stream = self._gpu.current_stream(self._device)
         start.record(stream)
         yield
         end.record(stream)
         self._under_way.append((start, end))
 
     def newest(self) -> float | None:
-        while self._under_way and self._under_way[0][1].query():  # type: ignore[no-untyped-call]
+        while self._under_way and self._under_way[0][1].query():
             start, end = self._under_way.popleft()
             self._seconds = start.elapsed_time(end) / 1000
         seconds, self._seconds = self._seconds, None

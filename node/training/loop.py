@@ -59,6 +59,7 @@ from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import GradientsDropped
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.experts import AsyncTrainer, TooFewExperts
+from protocols.tensors import is_on_gpu
 
 if TYPE_CHECKING:
     from node.run.batches import TrainingBatches
@@ -299,7 +300,7 @@ class Loop:
         try:
             with self._pass_clock.passing():
                 loss = self._task.compute(batch, optimizer.scaled)
-                return loss if loss.is_cuda else float(loss)
+                return loss if is_on_gpu(loss) else float(loss)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

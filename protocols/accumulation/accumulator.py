@@ -37,7 +37,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ from torch import Tensor
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.layout import LARGEST_CARRIED, Layout, Segment
+from protocols.tensors import GPUS, gpu_of, is_on_gpu, record
 
 # ---- whether gradients can be averaged
 
@@ -205,7 +206,6 @@ class _Buffer:
     views: list[Tensor]
 
 
-LAUNCHES = ("cuda",)  # devices that need not be waited for
 STAGED_VALUES: Final = 1 << 22  # 16 MB of float32, which a GPU copies in a millisecond
 
 
@@ -218,7 +218,7 @@ class _Launched:
     part: float
     told: Tensor
     has_loss: bool
-    event: torch.cuda.Event | None
+    event: Any
 
 
 class Accumulator:
@@ -245,7 +245,7 @@ class Accumulator:
         self.samples = 0
         self._parameters = parameters
         self._on_host = offload or parameters.device.type == "cpu"
-        self.launches = parameters.device.type in LAUNCHES and not offload
+        self.launches = parameters.device.type in GPUS and not offload
         """Whether a batch without a loss scale is added without waiting for the device."""
         self._staged: Tensor | None = None
         largest = [LARGEST_CARRIED[segment.codec] for segment in segments]
@@ -308,7 +308,7 @@ class Accumulator:
         else:
             host, self._spare = self._spare, None
             if host is None:
-                host = torch.empty(mean.shape, dtype=mean.dtype, pin_memory=mean.is_cuda)
+                host = torch.empty(mean.shape, dtype=mean.dtype, pin_memory=is_on_gpu(mean))
             mean = host.copy_(mean)
         mean[self._parameters.values :] = self._extra
         return Contribution(mean, samples)
@@ -380,17 +380,18 @@ class Accumulator:
             is_first_step=False,
             found_inf=is_wrong,
         )
+        gpu = gpu_of(found.device)
         if self._told is None:
             size = len(found) + 1
-            self._told = torch.empty(size, dtype=found.dtype, pin_memory=found.is_cuda)
+            self._told = torch.empty(size, dtype=found.dtype, pin_memory=gpu is not None)
         self._told[:-1].copy_(found, non_blocking=True)
         event = None
         if isinstance(loss, Tensor):
             self._told[-1].copy_(loss.detach().reshape(()), non_blocking=True)
         elif loss is not None:
             self._told[-1] = loss
-        if found.is_cuda:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own
+        if gpu is not None:
+            event = gpu.Event()
             record(event, found.device)
         self._launched = _Launched(samples, part, self._told, loss is not None, event)
 
@@ -455,17 +456,11 @@ class Accumulator:
         if self._staged is None:
             largest = max(one.numel() for one in self._parameters.tensors)
             self._staged = torch.empty(
-                min(STAGED_VALUES, largest), dtype=mean.dtype, pin_memory=gradient.is_cuda
+                min(STAGED_VALUES, largest), dtype=mean.dtype, pin_memory=is_on_gpu(gradient)
             )
         flat = (torch.split(one.reshape(-1), STAGED_VALUES) for one in (mean, gradient))
         for into, piece in zip(*flat, strict=True):
             into.lerp_(self._staged[: piece.numel()].copy_(piece), part)
-
-
-def record(event: torch.cuda.Event, device: torch.device) -> None:
-    """Record what was launched on this GPU so far. By itself torch takes the process's current one,
-    which another GPU is that an owner has chosen (`--device cuda:1`)."""
-    event.record(torch.cuda.current_stream(device))
 
 
 def _alike(parameters: Parameters, gradients: Sequence[Tensor | None]) -> list[Tensor] | None:

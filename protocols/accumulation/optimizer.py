@@ -50,7 +50,7 @@ from protocols.accumulation.state_manifest import StateRefused, read_manifest
 from protocols.accumulation.steps import Factory, GradientSteps, LocalSteps, Scheduler, Steps
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import ProtocolMisuse
-from protocols.tensors import raw_bytes
+from protocols.tensors import is_on_gpu, raw_bytes
 
 # ---- a state on disk: a dictionary of two tensors
 #
@@ -320,7 +320,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         return has_stepped
 
     def _batch_of(self, samples: int, loss: Tensor | float | None) -> Batch:
-        if isinstance(loss, Tensor) and loss.is_cuda and self._steps.launches:
+        if isinstance(loss, Tensor) and is_on_gpu(loss) and self._steps.launches:
             return Batch(samples, loss=loss.detach())  # to read it would be to wait for the batch
         value = float(loss.detach() if isinstance(loss, Tensor) else loss or 0.0)
         trouble = "" if math.isfinite(value) else f"The loss is {value}."

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.layout import Segment
-from protocols.tensors import CodecName
+from protocols.tensors import GPUS, CodecName
 
 Codecs = CodecName | Mapping[str, CodecName]
 """One codec for all parameters, or codecs by name; the others travel without a codec."""
@@ -49,7 +49,7 @@ class Parameters:
         host it is pinned if they are on a GPU."""
         size = self.values + extra
         if on_host:
-            return torch.zeros(size, dtype=self.dtype, pin_memory=self.device.type == "cuda")
+            return torch.zeros(size, dtype=self.dtype, pin_memory=self.device.type in GPUS)
         return torch.zeros(size, dtype=self.dtype, device=self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:

@@ -43,7 +43,6 @@ from protocols.accumulation.accumulator import (
     dense_gradients,
     loss_of,
     loss_values,
-    record,
 )
 from protocols.accumulation.fragments import fragments_of
 from protocols.accumulation.parameters import Codecs, Parameters
@@ -52,7 +51,7 @@ from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.training_state import LiveState, TrainingState, look, restore
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.moshpit.layout import LARGEST_CARRIED, Layout, Segment, SentParts
-from protocols.tensors import CODECS, ONE_IN, decode_into, encode_into
+from protocols.tensors import CODECS, ONE_IN, decode_into, encode_into, gpu_of, is_on_gpu, record
 
 # ---- clipping
 #
@@ -327,7 +326,7 @@ class InnerStep:
         factor = 1.0 / (1.0 - overflowed)
         norm = None
         if self._max_norm is not None:
-            norm = global_norm(gradients if gradients.is_cuda else here) * factor
+            norm = global_norm(gradients if is_on_gpu(gradients) else here) * factor
             factor *= clipping_factor(norm, self._max_norm)
         if factor != 1.0:
             gradients.mul_(factor)
@@ -455,10 +454,9 @@ class _Beside:
     """Lets a GPU copy a result and step a shadow with it while it computes the passes of the next
     step. A shadow is not written to before it has been taken over."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's own
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def __init__(self, gpu: Any, device: torch.device) -> None:
+        self._gpu, self._device = gpu, device
+        self._stream, self._event = gpu.Stream(device), gpu.Event()
         self.taken_over()
 
     def taken_over(self) -> None:
@@ -469,7 +467,7 @@ class _Beside:
     def passes(self) -> Iterator[None]:
         """What the block launches has been done when it ends."""
         self._stream.wait_event(self._event)
-        with torch.cuda.stream(self._stream):
+        with self._gpu.stream(self._stream):
             yield
         self._stream.synchronize()
 
@@ -514,8 +512,8 @@ class GradientSteps:
         self._own = parameters
         self.shared = _shadow_of(parameters, on_host=offload) if delayed else parameters
         self.inner = InnerStep(self.shared, factory, scheduler, max_norm, offload=offload)
-        is_beside = delayed and self.shared.device.type == "cuda"
-        self._beside = _Beside(self.shared.device) if is_beside else None
+        gpu = gpu_of(self.shared.device) if delayed else None
+        self._beside = None if gpu is None else _Beside(gpu, self.shared.device)
         self.scale = LossScale()
         self.scales_loss = scales_loss
         self.loss_factor = self.scale.scale if scales_loss else 1.0

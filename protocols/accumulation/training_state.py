@@ -56,7 +56,7 @@ from protocols.accumulation.state_manifest import (
     unpack,
 )
 from protocols.errors import MalformedMessage
-from protocols.tensors import raw_bytes
+from protocols.tensors import gpu_of, is_on_gpu, raw_bytes
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in VALUE_TYPES}
 _NAMES: dict[torch.dtype, ValueType] = {_DTYPES[name]: name for name in VALUE_TYPES}
@@ -86,7 +86,7 @@ class LiveState:
         """
         offsets = offsets_of(self.specs)
         size = offsets[-1] + self.specs[-1].bytes if self.specs else 0
-        devices = {tensor.device for tensor in self.tensors.values() if tensor.is_cuda}
+        devices = {tensor.device for tensor in self.tensors.values() if is_on_gpu(tensor)}
         if memory is None or memory.numel() != size:
             memory = torch.empty(size, dtype=torch.uint8, pin_memory=bool(devices))
         end = 0
@@ -96,7 +96,7 @@ class LiveState:
                 end = start + spec.bytes
                 _view(memory, spec, start).copy_(self.tensors[spec.name], non_blocking=True)
         for device in devices:
-            torch.cuda.synchronize(device)
+            gpu_of(device).synchronize(device)
         return TrainingState(self._header(), memory)
 
     def manifest(self) -> Manifest:

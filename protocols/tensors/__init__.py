@@ -1,4 +1,5 @@
-"""Tensors on the wire: `codecs` has the table of codecs, `messages` carries tensors with them."""
+"""Tensors on the wire: `codecs` has the table of codecs, `messages` carries tensors with them.
+`gpu` says which tensors are on a GPU, and has what a GPU is asked for."""
 
 from protocols.tensors.codecs import (
     CODECS,
@@ -9,6 +10,7 @@ from protocols.tensors.codecs import (
     is_finite,
     within,
 )
+from protocols.tensors.gpu import GPUS, gpu_of, is_on_gpu, record
 from protocols.tensors.messages import (
     DtypeName,
     TensorHeader,
@@ -25,6 +27,7 @@ from protocols.tensors.messages import (
 
 __all__ = [
     "CODECS",
+    "GPUS",
     "ONE_IN",
     "SERIAL_VALUES",
     "CodecName",
@@ -39,7 +42,10 @@ __all__ = [
     "encode",
     "encode_into",
     "encoded_bytes",
+    "gpu_of",
     "is_finite",
+    "is_on_gpu",
     "raw_bytes",
+    "record",
     "within",
 ]

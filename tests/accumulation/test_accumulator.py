@@ -13,10 +13,10 @@ from protocols.accumulation.accumulator import (
     USED,
     Accumulator,
     FoundWrong,
-    record,
 )
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.errors import ProtocolMisuse
+from protocols.tensors import record
 from tests.devices import DEVICES
 
 
@@ -188,7 +188,7 @@ def test_samples_that_overflowed_count_as_zeros_and_as_overflowed() -> None:
 @pytest.fixture(params=DEVICES)
 def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     device: str = request.param
-    monkeypatch.setattr(accumulator, "LAUNCHES", (device,))
+    monkeypatch.setattr(accumulator, "GPUS", (device,))
     return device
 
 

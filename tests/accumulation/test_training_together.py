@@ -84,7 +84,7 @@ def of_kind(bridge: Bridge, kind: type) -> list[object]:
 @pytest.fixture
 def launching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are added as on a GPU, which is not waited for."""
-    monkeypatch.setattr(accumulator, "LAUNCHES", ("cpu",))
+    monkeypatch.setattr(accumulator, "GPUS", ("cpu",))
 
 
 def set_one_that_is_not_finite(model: nn.Linear) -> None:

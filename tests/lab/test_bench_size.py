@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.bench.size import MANNERS, SizeEffort
+from lab.bench.size import DOUBLE, MANNERS, SizeEffort
 from lab.bench.size_task import SizeTask
 from lab.bench.training_peer import plain_steps
+from lab.gpu_double import PINNED_BYTES_PER_SECOND
 from tests.commands.console import laboratory, objects
 from tests.devices import DEVICES
 
@@ -31,13 +32,18 @@ def test_a_small_model_beside_torch_alone(tmp_path: Path) -> None:
         share = told[manner]["samples_per_s"] / alone
         assert told[f"share_{manner}"] == pytest.approx(share, rel=0.01)
     assert told["bars"]["host_copies"] == 2.2
-    assert told["device_copies"] == told["bars"]["device_copies"] == 0, "there is none"
+    assert told["bars"]["device_copies"] == 3
+    assert told["device_copies"] == pytest.approx(3, abs=0.1)
+    assert 0.0 <= told["delayed"]["late_share"] < 1.0
+    assert told["share_delayed_less_late"] > 0.0
+    assert told["double"]["pinned_bytes_per_s"] == PINNED_BYTES_PER_SECOND
     assert min(told["plain_samples_per_s"]) > 0.0
     assert max(told["plain_samples_per_s"]) <= 2 * 16 / 0.02
 
 
 def test_a_gpu_may_hold_what_the_table_says_and_with_offload_nothing_more() -> None:
-    assert SizeEffort(device="cuda").memory_bars == {"host_copies": 2.2, "device_copies": 3}
+    for device in ("cuda", DOUBLE):
+        assert SizeEffort(device=device).memory_bars == {"host_copies": 2.2, "device_copies": 3}
     offloaded = SizeEffort(device="cuda", offload=True).memory_bars
     assert offloaded == {"host_copies": 6.2, "device_copies": 0}
 
@@ -53,7 +59,9 @@ def test_a_pass_gives_every_parameter_a_gradient(device: str) -> None:
 
 def test_torch_alone_takes_as_long_as_its_passes() -> None:
     task = SizeTask(parameters=100, batch=1, tokens=1)
-    assert plain_steps(task, 3, 2, max_norm=1.0, pass_seconds=0.05) >= 2 * 0.05
+    seconds, late = plain_steps(task, 3, 2, max_norm=1.0, pass_seconds=0.05)
+    assert seconds >= 2 * 0.05
+    assert late == 0.0, "there is no double"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -91,8 +91,14 @@ def test_a_time_sheet_tells_of_whole_batches() -> None:
 
 
 def test_the_peer_that_computes_least_of_its_time_counts() -> None:
-    start = {"seconds": 0.0, "now": 0.0, "epoch": 2, "sheet": sheet(0.0, 0)}
-    busy = {"seconds": 5.0, "now": 10.0, "epoch": 4, "sheet": sheet(10.0, 40, computing=9.0)}
+    start = {"seconds": 0.0, "now": 0.0, "late": 0.5, "epoch": 2, "sheet": sheet(0.0, 0)}
+    busy = {
+        "seconds": 5.0,
+        "now": 10.0,
+        "late": 0.75,
+        "epoch": 4,
+        "sheet": sheet(10.0, 40, computing=9.0),
+    }
     idle = busy | {"sheet": sheet(10.0, 20, computing=6.0, waiting=4.0)}
     told = figures_of({1: start, 2: start}, {1: busy, 2: idle}, RunAudit(), [], 2)
     assert told["utilisation"] == 0.6

@@ -1,15 +1,19 @@
 """`scripts/bench size`: what potluck costs a model of a real size, beside torch alone.
 
-Peers in processes of their own train a model of so many parameters, on the processor or on one
-GPU (size_task.py): first each with torch alone, all at the same time, then together `delayed`, then
-`waiting`, and at last with torch alone again. A step has the same passes everywhere, and is
-clipped.
+Peers in processes of their own train a model of so many parameters, on one GPU, or each on a double
+that copies and waits as a GPU does (size_task.py, lab/gpu_double.py): first each with torch alone,
+all at the same time, then together `delayed`, then `waiting`, and at last with torch alone again. A
+step has the same passes everywhere, and is clipped.
 
     share_delayed, share_waiting    samples per second, as a share of torch's alone (the mean of
                                     both times)
     host_bytes_beyond_plain         the most memory that a process had at any time, less what one
                                     with torch alone had; device_bytes_beyond_plain: of the GPU
     host_copies, device_copies      the same, as copies of the parameters in float32
+    late_share                      the part of the time in which a double stood idle that a GPU
+                                    would have used: its host had to wait for it, or to compute for
+                                    its launches, for too long
+    share_delayed_less_late, …      the shares without that part, which the bars are for
 
 On a GPU no manner may take more of its memory than the table in docs/organisers.md says.
 """
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 BATCH: Final = 16
 MAX_NORM: Final = 1.0
 MANNERS: Final = ("delayed", "waiting")
+DOUBLE: Final = "double"
 WARM_UP_STEPS: Final = 2
 LONGEST_STEP_SECONDS: Final = 120.0
 SAMPLE_TOKENS: Final = 1024
@@ -48,12 +53,11 @@ BAR_DELAYED_TOGETHER: Final = 0.93
 HOST_SLACK: Final = 0.2  # of a copy: parts of a round, and the interpreter
 HOST_COPIES: Final = 2 + HOST_SLACK  # of the parameters in float32, beyond what torch alone takes
 DEVICE_SLACK: Final = 0.1  # of a copy: what the allocator rounds up
-PLAIN_COPIES: Final = 5.0  # parameters, gradients, two of AdamW, and the gradients of a pass
 
 
 @dataclass(frozen=True)
 class SizeEffort:
-    """`pass_ms`: how long a pass takes at least; on a GPU it takes as long as `tokens` say.
+    """`pass_ms`: how long a pass takes on the double; on a GPU it takes as long as `tokens` say.
     `passes`: of each peer in a step."""
 
     parameters: int = 124_000_000
@@ -62,24 +66,26 @@ class SizeEffort:
     peers: int = 1
     steps: int = 4
     codec: str = "float16"
-    device: str = "cpu"
+    device: str = DOUBLE
     tokens: int = BATCH * SAMPLE_TOKENS
     offload: bool = False
 
     @property
     def task(self) -> dict[str, Any]:
+        from lab import gpu_double
+
         return {
             "parameters": self.parameters,
-            "device": self.device,
+            "device": gpu_double.NAME if self.device == DOUBLE else self.device,
             "batch": BATCH,
             "tokens": self.tokens,
+            "pass_seconds": self.pass_ms / 1000,
         }
 
     @property
     def manner(self) -> dict[str, Any]:
         return {
             "max_norm": MAX_NORM,
-            "pass_seconds": self.pass_ms / 1000 if self.device == "cpu" else 0.0,
             "digests_from": None,
             "offload": self.offload,
             "threads": max(1, (os.cpu_count() or 1) // self.peers),
@@ -98,12 +104,8 @@ class SizeEffort:
             )
             for manner in MANNERS
         ]
-        host, device = HOST_COPIES, 0
-        if self.device != "cpu":
-            device = max(one.on_gpu for one in told)
-            if self.offload:
-                host = max(one.beside_gpu for one in told) + HOST_SLACK
-        return {"host_copies": host, "device_copies": device}
+        host = max(one.beside_gpu for one in told) + HOST_SLACK if self.offload else HOST_COPIES
+        return {"host_copies": host, "device_copies": max(one.on_gpu for one in told)}
 
     def training(self, manner: str) -> Training:
         return Training(
@@ -121,9 +123,20 @@ async def measure_size(effort: SizeEffort, say: Talk = lambda _line: None) -> di
     for manner in MANNERS:
         result[manner] = await _together(effort, manner, say)
     plain.append(await _plain(effort, say))
-    alone = statistics.mean(one["samples_per_s"] for one in plain)
+
+    def share(manner: str, *, less_late: bool = False) -> float:
+        """Of the speed of torch alone; `less_late`: if the time of the double's delays is left out
+        in both."""
+
+        def rate(one: dict[str, Any]) -> float:
+            of_late = one["late_share"] if less_late else 0.0
+            return float(one["samples_per_s"]) / (1.0 - of_late)
+
+        return rate(result[manner]) / statistics.mean(map(rate, plain))
+
     most, device = plain[0]["most_memory_bytes"], plain[0]["most_device_bytes"]
-    shares = {f"share_{manner}": result[manner]["samples_per_s"] / alone for manner in MANNERS}
+    shares = {f"share_{manner}": share(manner) for manner in MANNERS}
+    on_gpu = {f"share_{manner}_less_late": share(manner, less_late=True) for manner in MANNERS}
     beyond = max(result[manner]["most_memory_bytes"] for manner in MANNERS) - most
     there = max(result[one]["most_device_bytes"] for one in MANNERS) - device
     copy = 4 * effort.parameters
@@ -133,20 +146,28 @@ async def measure_size(effort: SizeEffort, say: Talk = lambda _line: None) -> di
         bars = {}  # it saves memory, and not time
     return result | {
         "plain_samples_per_s": [round(one["samples_per_s"], 1) for one in plain],
-        **{name: round(share, 3) for name, share in shares.items()},
+        "plain_late_share": [round(one["late_share"], 4) for one in plain],
+        **{name: round(one, 3) for name, one in (shares | on_gpu).items()},
         "averaging_s_p50": result["waiting"]["averaging_s_p50"],
         "host_bytes_beyond_plain": beyond,
         "device_bytes_beyond_plain": there,
         "host_copies": round(beyond / copy, 2),
         "device_copies": round(there / copy, 2),
         "bars": dict(bars) | memory_bars,
-        "met": all(shares[f"share_{name}"] >= bar for name, bar in bars.items())
+        "met": all(on_gpu[f"share_{name}_less_late"] >= bar for name, bar in bars.items())
         and beyond <= memory_bars["host_copies"] * copy
         and there <= (memory_bars["device_copies"] + DEVICE_SLACK) * copy,
         "settings": asdict(effort),
+        "double": _told() if effort.device == DOUBLE else None,
         "machine": machine,
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def _told() -> dict[str, float]:
+    from lab import gpu_double
+
+    return gpu_double.told()
 
 
 async def _plain(effort: SizeEffort, say: Talk) -> dict[str, Any]:
@@ -163,7 +184,11 @@ async def _plain(effort: SizeEffort, say: Talk) -> dict[str, Any]:
         )
         memory = await _memory(swarm)
     samples = effort.passes * BATCH
-    return {"samples_per_s": sum(samples / one["step_seconds"] for one in took.values()), **memory}
+    return {
+        "samples_per_s": sum(samples / one["step_seconds"] for one in took.values()),
+        "late_share": max(one["late_seconds"] / one["step_seconds"] for one in took.values()),
+        **memory,
+    }
 
 
 async def _together(effort: SizeEffort, manner: str, say: Talk) -> dict[str, Any]:
@@ -173,7 +198,8 @@ async def _together(effort: SizeEffort, manner: str, say: Talk) -> dict[str, Any
         figures = await measure_steps(swarm, WARM_UP_STEPS, effort.steps, LONGEST_STEP_SECONDS, say)
         memory = await _memory(swarm)
     wanted = ("where", "samples_per_s", "cores_used", "averaging_s_p50", "stepping_s_p50")
-    return {name: figures[name] for name in (*wanted, "steps", "complete")} | memory
+    late = {"late_share": round(figures["late_s"] / figures["measured_s"], 4)}
+    return {name: figures[name] for name in (*wanted, "steps", "complete")} | late | memory
 
 
 async def _memory(swarm: TrainingSwarm) -> dict[str, int]:
@@ -192,12 +218,14 @@ def add_parser(kinds: Subparsers) -> None:
         "size",
         help="training a model of a given size, beside torch alone",
         description="Train a model of so many parameters with torch alone, then with potluck, with "
-        "averaging delayed and not, and then with torch alone again. On the processor a pass is "
-        "a pause of a given length that leaves gradients behind, as a GPU would; on a GPU it is "
-        "computed. The exit code is 1 if potluck takes more than 2 % (delayed) or 5 % (waiting) of "
-        "the speed of one peer alone, more than 7 % (delayed) of several peers', or more than "
-        "2.2 times the parameters' memory beyond what torch alone takes. Of a GPU's memory it may "
-        "take what the table in docs/organisers.md says. With --offload that is none, the "
+        "averaging delayed and not, and then with torch alone again. Without a GPU this takes a "
+        "double for each peer: a device whose passes take a given time, which computes what else "
+        "it is asked for, and lets its host wait as long as a GPU would. It may be late itself, "
+        "which is told and left out (late_share). The exit code is 1 if potluck takes more than "
+        "2 % (delayed) or 5 % (waiting) of the speed of one peer alone, more than 7 % (delayed) "
+        "of several peers', more "
+        "than 2.2 times the parameters' memory beyond what torch alone takes, or more of the "
+        "GPU's than the table in docs/organisers.md says. With --offload that is none, the "
         "machine's may take what the table says, and no speed is asked for.",
         example="scripts/bench size --params 124e6 --pass-ms 80 --json\n"
         "scripts/bench size --peers 2 --codec float16\n"
@@ -208,18 +236,23 @@ def add_parser(kinds: Subparsers) -> None:
         "--offload", action="store_true", help="keep the copies for averaging off the GPU"
     )
     add_flag(parser, "--params", positive_number, 124e6, "parameters of the model")
-    add_flag(parser, "--pass-ms", positive_number, 80.0, "length of a pass on the processor")
+    add_flag(parser, "--pass-ms", positive_number, 80.0, "length of a pass on the double")
     add_flag(parser, "--passes", positive_count, 16, "passes of each peer in a step")
     add_flag(parser, "--peers", positive_count, 1, "how many peers")
     add_flag(parser, "--steps", positive_count, 4, "how many steps are measured")
     add_flag(parser, "--codec", str, "float16", "how gradients are encoded", metavar="CODEC")
-    add_flag(parser, "--device", str, "cpu", "cpu, or cuda", metavar="DEVICE")
+    parser.add_argument(
+        "--device",
+        choices=(DOUBLE, "cuda"),
+        default=DOUBLE,
+        help="cuda: one GPU for all; double: no GPU is needed (double)",
+    )
     tokens = "rows of a pass on a GPU, which say how long it takes"
     add_flag(parser, "--tokens", positive_count, BATCH * SAMPLE_TOKENS, tokens)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.device != "cpu":
+    if arguments.device != DOUBLE:
         import torch
 
         if not torch.cuda.is_available():
@@ -235,7 +268,7 @@ def run(arguments: argparse.Namespace) -> int:
         tokens=arguments.tokens,
         offload=arguments.offload,
     )
-    copies = effort.memory_bars["host_copies"] + (PLAIN_COPIES if effort.device == "cpu" else 0.0)
+    copies = effort.memory_bars["host_copies"]
     needed = effort.peers * copies * 4 * effort.parameters / 2**30
     if needed > (memory := machine_facts()["memory_GiB"]):
         raise WrongUse(
@@ -243,6 +276,13 @@ def run(arguments: argparse.Namespace) -> int:
             advice="Take fewer peers or a smaller --params.",
         )
     return report(arguments, partial(measure_size, effort), _lines)
+
+
+def _late(one: dict[str, Any], result: dict[str, Any], manner: str) -> str:
+    if not result["double"]:
+        return ""
+    less = result[f"share_{manner}_less_late"]
+    return f"; {less:.1%} without the {one['late_share']:.1%} in which the double was late"
 
 
 def _lines(result: dict[str, Any]) -> str:
@@ -253,7 +293,7 @@ def _lines(result: dict[str, Any]) -> str:
         lines.append(
             f"{manner:12}  {one['samples_per_s']:,} samples/s, {result[f'share_{manner}']:.1%} of "
             f"that; averaging {one['averaging_s_p50']} s, the step {one['stepping_s_p50']} s, "
-            f"{one['cores_used']} cores"
+            f"{one['cores_used']} cores{_late(one, result, manner)}"
         )
     lines.append(
         f"memory        {result['host_bytes_beyond_plain'] / 1e6:,.0f} MB more than torch alone, "

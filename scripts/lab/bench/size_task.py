@@ -2,14 +2,18 @@
 length.
 
 On a GPU a pass is real: a chain of matrix products in bf16 over all parameters, forward and
-backward. On the processor it stands for one on a device: the gradients are there at once and the
-thread sleeps for the rest of the pass, as it does while a GPU computes.
+backward. On its double (lab/gpu_double.py) the pass takes a given time, and the gradients are those
+of a loss that is as quickly computed: a multiple of the sum of the squares. The values there are
+equal in blocks, so that the double can pack them: those of a vector are, too, if their number is a
+multiple of a block's.
 
-The time of accumulating is that of the processor's memory then, and much longer than a GPU's.
+On the processor, which is for benches of other things than the size, gradients of one value are
+there at once, and the thread sleeps for the rest of the pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,30 +21,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab import gpu_double
 from models.uncompiled import SGD, AdamW
 
 WIDTH = 1024  # of the square matrices; the rest of the parameters is one vector
 SEED = 0
 LEARNING_RATE = 1e-4
 SPREAD = 0.02  # of the initial values
+DECAY = 1e-2  # the smallest gradient on the double, as a part of its parameter
+FORWARD = 1 / 3  # of a pass there; backward is twice as much work
+DIFFERENT = 5  # batches that follow each other there
 
 
 @dataclass(frozen=True)
 class SizeTask:
     """`batch`: the samples of a pass. `tokens`: the rows of a real pass, which say how long it
-    takes; the length of one that stands for it is in the peer's manner."""
+    takes. `pass_seconds`: how long one takes on the double; on the processor the peer's manner says
+    that."""
 
     parameters: int
     batch: int
     tokens: int
     device: str = "cpu"
+    pass_seconds: float = 0.0
     sgd: bool = False
     """Whether steps are those of SGD, which take little of the processor's time: those of AdamW
     would be a GPU's work where a pass stands for one."""
 
     def model(self) -> SizedModel:
         """The same initial parameters in every process."""
-        return SizedModel(self.parameters, self.tokens, self.device)
+        return SizedModel(self.parameters, self.tokens, self.device, self.pass_seconds)
 
     def optimizer(self, named_parameters: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
         if self.sgd:
@@ -52,30 +62,45 @@ class SizeTask:
 
 
 class NoSamples:
-    """In place of numbered samples: a pass of this task needs none."""
+    """In place of numbered samples, which a pass of this task does not need: their numbers."""
 
     def batch(self, numbers: Sequence[int]) -> Tensor:
-        return torch.zeros(len(numbers))
+        return torch.tensor(numbers)
 
     def held_out(self) -> Tensor:
         return torch.zeros(1)
 
 
 class SizedModel(torch.nn.Module):
-    def __init__(self, parameters: int, tokens: int, device: str) -> None:
+    def __init__(
+        self, parameters: int, tokens: int, device: str, pass_seconds: float = 0.0
+    ) -> None:
         super().__init__()
+        self._is_double = device == gpu_double.NAME
+        if self._is_double:
+            gpu_double.register()
         generator = torch.Generator().manual_seed(SEED)
         squares, rest = divmod(parameters, WIDTH * WIDTH)
         shapes = [(WIDTH, WIDTH)] * squares + [(rest,)] * bool(rest)
         self.weights = torch.nn.ParameterList(
-            torch.nn.Parameter((torch.randn(shape, generator=generator) * SPREAD).to(device))
-            for shape in shapes
+            torch.nn.Parameter(self._initial(shape, generator).to(device)) for shape in shapes
         )
-        self._tokens = tokens
+        self._tokens, self._pass_seconds = tokens, pass_seconds
         on_device = torch.device(device).type != "cpu"
         self._given = None if on_device else [torch.full_like(one, 1e-3) for one in self.weights]
 
-    def loss(self, _samples: Tensor) -> Tensor:
+    def _initial(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        count = math.prod(shape)
+        if not self._is_double or count % gpu_double.REPEATS:
+            return torch.randn(shape, generator=generator) * SPREAD
+        values = torch.randn(count // gpu_double.REPEATS, generator=generator) * SPREAD
+        return values.repeat_interleave(gpu_double.REPEATS).view(shape)
+
+    def loss(self, samples: Tensor) -> Tensor:
+        if self._is_double:
+            factor = DECAY * (1 + int(samples[0]) // len(samples) % DIFFERENT)
+            of_double: Tensor = _ModelledPass.apply(self._pass_seconds, factor, *self.weights)  # type: ignore[no-untyped-call]
+            return of_double
         if self._given is not None:
             loss: Tensor = _GivenGradients.apply(self._given, *self.weights)  # type: ignore[no-untyped-call]
             return loss
@@ -89,6 +114,29 @@ class SizedModel(torch.nn.Module):
             if one.dim() == 1:
                 total = total + one.square().mean()
         return total
+
+
+class _ModelledPass(torch.autograd.Function):
+    """A pass on the double. Its gradients are the weights times a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, seconds: float, factor: float, *weights: Tensor) -> Tensor:
+        ctx.factor, ctx.weights = factor, weights
+        ctx.seconds = seconds * (1.0 - FORWARD)
+        with gpu_double.passing(seconds * FORWARD):
+            return torch.ones((), device=weights[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *of_loss: Tensor) -> Any:
+        weights = ctx.weights
+        with gpu_double.passing(ctx.seconds), torch.no_grad():
+            found = torch._foreach_mul(list(weights), of_loss[0] * ctx.factor)
+        if weights[0].grad is None:
+            for one, gradient in zip(weights, found, strict=True):
+                one.grad = gradient
+        else:  # torch would do this for each parameter by itself, which costs this double too much
+            torch._foreach_add_([one.grad for one in weights], found)
+        return None, None, *[None] * len(weights)
 
 
 class _GivenGradients(torch.autograd.Function):

@@ -202,6 +202,7 @@ def figures_of(
         "steps": len({line["epoch"] for line in steps}),
         "complete": round(len(complete) / max(1, len(steps)), 3),
         "measured_s": round(seconds, 1),
+        "late_s": round(max(after[peer]["late"] - before[peer]["late"] for peer in after), 3),
         "samples": samples,
         "loss": [round(loss, 4) for _, loss in audit.loss_curve()],
         "digests_equal": not any("different states" in failure for failure in audit.failures),

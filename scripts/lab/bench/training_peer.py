@@ -28,6 +28,7 @@ import torch
 import trio
 from torch import Tensor
 
+from lab import gpu_double
 from lab.bench.orders import run_or_fork
 from lab.bench.own_network import InOwnNetwork
 from lab.bench.size_task import NoSamples, SizedModel, SizeTask
@@ -46,6 +47,7 @@ from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.identity import Identity
 from protocols.network import TraversableNetwork
+from protocols.tensors import GPUS, is_on_gpu
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -146,12 +148,13 @@ class TrainingPeer(InOwnNetwork):
     async def train_plainly(
         self, task: dict[str, Any], manner: dict[str, Any], steps: int, passes: int
     ) -> dict[str, Any]:
-        """Train as torch alone does, without a run: the seconds of a step."""
+        """Train as torch alone does, without a run: the seconds of a step, and in how many of them
+        the double of the GPU was late, if it has one."""
         how = PeerManner(**manner)
         torch.set_num_threads(how.threads)
         train = partial(plain_steps, max_norm=how.max_norm, pass_seconds=how.pass_seconds)
-        seconds = await trio.to_thread.run_sync(train, _task_of(task), steps, passes)
-        return {"step_seconds": seconds}
+        seconds, late = await trio.to_thread.run_sync(train, _task_of(task), steps, passes)
+        return {"step_seconds": seconds, "late_seconds": late}
 
     async def progress(self) -> dict[str, Any]:
         """How far the loop is; `failure` is what ended it, if something did."""
@@ -161,12 +164,13 @@ class TrainingPeer(InOwnNetwork):
         return {"epoch": self._epoch, "samples": samples, "failure": self._failure}
 
     async def cpu(self) -> dict[str, Any]:
-        """User and system seconds of all threads of this process so far, by `now`; and the time
-        sheet of its loop."""
+        """User and system seconds of all threads of this process so far, by `now`; the time sheet
+        of its loop; and how late the double of its GPU was, if it has one."""
         return {
             "seconds": time.process_time(),
             "now": time.monotonic(),
             "sheet": self._sheet.told(),
+            "late": gpu_double.lateness(),
             "epoch": self._epoch,
         }
 
@@ -185,7 +189,9 @@ class TrainingPeer(InOwnNetwork):
         return {
             "memory_bytes": memory_in_use() or 0,
             "most_memory_bytes": _most_memory_bytes(),
-            "most_device_bytes": torch.cuda.max_memory_allocated(),
+            "most_device_bytes": sum(
+                torch.get_device_module(kind).max_memory_allocated() for kind in GPUS
+            ),
             "tasks": trio.lowlevel.current_statistics().tasks_living,
             "threads": threading.active_count(),
             "descriptors": _descriptors(),
@@ -275,7 +281,7 @@ class TrainingPeer(InOwnNetwork):
             with sheet.on(RECORDING):
                 told = {"model_epoch": optimizer.model_epoch, "first": number, "count": count}
                 # a loss on a GPU is not read: torch alone does not wait for it here either
-                known = {} if loss.is_cuda else {"loss": float(loss.detach())}
+                known = {} if is_on_gpu(loss) else {"loss": float(loss.detach())}
                 guest.log.write("batch", **told, **known)
             number += count
             self._step(guest, loss)
@@ -337,15 +343,16 @@ def plain_steps(
     *,
     max_norm: float | None = None,
     pass_seconds: float = 0.0,
-) -> float:
-    """Train as torch alone does, and return the seconds of a step. The first step takes seconds
-    more, of imports, which do not count if there are others."""
+) -> tuple[float, float]:
+    """Train as torch alone does, and return the seconds of a step, and in how many of them the
+    double was late. The first step takes seconds more, of imports, which do not count if there are
+    others."""
     model, samples = task.model(), task.samples()
     optimizer = task.optimizer(model.named_parameters())
-    began = time.monotonic()
+    began, late = time.monotonic(), gpu_double.lateness()
     for step in range(steps):
         if step == 1:
-            began = time.monotonic()
+            began, late = time.monotonic(), gpu_double.lateness()
         optimizer.zero_grad()
         for number in range(passes):
             until = time.monotonic() + pass_seconds
@@ -356,7 +363,8 @@ def plain_steps(
             torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         float(loss.detach())  # waits for the device
-    return (time.monotonic() - began) / max(1, steps - 1)
+    counted = max(1, steps - 1)
+    return (time.monotonic() - began) / counted, (gpu_double.lateness() - late) / counted
 
 
 def _most_memory_bytes() -> int:
