@@ -30,7 +30,6 @@ import torch
 import trio
 from torch import Tensor
 
-from protocols.blocking import in_thread
 from protocols.dht import Dht
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
@@ -49,7 +48,7 @@ from protocols.moshpit.grid import (
     random_index,
 )
 from protocols.moshpit.group import Group, group_key
-from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds
+from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds, check_finite
 from protocols.moshpit.group_size import best_group_size, failure_rate
 from protocols.moshpit.layout import Layout, Segment, Vector
 from protocols.moshpit.matchmaking import Matchmaker
@@ -71,8 +70,6 @@ from protocols.moshpit.switchboard import Switchboard
 from protocols.network import Network
 from protocols.rpc import Rpc
 from protocols.tensors import CodecName
-
-CHECKED_IN_PLACE_VALUES = 1 << 18  # checking so many takes well under a millisecond
 
 ONE_GROUP = Grid(width=1, dimensions=1)
 """A grid of a single cell: all peers have the same key."""
@@ -152,8 +149,9 @@ class Averager:
         """Average with the peers of the run that have the same epoch and topic: in one group, by
         cohorts if the request says so, or in several rounds over this grid.
 
-        Raises NotFinite (with the tensor's name, before anything is sent), ProtocolMisuse, and
-        AveragingCancelled if the averager ends meanwhile. Nothing that others or the network do
+        Raises NotFinite (with the tensor's name, before anything is sent; never if nobody else is
+        expected and nobody comes), ProtocolMisuse, and AveragingCancelled if the averager ends
+        meanwhile. Nothing that others or the network do
         raises an error: it is in the outcome.
         """
         self._begin()
@@ -231,11 +229,8 @@ class Averager:
         await self._idle.wait()
 
     async def _walk(self, request: RoundRequest, grid: Grid) -> Outcome:
-        vector = request.vector
-        if vector.layout.values <= CHECKED_IN_PLACE_VALUES:
-            vector.check_finite()
-        else:
-            await in_thread(vector.check_finite)
+        if not request.expects_nobody:
+            await check_finite(request.vector)
         if request.cohort is not None:
             return await self._cohorts.average(request, request.cohort)
         walk = GridWalk(self._run, request, grid, self._index(grid, request.number), self._buffers)

@@ -19,6 +19,7 @@ import trio
 from torch import Tensor
 
 from auth.bounded_map import BoundedMap
+from protocols.blocking import in_thread
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.identity import PeerId
@@ -34,7 +35,7 @@ from protocols.moshpit.group import (
     NoGroup,
     Search,
 )
-from protocols.moshpit.layout import Layout, ResultCut, SentParts
+from protocols.moshpit.layout import Layout, ResultCut, SentParts, Vector
 from protocols.moshpit.matchmaking import Matchmaker
 from protocols.moshpit.outcome import Excluded, RoundStatistics, Verdict
 from protocols.moshpit.request import RoundRequest
@@ -60,6 +61,17 @@ ROUNDS_UNLED = 32
 """For which a leader is not followed that held up a round: of n peers each leads one round in n, so
 that a span of one would be over before it leads again."""
 MOST_ROUNDS_UNLED = 1024
+
+
+CHECKED_IN_PLACE_VALUES = 1 << 18  # checking so many takes well under a millisecond
+
+
+async def check_finite(vector: Vector) -> None:
+    """`Vector.check_finite`, in a thread if it takes longer."""
+    if vector.layout.values <= CHECKED_IN_PLACE_VALUES:
+        vector.check_finite()
+    else:
+        await in_thread(vector.check_finite)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +239,7 @@ class GroupRounds:
         return Empty()
 
     async def run(self, this: GridRound) -> GroupResult:
+        """NotFinite, before anything is sent, if that is so and was not checked before."""
         began = trio.current_time()
         self._doubts.round_begins()
         self._key = this.key
@@ -244,6 +257,8 @@ class GroupRounds:
                 self._doubts.were_in_vain(error.there)
             return _without_group(search, began, Verdict.NO_GROUP, error)
         found = trio.current_time()
+        if request.expects_nobody:
+            await check_finite(request.vector)
         if not any(entry.weight > 0.0 for entry in group.roster.entries):
             nothing = Finished(Discard("nobody brings any data", in_doubt=False), {}, Course())
             return _result_of(group, nothing, began, found, request)

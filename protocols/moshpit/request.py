@@ -65,6 +65,12 @@ class RoundRequest:
     topic: str = ""
     most_weight: float = LARGEST_WEIGHT
 
+    @property
+    def expects_nobody(self) -> bool:
+        """Whether no other peer is expected. Then nothing is likely to be sent, and the vector is
+        only checked when somebody comes nevertheless."""
+        return self.expected == 1 and self.cohort is None
+
     def __post_init__(self) -> None:
         if not 0.0 <= self.weight <= LARGEST_WEIGHT:
             raise ProtocolMisuse(

@@ -23,6 +23,7 @@ from tests.dht.members import simulated
 from tests.moshpit.averagers import (
     HOME,
     SETTINGS,
+    VALUES,
     AveragingPeer,
     Ended,
     average_all,
@@ -214,6 +215,35 @@ async def test_values_that_are_not_finite_are_named_before_anything_is_sent(
         await average()
     assert peer.averager.statistics().rounds == 0
     assert world.now() < 1.0
+
+
+def broken() -> Vector:
+    return Vector.of({"w": torch.full((VALUES,), float("nan"))})
+
+
+@simulated
+async def test_values_of_a_peer_that_expects_nobody_are_not_checked_as_long_as_it_is_alone(
+    world: SimulatedWorld,
+) -> None:
+    (peer,) = await averagers(world, 1)
+    request = RoundRequest(broken(), weight=1.0, epoch=0, expected=1)
+    assert isinstance(await peer.averager.average(request), Alone)
+
+
+@simulated
+async def test_values_of_a_peer_that_expects_nobody_are_checked_if_somebody_comes(
+    world: SimulatedWorld,
+) -> None:
+    peers = sorted(await averagers(world, 2), key=lambda one: one.peer)
+    for epoch, (one, other) in enumerate((peers, peers[::-1])):
+        done = other.begin(epoch=epoch, expected=2)
+        await trio.sleep(1.0)
+        request = RoundRequest(broken(), weight=1.0, epoch=epoch, expected=1)
+        with pytest.raises(NotFinite, match="w has"):
+            await one.averager.average(request)
+        with trio.fail_after(60.0):
+            await done.wait()
+        assert not isinstance(other.ended[-1].outcome, Committed)
 
 
 @simulated
