@@ -25,7 +25,8 @@ finite. A gradient that is not finite adds nothing, and is named.
 
 A GPU is not waited for: both passes are only launched, and it is the GPU that leaves out a
 gradient which is not finite. What it found is read when the next batch is added, or when the mean
-is taken. Then `samples` are right again, and `found_wrong` says which batch counts no more.
+is taken. Then `samples` are right again, and `found_wrong` says which batch counts no more. It
+copies a contribution to the host beside the next passes.
 
 Easy to get wrong: `.grad` must be the *mean* over the batch's samples, as torch's losses give by
 default. A sum would count too much, by a factor of the batch.
@@ -192,10 +193,22 @@ class FoundWrong:
 
 @dataclass(eq=False)
 class Contribution:
-    """A mean over `samples`, on the CPU. A round averages it."""
+    """A mean over `samples`, on the CPU. A round averages it. `copied`: an event of a GPU, which
+    copies the parameters' values into `memory` beside the next passes."""
 
-    values: Tensor
+    memory: Tensor
     samples: int
+    copied: Any = None
+
+    def arrive(self) -> None:
+        """Wait until all is there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+
+    @property
+    def values(self) -> Tensor:
+        self.arrive()
+        return self.memory
 
 
 @dataclass(eq=False)
@@ -256,6 +269,8 @@ class Accumulator:
         self._extra = torch.zeros(extra, dtype=parameters.dtype)
         self._launched: _Launched | None = None
         self._told: Tensor | None = None
+        self._copying: Any = None  # a stream beside that of the passes
+        self._copied: Any = None
         self._wrong: FoundWrong | None = None
 
     @torch.no_grad()
@@ -299,7 +314,7 @@ class Accumulator:
         """
         self._settle()
         samples, self.samples = self.samples, 0
-        mean = self._filling().flat
+        mean, copied = self._filling().flat, None
         if not samples:
             mean.zero_()
             self._extra.zero_()
@@ -309,9 +324,26 @@ class Accumulator:
             host, self._spare = self._spare, None
             if host is None:
                 host = torch.empty(mean.shape, dtype=mean.dtype, pin_memory=is_on_gpu(mean))
-            mean = host.copy_(mean)
+            copied = self._fetch(mean, host)
+            mean = host
         mean[self._parameters.values :] = self._extra
-        return Contribution(mean, samples)
+        return Contribution(mean, samples, copied)
+
+    def _fetch(self, mean: Tensor, host: Tensor) -> Any:
+        """Copy the parameters' values to the host, by a GPU beside the next passes: it returns an
+        event for that. The mean is not written to before."""
+        values, gpu = slice(self._parameters.values), gpu_of(mean.device)
+        if gpu is None:
+            host[values].copy_(mean[values])
+            return None
+        if self._copying is None:
+            self._copying = gpu.Stream(mean.device)
+        self._copying.wait_stream(gpu.current_stream(mean.device))
+        with gpu.stream(self._copying):
+            host[values].copy_(mean[values], non_blocking=True)
+            self._copied = gpu.Event()
+            self._copied.record()
+        return self._copied
 
     @torch.no_grad()
     def put_back(self, contribution: Contribution) -> None:
@@ -348,7 +380,12 @@ class Accumulator:
         self.samples, self._wrong = 0, None
 
     def _filling(self) -> _Buffer:
-        """The buffer being filled; another one if the last was taken."""
+        """The buffer being filled; another one if the last was taken. A GPU does not write to it
+        before that was copied."""
+        if self._copied is not None:
+            device = self._parameters.device
+            gpu_of(device).current_stream(device).wait_event(self._copied)
+            self._copied = None
         if self._mean is None:
             flat, self._spare = self._spare, None
             if flat is None:

@@ -88,7 +88,7 @@ class Rounds:
         one = self._standing.begin_round(effect.expected)
         layout = self._standing.results.layouts.of("step", effect.epoch)
         request = RoundRequest(
-            Vector(layout, one.contribution.values),
+            Vector(layout, one.contribution.memory, one.contribution.arrive),
             weight=float(one.contribution.samples),  # fewer if the last batch was not finite
             most_weight=min(float(MOST_BATCHES * self._mode.target_samples), LARGEST_WEIGHT),
             epoch=effect.epoch,

@@ -542,7 +542,7 @@ class GradientSteps:
 
     def take(self) -> Contribution:
         contribution = self._accumulator.take()
-        self._own_overflowed = float(contribution.values[-1])
+        self._own_overflowed = float(contribution.memory[-1])
         return contribution if self._powersgd is None else self._powersgd.shortened(contribution)
 
     def put_back(self, contribution: Contribution) -> None:

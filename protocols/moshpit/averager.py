@@ -229,7 +229,7 @@ class Averager:
         await self._idle.wait()
 
     async def _walk(self, request: RoundRequest, grid: Grid) -> Outcome:
-        if not request.expects_nobody:
+        if not request.expects_nobody or grid.rounds > 1:  # a walk copies the values
             await check_finite(request.vector)
         if request.cohort is not None:
             return await self._cohorts.average(request, request.cohort)

@@ -19,7 +19,7 @@ tensors of a vector or for none, because it sets the type of the vector itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -236,7 +236,8 @@ def _chunks(layout: Layout, start: int, stop: int, chunk_bytes: int) -> Iterator
 # finds values that their codec could not carry, so nothing of a bad vector is ever sent.
 #
 # Easy to get wrong: `Vector(layout, values)` does not copy. The caller must not write to the values
-# while they are averaged.
+# while they are averaged. If they are still on their way from a GPU, `arrive` waits for them, and
+# nobody reads them before `check_finite`, which calls it.
 
 
 LARGEST_AVERAGED = 1.75 * 2.0**127
@@ -256,10 +257,12 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class Vector:
     """A flat tensor on the CPU, of the layout's dtype, with its layout."""
 
-    def __init__(self, layout: Layout, values: Tensor) -> None:
+    def __init__(
+        self, layout: Layout, values: Tensor, arrive: Callable[[], None] = lambda: None
+    ) -> None:
         """Use these values without a copy. ProtocolMisuse if they do not fit the layout."""
         check_values(layout, values, "A vector's values")
-        self.layout = layout
+        self.layout, self._arrive = layout, arrive
         self.values = values.detach()
 
     @staticmethod
@@ -288,6 +291,7 @@ class Vector:
 
     def check_finite(self) -> None:
         """NotFinite, with the tensor's name, if a value is not finite or beyond its codec."""
+        self._arrive()
         for run in self.layout.runs:
             if not within(self.values[run.start : run.stop], LARGEST_CARRIED[run.codec]):
                 raise self._not_finite(run.start, run.stop, run.codec)

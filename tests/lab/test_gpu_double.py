@@ -16,6 +16,7 @@ from lab.bench.size_task import SizeTask
 from lab.bench.training_peer import plain_steps
 from models.uncompiled import AdamW
 from node.training.batch_size import PassClock
+from protocols.accumulation.accumulator import Accumulator
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.steps import GradientSteps
 
@@ -126,6 +127,28 @@ def test_the_steps_of_a_peer_are_those_on_the_processor(delayed: bool) -> None:
 
     for own, double in zip(train("cpu"), train(gpu_double.NAME), strict=True):
         assert torch.allclose(double, own, rtol=1e-6, atol=1e-7)
+
+
+def test_a_contribution_is_copied_beside_the_next_passes_which_do_not_change_it() -> None:
+    weight = nn.Parameter(there(torch.ones(ROOM)))
+    accumulator = Accumulator(Parameters([("weight", weight)]))
+
+    def add(value: float) -> None:
+        weight.grad = torch.full_like(weight, value)
+        assert accumulator.add(4) is None
+
+    add(3.0)
+    before = accumulator.take()  # makes the stream, and the memory on the host
+    before.values.zero_()
+    accumulator.done_with(before)
+    add(5.0)
+    gate = Gate(accumulator._copying)
+    taken = accumulator.take()
+    add(7.0)  # launched, and not done before the copy
+    assert not taken.memory[:ROOM].any()
+    gate.open()
+    assert taken.values[:ROOM].unique().tolist() == [5.0]
+    assert accumulator.take().values[:ROOM].unique().tolist() == [7.0]
 
 
 # Order and waiting
