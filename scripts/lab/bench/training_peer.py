@@ -236,11 +236,11 @@ class TrainingPeer(InOwnNetwork):
         bridge: Bridge,
     ) -> None:
         torch.set_num_threads(manner.threads)
+        if manner.pass_seconds or isinstance(task, SizeTask):
+            plain_steps(task, 1, 1)  # before there is another model in the memory of the device
         model, samples = task.model(), task.samples()
         with TrainingLog(path) as log:
             self._catching_up = bridge, log
-            if manner.pass_seconds or isinstance(task, SizeTask):
-                plain_steps(task, 1, 1)
             log.write("enters")
             try:
                 optimizer = CollaborativeOptimizer(
