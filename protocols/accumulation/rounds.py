@@ -26,6 +26,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from contextlib import nullcontext
 
 from torch import Tensor
@@ -217,9 +218,8 @@ class Rounds:
         one.made = made_of(outcome, one.contribution.values, life.epoch, self._standing.results)
         before = Lineage(life.epoch, life.history)
         self._standing.decided.note(decided_step(outcome, before, own))
-        if lacks_somebody(
-            outcome, self._bridge.estimate
-        ):  # only a fresh look shows what became of them
+        if lacks_somebody(outcome, self._bridge.estimate, life.passed_by):
+            # only a fresh look shows what became of them
             self._bridge.look_again(self._bridge.estimate.number).wait()
         effects = deque(self._standing.end_round(averaged(outcome, one.made), brought_to(outcome)))
         rest: list[Effect] = []
@@ -315,12 +315,22 @@ def left_out_of(outcome: Committed) -> tuple[PeerId, ...]:
     return tuple(one.peer for one in outcome.left_out)
 
 
-def lacks_somebody(outcome: Outcome, found: Estimate) -> bool:
-    """Whether peers outside the round may make another step of this epoch, or have made it."""
+def lacks_somebody(
+    outcome: Outcome, found: Estimate, passed_by: Collection[PeerId] = frozenset()
+) -> bool:
+    """Whether peers outside the round may make another step of this epoch, or have made it.
+    `passed_by`: as in `Life`.
+
+    If a step needs most of the peers in the last one, those that are missing cannot make another,
+    and a look at them changes nothing. It would take long when many of them have just been cut off:
+    some of those that keep the slots are on the other side. Meanwhile a head's cohort waits for it.
+    """
     match outcome:
         case Alone():
             return True
         case Committed(handed_down=True):
+            return False
+        case Committed(votes=None) if found.needs and not passed_by:
             return False
         case Committed():
             if outcome.votes is not None:

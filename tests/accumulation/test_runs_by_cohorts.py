@@ -39,6 +39,7 @@ from tests.dht.members import simulated
 PEERS = 14
 GROUP = 8
 AT_ONCE_SECONDS = 2.0  # a head that was only silent would be one for six times as long
+ONE_STEP_SECONDS = 0.5  # from the first peer that makes it to the last
 MANNER = Manner(seconds=0.5, samples=4, target=PEERS * 4 * 6, group_size=GROUP)
 
 
@@ -143,6 +144,30 @@ async def test_the_run_goes_on_when_heads_die_and_is_one_group_again_when_few_ar
     left = living(run)
     await until(run, lambda: all(count_of(one) == 1 for one in left), 240.0)
     await stepped(run, 2)
+    check_one_line(run)
+
+
+@pytest.mark.slow
+@simulated
+async def test_a_step_reaches_all_at_once_though_a_part_of_the_run_was_just_cut_off(
+    world: SimulatedWorld,
+) -> None:
+    """Each head had first looked at the others, for seconds: some of the peers that keep the slots
+    were on the other side. Its cohort gave it up meanwhile, and missed the step."""
+    run = await begun(world)
+    await stepped(run, 1)
+    head = heads(run)[0]
+    members = [one for one in run if one not in heads(run)]
+    cut_off = [head, *members[: PEERS // 3]]
+    rest = [one for one in run if one not in cut_off]
+    cuts = world.partition([one.network for one in cut_off], [one.network for one in rest])
+    before = furthest(run)
+    await until(rest, lambda: furthest(rest) > before + 1)
+    world.heal(cuts)
+    made = sorted(step.at for one in rest for step in one.steps if step.epoch == before + 1)
+    assert len(made) == len(rest)
+    assert made[-1] - made[0] < ONE_STEP_SECONDS
+    await stepped(run, 1)
     check_one_line(run)
 
 

@@ -429,7 +429,7 @@ class Trainer:
             f"of {wanted.expected} expected, awaited {len(wanted.awaited)}: "
             f"{getattr(outcome, 'reason', '')}"
         )
-        if lacks_somebody(outcome, self.tracker.estimate):
+        if lacks_somebody(outcome, self.tracker.estimate, self.lifecycle.life.passed_by):
             await self.tracker.look_again(self.tracker.estimate.number)
         ended = averaged(outcome)
         if ended.ending is Ending.ALONE:  # nobody else has these bytes
