@@ -489,10 +489,12 @@ class Collaboration:
     # -- within
 
     def _completed(self, slot: ProgressSlot) -> ProgressSlot:
-        """Add what only this side knows: whether this node can only dial out, its name, and the
-        digest of a state that leads to this epoch and history."""
+        """Add what only this side knows: whether this node can only dial out, its name, its
+        link, and the digest of a state that leads to this epoch and history."""
         settings = self.settings
-        slot = msgspec.structs.replace(slot, client=settings.client(), name=settings.name)
+        slot = msgspec.structs.replace(
+            slot, client=settings.client(), name=settings.name, uplink=self._averager.uplink
+        )
         offer = None if self._server is None else self._server.offer
         if self._server is None or offer is None or slot.client:
             return slot

@@ -66,7 +66,7 @@ from protocols.accumulation.progress_slot import (
     publisher_of,
 )
 from protocols.identity import PeerId
-from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
+from protocols.moshpit.cohorts import Cohort, cohort_of, in_order, turn_of
 
 CARRIED_SECONDS: Final = 2 * SAY_AGAIN_SECONDS
 """For how long a slot is extrapolated at its rate. A live peer has published a new one by then,
@@ -707,6 +707,10 @@ def _keepers(slots: Mapping[PeerId, Seen]) -> tuple[PeerId, ...]:
     return tuple(dict.fromkeys(publisher_of(peer) for peer, one in slots.items() if one.slot.keeps))
 
 
+def _head_turn(slot: ProgressSlot) -> int:
+    return turn_of(follows=slot.follows, uplink=slot.uplink)
+
+
 class _Cohorts:
     """The slots that matter to this peer, and who speaks for which cohort.
 
@@ -750,7 +754,9 @@ class _Cohorts:
         }
         newest: dict[int, PeerId] = {}
         doubted = {one for one in sums if known.credit.is_doubted(one, mine.epoch, now)}
-        places = {one: at for at, one in enumerate(in_order(self._run, map(publisher_of, sums)))}
+        turns = {publisher_of(one): _head_turn(said.slot) for one, said in sums.items()}
+        in_turn = in_order(self._run, turns, turns)
+        places = {one: at for at, one in enumerate(in_turn)}
 
         def claim(one: PeerId) -> tuple[object, ...]:
             """Of two that were said lately, the first in order is of the head."""
@@ -823,9 +829,10 @@ class _Cohorts:
             and not one.slot.client
             and peer not in self._known.idle_heads
         ]
+        turns = {peer: _head_turn(ours[peer].slot) for peer in there}
         if not mine.client:
-            there.append(self._me)
-        return in_order(self._run, there)[0] if there else None
+            turns[self._me] = _head_turn(mine)
+        return in_order(self._run, turns, turns)[0] if turns else None
 
     def _told_by(self, head: PeerId, ours: Mapping[PeerId, Seen], target: int) -> Seen | None:
         """The slot of all other cohorts together, as this head tells it."""

@@ -23,7 +23,7 @@ from protocols.accumulation.lineage import HISTORY_BYTES
 from protocols.dht import Family
 from protocols.identity import PeerId
 from protocols.moshpit.ballots import LARGEST_GROUP
-from protocols.moshpit.cohorts import MOST_COHORTS
+from protocols.moshpit.cohorts import LARGEST_UPLINK, MOST_COHORTS
 from protocols.rpc import Message
 
 SLOT_SECONDS: Final = 18.0
@@ -87,6 +87,7 @@ class ProgressSlot(Message, frozen=True):
     - `earlier_digest`: of the state of an earlier epoch, of which it keeps a copy for others. The
       results that it keeps lead on from there to its own epoch and history.
     - `step_peers`: how many peers were in the step that made its state; 0 if it does not know.
+    - `uplink`: the class of its link; the fastest of a cohort is its head (moshpit/cohorts.py).
     - `came_seconds`: if it was not in the round that began this epoch, how long after that round it
       came; negative if it was in it. It does not change within an epoch.
     """
@@ -119,6 +120,7 @@ class ProgressSlot(Message, frozen=True):
     rest_per_second: Annotated[float, Meta(ge=0.0)] = 0.0
     step_peers: Annotated[int, Meta(ge=0, le=MOST_COHORTS * LARGEST_GROUP)] = 0
     earlier_digest: Annotated[bytes, Meta(max_length=STATE_DIGEST_BYTES)] = b""
+    uplink: Annotated[int, Meta(ge=0, le=LARGEST_UPLINK)] = 0
 
     @property
     def was_in_round(self) -> bool:

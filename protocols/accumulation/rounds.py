@@ -99,6 +99,7 @@ class Rounds:
             votes=float(self._standing.life.me in self._standing.life.holders),
             cohort=effect.cohort,
             fewest=effect.needs,
+            follows=self._standing.life.follows,
             confirms=True,
         )
         averaging = self._bridge.average(request)

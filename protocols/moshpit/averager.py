@@ -163,6 +163,7 @@ class Averager:
             raise AveragingCancelled("The averager ended before there was an outcome.")
         finally:
             self._running = None
+            self._rounds.settle_uplink()
             self._idle.set()
 
     def statistics(self) -> AveragerStatistics:
@@ -198,6 +199,12 @@ class Averager:
     def idle_heads(self) -> frozenset[PeerId]:
         """Peers of this peer's cohort that were its head and did nothing, lately."""
         return self._cohorts.idle_heads
+
+    @property
+    def uplink(self) -> int:
+        """The class of this peer's link (cohorts.py), for others: they must know which of a cohort
+        is its head, and it changes only between two averagings."""
+        return self._rounds.uplink
 
     def grid_for(self, peers: int) -> Grid:
         """The grid for this many peers that needs the fewest attempts, if they fail as often as

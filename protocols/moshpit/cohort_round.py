@@ -23,7 +23,7 @@ slow links average for longer than others, so heads that are there are waited fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import trio
@@ -193,7 +193,8 @@ class CohortRounds:
             case Verdict.COMMITTED:
                 assert found.group is not None
                 entries = {one.peer: one for one in found.group.roster.entries}
-                members = in_order(self._run, found.statistics.members)
+                turns = _turns(found.group.roster.entries)
+                members = in_order(self._run, found.statistics.members, turns)
                 brought = replace(
                     request,
                     vector=Vector(request.vector.layout, result),
@@ -262,7 +263,8 @@ class CohortRounds:
         self, mine: CohortAverage, cohort: Cohort, found: GroupResult, result: Tensor
     ) -> Outcome:
         rounds: tuple[RoundStatistics, ...] = (mine.statistics,)
-        twice = self._twice(found.statistics.members, cohort.count)
+        entries = () if found.group is None else found.group.roster.entries
+        twice = self._twice(entries, found.statistics.members, cohort.count)
         match found.verdict:
             case Verdict.COMMITTED if not twice:
                 return Committed(
@@ -294,10 +296,12 @@ class CohortRounds:
                 reason = found.statistics.reason
                 return Discarded(reason, in_doubt, rounds, found.begun_without)
 
-    def _twice(self, heads: tuple[PeerId, ...], count: int) -> tuple[PeerId, ...]:
+    def _twice(
+        self, entries: Sequence[Entry], heads: tuple[PeerId, ...], count: int
+    ) -> tuple[PeerId, ...]:
         """Those of these heads whose cohort has another one that comes before them in order."""
         seen, found = set[int](), []
-        for peer in in_order(self._run, heads):
+        for peer in in_order(self._run, heads, _turns(entries)):
             number = cohort_of(self._run, peer, count)
             if number in seen:
                 found.append(peer)
@@ -380,7 +384,7 @@ class CohortRounds:
         )
         try:
             await said.check(terms, layout, cohort.heads)
-            if self._twice(said.heads, cohort.count):
+            if self._twice(said.roster.entries, said.heads, cohort.count):
                 raise RemoteMisbehaviour("It hands down a result with a cohort in it twice.")
         except NoDecision:
             raise
@@ -388,3 +392,7 @@ class CohortRounds:
             log.warning("%s, the head of this peer's cohort, lies: %s", head, error.what)
             self._is_last_for_now(head)
             raise
+
+
+def _turns(entries: Sequence[Entry]) -> dict[PeerId, int]:
+    return {one.peer: one.turn for one in entries}

@@ -19,7 +19,8 @@ least `FEWEST_COHORTS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +37,11 @@ SMALLEST_GROUP: Final = 2 * FEWEST_COHORTS
 FULL_SHARE: Final = 0.5
 """The share of a group that a cohort fills on average, at most. Names decide who is in a cohort, so
 some are half as large again."""
+SLOWEST_UPLINK: Final = 31_250.0  # bytes per second: 250 kb/s, in the middle of class 1
+UPLINK_FACTOR: Final = 4.0
+LARGEST_UPLINK: Final = 6  # 256 Mb/s and more
+KEPT_WITHIN: Final = 0.75  # classes; a new one is the nearest
+
 EMPTY_SHARE: Final = 0.125  # below it, there are half as many cohorts
 ONE_GROUP_SHARE: Final = 0.5  # below it, all fit into one group again
 
@@ -55,9 +61,32 @@ def cohort_of(run: str, peer: PeerId, count: int) -> int:
     return int.from_bytes(_lot(run, peer)[:8], "big") % count
 
 
-def in_order(run: str, peers: Iterable[PeerId]) -> list[PeerId]:
-    """The peers of one cohort in the order in which they become its head."""
-    return sorted(peers, key=lambda peer: _lot(run, peer)[8:])
+def in_order(
+    run: str, peers: Iterable[PeerId], turns: Mapping[PeerId, int] | None = None
+) -> list[PeerId]:
+    """The peers of one cohort in the order in which they become its head: by these turns (0 if
+    there is none), then by a hash."""
+    turns = turns or {}
+    return sorted(peers, key=lambda peer: (turns.get(peer, 0), _lot(run, peer)[8:]))
+
+
+def turn_of(*, follows: bool, uplink: int) -> int:
+    """The smaller, the earlier a peer becomes head of its cohort. A head sends a model two or three
+    times as often as others, and all wait for it: so those with the fastest links come first. Those
+    that `follow` (they took their state from others and were in no step since) come after all
+    others, or heads would change whenever many peers come, or come back."""
+    return (LARGEST_UPLINK + 1) * follows + LARGEST_UPLINK - uplink
+
+
+def uplink_of(bytes_per_second: float, before: int = 0) -> int:
+    """A class of links: each sends four times as fast as the one below. 0: not known. `before`: the
+    class so far, which stays near its edges: a measurement varies, and heads should not."""
+    if bytes_per_second <= 0.0:
+        return 0
+    exact = 1.0 + math.log(bytes_per_second / SLOWEST_UPLINK, UPLINK_FACTOR)
+    if before and abs(exact - before) <= KEPT_WITHIN:
+        return before
+    return min(max(1, round(exact)), LARGEST_UPLINK)
 
 
 def next_count(count: int, peers: int, group_size: int) -> int:

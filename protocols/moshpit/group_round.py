@@ -26,6 +26,7 @@ from protocols.identity import PeerId
 from protocols.moshpit.agreement import Timing
 from protocols.moshpit.ballots import Ballot, Statement
 from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE
+from protocols.moshpit.cohorts import turn_of, uplink_of
 from protocols.moshpit.group import (
     LONGEST_MATCHMAKING_SECONDS,
     Group,
@@ -223,6 +224,7 @@ class GroupRounds:
         """Of the last round."""
         self._settings = settings
         self._doubts = Doubts(trio.current_time)
+        self.uplink = uplink_of(settings.up_bytes_per_second)
         shell.rpc.serve(SHOW, self._shown)
 
     async def _shown(self, caller: Caller, request: Show) -> Empty:
@@ -332,10 +334,18 @@ class GroupRounds:
             ),
         )
 
-    def _offer(self, request: RoundRequest) -> Offer:
+    def settle_uplink(self) -> None:
+        """Between two averagings: what others are told of this peer's link changes only here."""
+        self.uplink = uplink_of(self._up(), self.uplink)
+
+    def _up(self) -> float:
         """The owner's limit, or else the measured rate."""
+        measured = self._shell.bandwidth.up(trio.current_time())
+        return self._settings.up_bytes_per_second or measured
+
+    def _offer(self, request: RoundRequest) -> Offer:
         now, settings, measured = trio.current_time(), self._settings, self._shell.bandwidth
-        up = settings.up_bytes_per_second or measured.up(now)
+        up = self._up()
         down = settings.down_bytes_per_second or measured.down(now)
         return Offer(
             request.weight,
@@ -344,6 +354,7 @@ class GroupRounds:
             settings.reduces(),
             int(settings.router()),
             request.peers,
+            turn_of(follows=request.follows, uplink=self.uplink),
         )
 
     def _timing(self) -> Timing:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
-from protocols.moshpit.cohorts import cohort_of, in_order, settled_count
+from protocols.moshpit.cohorts import cohort_of, in_order, settled_count, turn_of, uplink_of
 from protocols.moshpit.handing_on import children_for, place_above
 from protocols.moshpit.plan import (
     Choice,
@@ -265,7 +265,11 @@ def _by_cohorts(collaboration: PlannedPeers) -> Strategy:
 def _head_first(peers: Sequence[PlannedPeer], cohort: Sequence[int]) -> tuple[int, ...]:
     """The members of a cohort, its head before all others, and last those that nobody can dial.
     NobodyComputes or NobodyReduces if it cannot average."""
-    ordered = tuple(sorted(cohort, key=lambda i: peers[i].dial_out_only))  # a stable sort
+
+    def place(i: int) -> tuple[bool, int]:
+        return peers[i].dial_out_only, turn_of(follows=False, uplink=uplink_of(peers[i].up))
+
+    ordered = tuple(sorted(cohort, key=place))  # a stable sort
     why = (
         f"A cohort averages by itself first, and a hash of the names has dealt {len(cohort)} peers "
         f"with {peers[ordered[0]].name} into one."

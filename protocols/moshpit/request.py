@@ -40,6 +40,8 @@ class RoundRequest:
     - `confirms`: at the head of a cohort, the result is handed down only when it is confirmed
       (`Averager.confirm`): the members apply what their head applies.
     - `peers`: for how many this request is made; more than one at the head of a cohort.
+    - `follows`: this peer was in no step yet since it took its state from others. It is
+      the last to become head of its cohort.
     - `most_peers`: for how many any member counts at most, whatever it says. It is more than one in
       the round of the heads, where others may come in place of those that are lost.
     - `fewest`: with fewer peers the result would be of no use. The group waits for more, up to the
@@ -60,6 +62,7 @@ class RoundRequest:
     cohort: Cohort | None = None
     confirms: bool = False
     peers: int = 1
+    follows: bool = False
     most_peers: int = 1
     fewest: int = 0
     topic: str = ""

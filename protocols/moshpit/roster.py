@@ -14,7 +14,7 @@ numbers are big-endian:
     terms    u16 length of key, key in UTF-8, u64 epoch, 32 bytes layout digest
     entry    terms, 32 bytes public key of the leader, 32 bytes public key of the member,
              f64 weight, u64 up, u64 down (bytes per second), u8 reduces, u8 router, u16 peers,
-             16 bytes nonce
+             u8 turn, 16 bytes nonce
     roster   terms, 32 bytes public key of the leader, u64 started (ms since 1970 by the leader's
              clock), 16 bytes nonce, u16 entries, and for each entry the bytes of the above after
              the leader's key, followed by its 64 bytes of signature
@@ -49,8 +49,8 @@ from protocols.identity import (
 )
 from protocols.rpc import Message
 
-ENTRY_DOMAIN = b"potluck moshpit entry 3"
-ROSTER_DOMAIN = b"potluck moshpit roster 3"
+ENTRY_DOMAIN = b"potluck moshpit entry 4"
+ROSTER_DOMAIN = b"potluck moshpit roster 4"
 
 DIGEST_BYTES = 32
 NONCE_BYTES = 16
@@ -65,7 +65,7 @@ CHECKED_WITHOUT_A_PAUSE = 8  # signatures, most of a millisecond
 
 _KEY_LENGTH = struct.Struct(">H")
 _EPOCH = struct.Struct(">Q")
-_NUMBERS = struct.Struct(">dQQ?BH")
+_NUMBERS = struct.Struct(">dQQ?BHB")
 _STARTED = struct.Struct(">Q")
 _COUNT = struct.Struct(">H")
 
@@ -77,6 +77,7 @@ Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 Router = Annotated[int, Meta(ge=0, le=255)]
 Peers = Annotated[int, Meta(ge=1, le=0xFFFF)]
+Turn = Annotated[int, Meta(ge=0, le=255)]
 Rate = Annotated[int, Meta(ge=0, le=LARGEST_RATE)]
 Time = Annotated[int, Meta(ge=0, le=LARGEST_TIME_MS)]
 
@@ -95,7 +96,8 @@ class Offer(Message, frozen=True):
     `weight` is in samples; 0 is an auxiliary peer, which brings no data. `reduces` is False for
     one that can only dial out. `router` is the kind of its router (nat/kinds.py), by which all
     members know which pairs can only meet through a relay. `peers`: for how many it comes; more
-    than one for the head of a cohort (cohorts.py).
+    than one for the head of a cohort (cohorts.py). `turn`: when it becomes the head of its
+    cohort, the smallest first.
     """
 
     weight: float
@@ -104,6 +106,7 @@ class Offer(Message, frozen=True):
     reduces: bool = True
     router: Router = 0
     peers: Peers = 1
+    turn: Turn = 0
 
 
 class Entry(Message, frozen=True):
@@ -116,6 +119,7 @@ class Entry(Message, frozen=True):
     reduces: bool
     router: Router
     peers: Peers
+    turn: Turn
     nonce: Nonce
     signature: Signature
 
@@ -188,6 +192,7 @@ def sign_entry(
         offer.reduces,
         offer.router,
         offer.peers,
+        offer.turn,
         nonce,
         bytes(SIGNATURE_BYTES),
     )
@@ -201,6 +206,7 @@ def sign_entry(
         unsigned.reduces,
         unsigned.router,
         unsigned.peers,
+        unsigned.turn,
         nonce,
         signature,
     )
@@ -251,6 +257,7 @@ def _own_part(entry: Entry) -> bytes:
         entry.reduces,
         entry.router,
         entry.peers,
+        entry.turn,
     )
     return public_key_of(entry.peer) + numbers + entry.nonce
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -120,6 +121,40 @@ def test_a_peer_that_can_only_dial_out_is_no_head() -> None:
     seen = seen_at(me)
     seen[HEADS[2]] = Seen(msgspec.structs.replace(OWN, client=True), 0.0)
     assert view(me, seen).sum is not None
+
+
+def test_a_peer_that_has_just_taken_its_state_is_no_head_as_long_as_there_is_another() -> None:
+    """Else heads change, and cohorts have two, whenever many peers come at once, or come back."""
+    new, me = msgspec.structs.replace(OWN, follows=True), cohort(2)[1]
+    seen = seen_at(me)
+    seen[HEADS[2]] = Seen(new, 0.0)
+    assert view(me, seen).sum is not None
+    known = Known(Credit(), me=HEADS[2], cohorts=COUNT)
+    assert estimate(seen_at(HEADS[2]), new, SETTINGS, 0.0, known).sum is None
+    seen |= {one: Seen(new, 0.0) for one in cohort(2) if one != me}
+    assert estimate(seen, new, SETTINGS, 0.0, replace(known, me=me)).sum is None
+    assert view(me, seen).sum is not None
+
+
+def test_the_peer_with_the_fastest_link_is_the_head() -> None:
+    me, slow = cohort(2)[-1], msgspec.structs.replace(OWN, uplink=4)
+    fast = msgspec.structs.replace(OWN, uplink=5)
+    known = Known(Credit(), me=me, cohorts=COUNT)
+    seen = seen_at(me) | {one: Seen(slow, 0.0) for one in cohort(2) if one != me}
+    assert estimate(seen, fast, SETTINGS, 0.0, known).sum is not None
+    assert estimate(seen, slow, SETTINGS, 0.0, known).sum is None
+    new = msgspec.structs.replace(fast, follows=True)
+    assert estimate(seen, new, SETTINGS, 0.0, known).sum is None
+
+
+def test_of_two_sums_of_one_cohort_that_of_a_peer_that_was_in_a_step_counts() -> None:
+    me, second = cohort(1)[2], cohort(3)[1]
+    seen = seen_at(me, of_3=msgspec.structs.replace(SUM, follows=True))
+    seen[name_of_sum(second)] = Seen(SUM, 0.0)
+    found = view(me, seen)
+    assert found.cohort is not None
+    assert second in found.cohort.heads
+    assert HEADS[3] not in found.cohort.heads
 
 
 @pytest.mark.parametrize(

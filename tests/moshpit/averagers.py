@@ -116,6 +116,7 @@ class AveragingPeer:
         votes: float = 0.0,
         cohort: Cohort | None = None,
         peers: int = 1,
+        follows: bool = False,
     ) -> trio.Event:
         """Average in this peer's process; the event is set when there is an outcome."""
         done = trio.Event()
@@ -134,6 +135,7 @@ class AveragingPeer:
                 votes=votes,
                 cohort=cohort,
                 peers=peers,
+                follows=follows,
             )
             outcome = await self.averager.average(request, grid)
             result = outcome.result.clone() if isinstance(outcome, Committed) else None

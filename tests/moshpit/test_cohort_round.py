@@ -45,13 +45,16 @@ class Cohorts:
         self.of = dict(numbers)
         self.heads = frozenset(members[0].peer for members in self.of.values())
 
-    def begin(self, one: AveragingPeer, weight: float = 1.0, epoch: int = 0) -> trio.Event:
+    def begin(
+        self, one: AveragingPeer, weight: float = 1.0, epoch: int = 0, *, follows: bool = False
+    ) -> trio.Event:
         number = cohort_of(SETTINGS.run, one.peer, COUNT)
         return one.begin(
             weight=weight,
             epoch=epoch,
             expected=len(self.of[number]),
             cohort=Cohort(number, COUNT, self.heads - {self.of[number][0].peer}),
+            follows=follows,
         )
 
 
@@ -157,6 +160,20 @@ async def test_the_next_in_order_takes_the_place_of_a_head_that_dies(world: Simu
     assert isinstance(found[0].outcome, Committed)
     assert cohort[1].peer in found[0].outcome.members
     assert found[0].outcome.weight == 14.0, "also what the dead head had brought to its cohort"
+
+
+@simulated
+async def test_a_peer_that_has_just_taken_its_state_is_head_after_all_others(
+    world: SimulatedWorld,
+) -> None:
+    peers = await averagers(world, 14)
+    cohorts = Cohorts(peers)
+    cohort = max(cohorts.of.values(), key=len)
+    found = await ended(peers, [cohorts.begin(one, follows=one is cohort[0]) for one in peers])
+    check_same(found)
+    assert isinstance(found[0].outcome, Committed)
+    assert cohort[1].peer in found[0].outcome.members
+    assert cohort[0].peer not in found[0].outcome.members
 
 
 @simulated

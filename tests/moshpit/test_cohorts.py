@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import (
     FEWEST_COHORTS,
+    LARGEST_UPLINK,
     MOST_COHORTS,
+    SLOWEST_UPLINK,
     SMALLEST_GROUP,
+    UPLINK_FACTOR,
     cohort_of,
     in_order,
     next_count,
+    turn_of,
+    uplink_of,
 )
 
 PEERS = [PeerId(f"peer-{number}") for number in range(1000)]
@@ -86,3 +91,37 @@ def test_the_order_of_heads_depends_on_the_run_and_on_nothing_else() -> None:
     assert in_order("poem", some) != in_order("prose", some)
     without_first = in_order("poem", some)[1:]
     assert in_order("poem", without_first) == without_first
+
+
+def test_peers_become_heads_by_their_turns_and_of_equal_ones_by_the_hash() -> None:
+    some = in_order("poem", PEERS[:20])
+    turns = dict.fromkeys(some[:3], 2) | {some[9]: -1}
+    assert in_order("poem", some, turns) == [some[9], *some[3:9], *some[10:], *some[:3]]
+
+
+def test_the_fastest_links_come_first_and_those_that_were_in_no_step_last() -> None:
+    turns = [
+        turn_of(follows=follows, uplink=uplink)
+        for follows in (False, True)
+        for uplink in range(LARGEST_UPLINK, -1, -1)
+    ]
+    assert turns == sorted(set(turns))
+    assert 0 <= turns[0] < turns[-1] <= 255, "it has a byte in an entry"
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "uplink"),
+    [(0.0, 0), (1.0, 1), (31e3, 1), (125e3, 2), (2.5e6, 4), (12.5e6, 5), (50e6, 6), (1e12, 6)],
+)
+def test_links_have_classes(bytes_per_second: float, uplink: int) -> None:
+    assert uplink_of(bytes_per_second) == uplink
+
+
+def test_a_link_stays_in_its_class_while_it_is_near_it() -> None:
+    edge = SLOWEST_UPLINK * UPLINK_FACTOR**2.5  # between classes 3 and 4
+    assert uplink_of(0.9 * edge, before=4) == 4
+    assert uplink_of(1.1 * edge, before=3) == 3
+    assert uplink_of(0.9 * edge) == 3
+    assert uplink_of(1.1 * edge) == 4
+    assert uplink_of(0.6 * edge, before=4) == 3
+    assert uplink_of(0.0, before=4) == 0

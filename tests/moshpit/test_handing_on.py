@@ -36,7 +36,18 @@ ENTRY_BYTES = 290  # of a list, with where the member may be dialled
 def members(count: int, *, dialled: int | None = None, up: int = 0) -> list[Entry]:
     dialled = count if dialled is None else dialled
     return [
-        Entry(PeerId(f"p{number:03}"), 1.0, up, up, number < dialled, 0, 1, bytes(16), bytes(64))
+        Entry(
+            PeerId(f"p{number:03}"),
+            1.0,
+            up,
+            up,
+            number < dialled,
+            0,
+            1,
+            0,
+            bytes(16),
+            bytes(64),
+        )
         for number in range(count)
     ]
 

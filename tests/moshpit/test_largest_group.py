@@ -58,7 +58,16 @@ LIST = Roster(
     bytes(16),
     tuple(
         Entry(
-            peer, LARGEST_WEIGHT, LARGEST_RATE, LARGEST_RATE, True, 4, 0xFFFF, bytes(16), bytes(64)
+            peer,
+            LARGEST_WEIGHT,
+            LARGEST_RATE,
+            LARGEST_RATE,
+            True,
+            4,
+            0xFFFF,
+            255,
+            bytes(16),
+            bytes(64),
         )
         for peer in PEERS
     ),

@@ -62,11 +62,20 @@ def test_a_large_cohort_hands_down_from_member_to_member() -> None:
     assert [up for up, _ in plan.link_seconds[:4]] == pytest.approx(rounds)
 
 
+def test_the_fastest_link_of_a_cohort_is_its_heads_and_the_slowest_hands_nothing_down() -> None:
+    peers = [peer(i) for i in range(7)]
+    slow = [replace(one, up=VECTOR / 5) if i == 0 else one for i, one in enumerate(peers)]
+    plan = planned(slow, [range(5), [5, 6]])
+    assert plan.cohorts[0].members == (1, 2, 3, 4, 0)
+    assert plan.cohorts[0].handing_down_seconds == pytest.approx(4.0)
+    assert plan.heads_seconds == pytest.approx(1.0)
+
+
 def test_a_slow_uplink_delays_those_below_it_and_a_slow_downlink_its_owner() -> None:
     peers = [peer(i) for i in range(7)]
     assert planned(peers, [range(5), [5, 6]]).cohorts[0].handing_down_seconds == pytest.approx(4.0)
-    slow = [replace(one, up=VECTOR / 5) if i == 1 else one for i, one in enumerate(peers)]
-    assert planned(slow, [range(5), [5, 6]]).cohorts[0].handing_down_seconds == pytest.approx(8.0)
+    slow = [replace(one, up=VECTOR / 1.5) if i == 1 else one for i, one in enumerate(peers)]
+    assert planned(slow, [range(5), [5, 6]]).cohorts[0].handing_down_seconds == pytest.approx(4.5)
     slow = [replace(one, down=VECTOR / 9) if i == 4 else one for i, one in enumerate(peers)]
     handing_down = planned(slow, [range(5), [5, 6]]).cohorts[0].handing_down_seconds
     assert handing_down == pytest.approx(3.0 + 9.0)

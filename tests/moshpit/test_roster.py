@@ -71,7 +71,7 @@ def roster_of(*people: Identity, leader: Identity = FIRST, terms: Terms = TERMS)
 def signed_again(roster: Roster, by: Identity = FIRST, **changes: Any) -> Roster:
     """The list with a change, and the leader's signature over the changed list."""
     changed = msgspec.structs.replace(roster, **changes)
-    signature = by.sign(b"potluck moshpit roster 3", canonical_roster(changed))
+    signature = by.sign(b"potluck moshpit roster 4", canonical_roster(changed))
     return msgspec.structs.replace(changed, signature=signature)
 
 
@@ -116,7 +116,7 @@ def test_the_canonical_bytes_are_those_of_the_documentation() -> None:
         SECOND.public_key
         + bytes.fromhex("4040000000000000")
         + bytes(16)
-        + b"\x01\x00\x00\x01"
+        + b"\x01\x00\x00\x01\x00"
         + NONCE
     )
     assert entry == terms + FIRST.public_key + own
@@ -128,7 +128,7 @@ def test_the_canonical_bytes_are_those_of_the_documentation() -> None:
     assert hashlib.sha256(listed).hexdigest() == VECTOR
 
 
-VECTOR = "8f2d19ab373ee248acfb2df7e1e8083c31378d4a06920709f0ec446c4f108f28"
+VECTOR = "9dc2cb88bc8e45fe5762e8943cca21a58cb173fe3a7d644585348c36f19d99cf"
 
 REFUSED: dict[str, tuple[type[RosterRefused], Callable[[], Roster]]] = {
     "another key": (OtherKey, lambda: roster_of(*PEOPLE, terms=OTHER_KEY)),

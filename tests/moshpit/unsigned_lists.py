@@ -13,7 +13,7 @@ TERMS = Terms("group/run/3/0/all", 3, bytes(32))
 
 
 def unsigned_list(members: Sequence[PeerId]) -> Roster:
-    entries = tuple(Entry(peer, 1.0, 0, 0, True, 0, 1, bytes(16), bytes(64)) for peer in members)
+    entries = tuple(Entry(peer, 1.0, 0, 0, True, 0, 1, 0, bytes(16), bytes(64)) for peer in members)
     return Roster(TERMS, members[0], 0, bytes(16), entries, bytes(64))
 
 

@@ -289,6 +289,7 @@ class Trainer:
             under_way=0.0 if self._computes else -1.0,
             beside=life.samples if is_averaging else 0,
             leaves=self._leaves,
+            uplink=0 if self._averager is None else self._averager.uplink,
         )
 
     async def _train(self) -> None:
@@ -420,6 +421,7 @@ class Trainer:
             votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
             cohort=wanted.cohort,
             fewest=wanted.needs,
+            follows=self.lifecycle.life.follows,
             confirms=True,
         )
         grid = self._averager.grid_for(wanted.expected) if over_a_grid else ONE_GROUP
