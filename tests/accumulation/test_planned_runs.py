@@ -82,6 +82,36 @@ async def steps_by_cohorts(world: SimulatedWorld) -> None:
     assert QUICKEST < longer < SLOWEST, longer
 
 
+async def steps_of_unequal_links(world: SimulatedWorld) -> None:
+    run: list[Trainer] = []
+    fast = set[str]()
+    for number in range(PEERS):
+        link = LINK / 2 if number % 2 else LINK * 2
+        node = NodeSettings(upload_bytes_per_second=link, download_bytes_per_second=2 * link)
+        run.append(trainer(world, f"peer-{number}", MANNER, run, node))
+        if link > LINK:
+            fast.add(run[-1].network.peer_id)
+        await trio.sleep(0.05)
+    await until(run, lambda: all(one.steps for one in run) and count_of(run[0]) > 1, 600.0)
+    await stepped(run, 2)  # their links are measured
+    before = furthest(run)
+    await until(run, lambda: furthest(run) >= before + STEPS, 600.0)
+    check_one_line(run)
+    for epoch in range(before, before + STEPS):
+        assert sum(step.epoch == epoch for one in run for step in one.steps) == PEERS, epoch
+    cohorts = [[run[i] for i in one] for one in dealt([p.network.peer_id for p in run], GROUP, RUN)]
+    for cohort in cohorts:
+        if any(one.network.peer_id in fast for one in cohort):
+            heads = [one for one in cohort if one.tracker.estimate.sum is not None]
+            assert {one.network.peer_id for one in heads} <= fast
+
+
+@pytest.mark.soak
+def test_among_unequal_links_the_fastest_are_the_heads_and_all_peers_are_in_each_step() -> None:
+    """With heads by a hash, 7 to 9 of the 12 were in most steps."""
+    run_simulation(steps_of_unequal_links, seed=1, settings=SETTINGS)
+
+
 @pytest.mark.slow
 def test_a_step_by_cohorts_takes_as_long_as_planned() -> None:
     """With this seed. Of five others, three take 20 to 25 % longer than planned. In a fourth, a

@@ -52,6 +52,14 @@ def test_80_peers_in_cohorts_of_which_many_are_gone_at_once_are_back_soon(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_64_peers_in_eight_cohorts_are_all_back_within_half_a_minute_of_a_cut(seed: int) -> None:
+    """Those that came back had become heads at once, and for some steps cohorts had two."""
+    figures = kept(RunPlan(peers=64, steps=9, seed=seed, group_size=16, partition=0.4))
+    assert figures["back_s"] < MOST_SECONDS_WITHOUT_A_STEP
+
+
+@pytest.mark.soak
 def test_64_peers_with_a_mean_life_of_ten_minutes_lose_no_time_and_let_everybody_in() -> None:
     figures = kept(RunPlan(peers=64, steps=STEPS, seed=SEED, mean_life_seconds=600.0))
     assert figures["steps_per_minute"] >= CHURN_SHARE * figures["calm_steps_per_minute"]
