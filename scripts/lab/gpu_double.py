@@ -229,7 +229,7 @@ def lateness() -> float:
     """Seconds in which a GPU would have computed in its first stream, and the double stood idle
     because its host had waited for it, or launched things, for too long. As long as there is
     something to do in the queue, nothing is lost."""
-    return Stream._all[0].lost_seconds if Stream._all else 0.0
+    return DoubleStream._all[0].lost_seconds if DoubleStream._all else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,10 +241,10 @@ class _Operation:
     run: Callable[[], None]
 
 
-class Stream:
+class DoubleStream:
     """As torch.cuda.Stream: a queue, and the thread that does what is in it."""
 
-    _all: Final[list[Stream]] = []
+    _all: Final[list[DoubleStream]] = []
     _sharing = threading.Lock()
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -252,12 +252,12 @@ class Stream:
         self._free_at = self._computes_until = 0.0
         self.lost_seconds = 0.0
         self._failure: Exception | None = None
-        with Stream._sharing:
-            Stream._all.append(self)
+        with DoubleStream._sharing:
+            DoubleStream._all.append(self)
         threading.Thread(target=self._serve, name="gpu double", daemon=True).start()
 
     def launch(self, run: Callable[[], None], seconds: float, *, is_kernel: bool = True) -> None:
-        late = _late.taken() if self is Stream._all[0] else 0.0
+        late = _late.taken() if self is DoubleStream._all[0] else 0.0
         self._queue.put(_Operation(time.monotonic(), late, seconds, is_kernel, run))
 
     def mark(self) -> _Mark:
@@ -268,16 +268,16 @@ class Stream:
     def synchronize(self) -> None:
         self.mark().wait()
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: DoubleEvent) -> None:
         mark = event.mark
         if mark is not None:
             self.launch(partial(self._wait_for, mark), 0.0)
 
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_stream(self, stream: DoubleStream) -> None:
         self.launch(partial(self._wait_for, stream.mark()), 0.0)
 
-    def record_event(self, event: Event | None = None) -> Event:
-        event = Event() if event is None else event
+    def record_event(self, event: DoubleEvent | None = None) -> DoubleEvent:
+        event = DoubleEvent() if event is None else event
         event.record(self)
         return event
 
@@ -303,13 +303,13 @@ class Stream:
 
     def _begin(self, one: _Operation) -> None:
         """Count its time, and that which it takes from the kernels of other streams."""
-        with Stream._sharing:
+        with DoubleStream._sharing:
             began = max(self._free_at, one.launched_at)
             self.lost_seconds += min(one.late, began - self._free_at)
             self._free_at = began + one.seconds
             if not one.is_kernel:
                 return
-            for other in Stream._all:
+            for other in DoubleStream._all:
                 shared = min(one.seconds, other._computes_until - began)
                 if other is not self and shared > 0.0:
                     other._free_at += shared
@@ -318,16 +318,16 @@ class Stream:
             self._computes_until = self._free_at
 
 
-class Event:
+class DoubleEvent:
     """As torch.cuda.Event."""
 
     def __init__(self, **_: Any) -> None:
         self.mark: _Mark | None = None
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: DoubleStream | None = None) -> None:
         self.mark = (current_stream() if stream is None else stream).mark()
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: DoubleStream | None = None) -> None:
         (current_stream() if stream is None else stream).wait_event(self)
 
     def query(self) -> bool:
@@ -337,7 +337,7 @@ class Event:
         if self.mark is not None:
             self.mark.wait()
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: DoubleEvent) -> float:
         """Milliseconds between two events that have happened."""
         assert self.mark is not None
         assert end.mark is not None
@@ -345,23 +345,23 @@ class Event:
 
 
 class _OfThread(threading.local):
-    stream: Stream | None = None
+    stream: DoubleStream | None = None
     seconds: float | None = None
 
 
 _of_thread = _OfThread()
 
 
-def current_stream(*_: Any) -> Stream:
+def current_stream(*_: Any) -> DoubleStream:
     return _of_thread.stream or _default_stream()
 
 
-def _default_stream() -> Stream:
-    return Stream._all[0] if Stream._all else Stream()
+def _default_stream() -> DoubleStream:
+    return DoubleStream._all[0] if DoubleStream._all else DoubleStream()
 
 
 @contextmanager
-def stream(used: Stream) -> Iterator[None]:
+def stream(used: DoubleStream) -> Iterator[None]:
     before, _of_thread.stream = _of_thread.stream, used
     try:
         yield
@@ -624,12 +624,12 @@ def _are_blocks(values: Tensor) -> bool:
 class _Module:
     """What `torch.get_device_module` returns: what torch and potluck ask torch.cuda for."""
 
-    Stream, Event = Stream, Event
+    Stream, Event = DoubleStream, DoubleEvent
     stream, current_stream = staticmethod(stream), staticmethod(current_stream)
 
     @staticmethod
     def synchronize(*_: Any) -> None:
-        for one in list(Stream._all):
+        for one in list(DoubleStream._all):
             one.synchronize()
 
     @staticmethod

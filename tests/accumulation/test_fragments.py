@@ -15,7 +15,6 @@ import trio
 from torch import Tensor, nn
 
 from protocols.accumulation.bridge import Bridge
-from protocols.accumulation.collaboration import Collaboration
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import CaughtUp, StepTaken
 from protocols.accumulation.fragments import fragments_of
@@ -28,6 +27,7 @@ from protocols.moshpit.settings import CHUNK_BYTES
 from tests.accumulation.training_peers import (
     SETTINGS,
     Digests,
+    dies_in_exchange,
     training_world,
     wait_for_company,
 )
@@ -384,22 +384,7 @@ def test_a_death_in_an_exchange_and_a_newcomer_change_no_bits(
     async def main() -> None:
         async with training_world() as world:
             peers = await world.peers(4, dataclasses.replace(RUN, codec=codec))
-            exchanges = 0
-            begins = Collaboration._exchange_begins
-
-            def crash() -> None:
-                world.world.crash(peers[victim].network)
-                is_dead.set()
-
-            def exchange_begins(self: Collaboration) -> None:
-                nonlocal exchanges
-                begins(self)
-                if self is peers[victim].collaboration:
-                    exchanges += 1
-                    if exchanges == 5:
-                        world.world.at_message(peers[victim].network, 2, crash)
-
-            monkeypatch.setattr(Collaboration, "_exchange_begins", exchange_begins)
+            dies_in_exchange(5, peers[victim], world, is_dead, monkeypatch)
             results = await world.train(peers, train_or_die)
             assert results[victim] is None
             first, *others = [one for one in results if one is not None]

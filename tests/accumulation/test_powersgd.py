@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from protocols.accumulation.accumulator import Contribution
 from protocols.accumulation.bridge import Bridge
-from protocols.accumulation.collaboration import Collaboration
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import CaughtUp
 from protocols.accumulation.optimizer import CollaborativeOptimizer
@@ -38,6 +37,7 @@ from protocols.moshpit.layout import LARGEST_CARRIED
 from tests.accumulation.training_peers import (
     SETTINGS,
     Digests,
+    dies_in_exchange,
     training_world,
     wait_for_company,
 )
@@ -512,21 +512,7 @@ def test_all_hold_the_same_bits_after_a_death_in_a_round_and_with_a_newcomer(
     async def main() -> None:
         async with training_world() as world:
             peers = await world.peers(1 + survivors, RUN)
-            exchanges, begins = 0, Collaboration._exchange_begins
-
-            def crash() -> None:
-                world.world.crash(peers[victim].network)
-                is_dead.set()
-
-            def exchange_begins(self: Collaboration) -> None:
-                nonlocal exchanges
-                begins(self)
-                if self is peers[victim].collaboration:
-                    exchanges += 1
-                    if exchanges == 2:
-                        world.world.at_message(peers[victim].network, 2, crash)
-
-            monkeypatch.setattr(Collaboration, "_exchange_begins", exchange_begins)
+            dies_in_exchange(2, peers[victim], world, is_dead, monkeypatch)
             results = await world.train(peers, train_or_die)
             first, *others = [one for one in results if one is not None]
             assert 1 + len(others) == survivors

@@ -12,11 +12,13 @@ single process replays them, in whatever order they came.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import pytest
 import torch
 import trio
 
@@ -190,6 +192,31 @@ def steps_of_the_run(ledgers: Sequence[Ledger]) -> dict[int, bytes]:
             and epoch + 1 not in ledger.caught_up
         )
     return run
+
+
+def dies_in_exchange(
+    number: int,
+    victim: TrainingPeer,
+    world: TrainingWorld,
+    is_dead: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Let this peer die with the second message of its exchange of this number, from 1."""
+    exchanges, begins = 0, Collaboration._exchange_begins
+
+    def crash() -> None:
+        world.world.crash(victim.network)
+        is_dead.set()
+
+    def exchange_begins(self: Collaboration) -> None:
+        nonlocal exchanges
+        begins(self)
+        if self is victim.collaboration:
+            exchanges += 1
+            if exchanges == number:
+                world.world.at_message(victim.network, 2, crash)
+
+    monkeypatch.setattr(Collaboration, "_exchange_begins", exchange_begins)
 
 
 def wait_for_company(bridge: Bridge, others: int) -> None:

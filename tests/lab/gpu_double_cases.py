@@ -39,7 +39,7 @@ def gpu() -> Any:
 class Gate:
     """Holds up a stream until it is opened."""
 
-    def __init__(self, stream: gpu_double.Stream | None = None) -> None:
+    def __init__(self, stream: gpu_double.DoubleStream | None = None) -> None:
         self._opened = threading.Event()
         (stream or gpu_double.current_stream()).launch(self._wait, 0.0)
 
