@@ -24,9 +24,14 @@ def chunks(layout: Layout, cut: ResultCut) -> Iterator[Chunk]:
         yield from cut.chunks_of(part, layout)
 
 
+def part_bytes(layout: Layout, cut: ResultCut) -> list[int]:
+    """The memory that each part of a result takes."""
+    return [sum(chunk.encoded_bytes for chunk in cut.chunks_of(part, layout)) for part in cut.parts]
+
+
 def encoded_bytes(layout: Layout, cut: ResultCut) -> int:
     """The memory that a result takes."""
-    return sum(chunk.encoded_bytes for chunk in chunks(layout, cut))
+    return sum(part_bytes(layout, cut))
 
 
 def encode_result(values: Tensor, layout: Layout, cut: ResultCut) -> memoryview:

@@ -6,23 +6,24 @@
         await handing_down.taken(round_id, shelf, head, decision, layout)
 
 Each member asks the head for its decision, and waits for the answer. It then takes the encoded
-bytes from its parent in the tree in which lists are handed on (handing_on.py), and checks them
-against the digests of the decision. A parent has the time that the bytes need to reach it. If it
-has stopped or lies, the next source is asked, and the head last. So a head sends a large result a
-few times, however large its cohort is. A node that ends waits `LEAVING_SECONDS` for those that take
-the result from it, or they would have to fetch the run's state.
+bytes from its parent in a tree like that in which lists are handed on (handing_on.py), part by
+part: it checks each part against the digest in the decision, and hands it on while the next one is
+under way. A parent has the time that the bytes need to reach the member. If it has stopped or lies,
+the next source is asked for what is missing, and the head last. So a head sends a large result
+twice, however large its cohort is. A node that ends waits `LEAVING_SECONDS` for those that take the
+result from it, or they would have to fetch the run's state.
 
 Easy to get wrong: a member may ask before this peer knows its round, because it has ended there
-earlier. Such a call waits `HOLD_SECONDS` for it.
+earlier. Such a call waits `HOLD_SECONDS` for it. And a part may not be handed on before it has been
+checked, or one liar would spoil it for all that are below it in the tree.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Final
 
 import trio
@@ -35,7 +36,7 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement_messages import Members
 from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Statement, digest_of_result
-from protocols.moshpit.encoded_result import chunks, decode_result, encoded_bytes
+from protocols.moshpit.encoded_result import decode_result, encoded_bytes, part_bytes
 from protocols.moshpit.handing_on import Way, ways_to
 from protocols.moshpit.layout import (
     LARGEST_CHUNK_BYTES,
@@ -47,6 +48,7 @@ from protocols.moshpit.layout import (
     ResultCut,
 )
 from protocols.moshpit.part_messages import (
+    ALIVE_SECONDS,
     ALLREDUCE_PROTOCOL,
     ROUND_ID_BYTES,
     STALL_SECONDS,
@@ -82,6 +84,13 @@ class AskResult(Message, frozen=True):
     """For the result of the step that a cohort's round, with this id, was a part of."""
 
     round_id: RoundId
+
+
+class AskBytes(Message, frozen=True):
+    """For the encoded bytes of that result, from this part on: the caller has those before it."""
+
+    round_id: RoundId
+    part: Annotated[int, Meta(ge=0, le=LARGEST_GROUP)]
 
 
 class DecidedPart(Message, frozen=True):
@@ -164,7 +173,7 @@ DECISION = Method(
 HANDED = BulkMethod(
     ALLREDUCE_PROTOCOL,
     "handed",
-    opening=AskResult,
+    opening=AskBytes,
     accepted=Empty,
     closing=Empty,
     closed=Empty,
@@ -177,13 +186,53 @@ HANDED = BulkMethod(
 HandedTransfer = Transfer[Empty, Empty, Empty]
 
 
-@dataclass(frozen=True, eq=False)
 class HandedResult:
-    """A result with its encoded bytes."""
+    """A result with its encoded bytes. `parts`: how many of its parts are here and checked, in
+    order; all, if it is not said."""
 
-    decision: HeadsDecision
-    layout: Layout
-    memory: memoryview
+    def __init__(
+        self,
+        decision: HeadsDecision,
+        layout: Layout,
+        memory: memoryview,
+        parts: int | None = None,
+    ) -> None:
+        self.decision, self.layout, self.memory = decision, layout, memory
+        self.parts = len(decision.parts) if parts is None else parts
+        self._is_given_up = False
+        self._news = trio.Event()
+
+    @property
+    def is_whole(self) -> bool:
+        return self.parts == len(self.decision.parts)
+
+    def part_came(self) -> None:
+        self.parts += 1
+        self._tell()
+
+    def give_up(self) -> None:
+        """No source has the parts that are missing."""
+        self._is_given_up = True
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    def has(self, part: int) -> bool:
+        return part < self.parts
+
+    async def until_here(self, part: int) -> None:
+        """Wait until this part is here. NoDecision if it will not come."""
+        while not self.has(part):
+            if self._is_given_up:
+                raise NoDecision("No source has handed down all of the result to this peer.")
+            await self._news.wait()
+
+    def ways(self, entries: Sequence[Entry], head: PeerId) -> dict[PeerId, Way]:
+        """How it gets from this head to these members."""
+        sizes = part_bytes(self.layout, self.decision.cut)
+        return ways_to(entries, head, sum(sizes), max(sizes))
 
     def decode(self, into: Tensor) -> None:
         decode_result(self.memory, self.layout, self.decision.cut, into)
@@ -208,6 +257,12 @@ class ResultShelf:
     def offer(self, offered: HandedResult) -> None:
         self._offered = offered
         self._decided.set()
+
+    def take_back(self) -> None:
+        """What is offered will never be whole; another head may decide."""
+        if self._offered is not None:
+            self._offered.give_up()
+        self._offered, self._decided = None, trio.Event()
 
     def prepare(self, offered: HandedResult) -> None:
         """Offer it as soon as it is confirmed. This member is the head."""
@@ -238,10 +293,10 @@ class ResultShelf:
             raise self._failure
         return self._offered
 
-    def way_to(self, me: PeerId, head: PeerId, size: int) -> Way:
-        """How a result of this size gets to this member."""
+    def way_to(self, me: PeerId, head: PeerId, offered: HandedResult) -> Way:
+        """How this head's result gets to this member."""
         self._head = head
-        return ways_to(self._entries, head, size)[me]
+        return offered.ways(self._entries, head)[me]
 
     def is_taken_by(self, peer: PeerId) -> None:
         """This member has the result."""
@@ -251,10 +306,10 @@ class ResultShelf:
 
     async def handed_on(self, me: PeerId, is_there: Callable[[PeerId], bool]) -> None:
         """Wait until the members that take the result from this one have it, if there is one."""
-        if self._offered is None:
+        if self._offered is None or not self._offered.is_whole:
             return
         head = self._head or me
-        ways = ways_to(self._entries, head, len(self._offered.memory))
+        ways = self._offered.ways(self._entries, head)
         children = {
             peer for peer, way in ways.items() if (way.sources[0] if way.sources else head) == me
         }
@@ -309,67 +364,70 @@ class HandingDown:
         layout: Layout,
     ) -> HandedResult:
         """The result that this head has decided."""
-        ask = AskResult(round_id)
-        way = shelf.way_to(self._me, head, encoded_bytes(layout, decision.cut))
-        memory: memoryview | None = None
-        for source in way.sources:
-            try:
-                memory = await self._bytes_from(
-                    source, ask, decision, layout, OPEN_SECONDS + way.seconds
-                )
-                break
-            except PotluckError as error:
-                log.info("%s has handed down nothing: %s", source, error)
-        if memory is None:
-            memory = await self._bytes_from(head, ask, decision, layout, OPEN_SECONDS)
-        offered = HandedResult(decision, layout, memory)
-        shelf.offer(offered)
-        return offered
+        memory = memoryview(bytearray(encoded_bytes(layout, decision.cut)))
+        offered = HandedResult(decision, layout, memory, parts=0)
+        way = shelf.way_to(self._me, head, offered)
+        shelf.offer(offered)  # each part of it as soon as it is here
+        try:
+            for source in way.sources:
+                try:
+                    await self._take(source, round_id, offered, OPEN_SECONDS + way.seconds)
+                    return offered
+                except PotluckError as error:
+                    log.info("%s has not handed down all: %s", source, error)
+            await self._take(head, round_id, offered, OPEN_SECONDS)
+            return offered
+        finally:
+            if not offered.is_whole:
+                shelf.take_back()
 
-    async def _bytes_from(
-        self,
-        peer: PeerId,
-        ask: AskResult,
-        decision: HeadsDecision,
-        layout: Layout,
-        seconds: float,
-    ) -> memoryview:
-        cut = decision.cut
-        memory, end = memoryview(bytearray(encoded_bytes(layout, cut))), 0
+    async def _take(
+        self, peer: PeerId, round_id: bytes, offered: HandedResult, seconds: float
+    ) -> None:
+        """Take the parts that are missing from this peer, which should have all in this time."""
+        due, cut, layout = trio.current_time() + seconds, offered.decision.cut, offered.layout
+        ask = AskBytes(round_id, offered.parts)
+        end = sum(part_bytes(layout, cut)[: offered.parts])
         transfer: HandedTransfer
         async with self._rpc.open_bulk(peer, HANDED, ask, timeout=seconds) as transfer:
-            for part, said in zip(cut.parts, decision.parts, strict=True):
-                digest = PartHash()
+            while not offered.is_whole:
+                digest, part = PartHash(), cut.parts[offered.parts]
                 for chunk in cut.chunks_of(part, layout):
-                    place = memory[end : end + chunk.encoded_bytes]
-                    if await transfer.next_chunk_bytes() != len(place):
+                    place = offered.memory[end : end + chunk.encoded_bytes]
+                    if await _next_chunk_bytes(transfer, due) != len(place):
                         raise RemoteMisbehaviour("It sent a chunk of another size.")
                     await transfer.receive_chunk_into(place)
                     digest.add(place)
                     end += len(place)
-                if digest.digest != said.statement.digest:
+                if digest.digest != offered.decision.parts[offered.parts].statement.digest:
                     raise RemoteMisbehaviour("It sent other bytes than those of the result.")
+                offered.part_came()
             await transfer.finish(Empty())
-        return memory
 
     # -- answering
 
     async def _decide(self, caller: Caller, request: AskResult) -> HeadsDecision:
-        return (await self._found(caller.peer, request.round_id)).decision
+        async with self._offered_to(caller.peer, request.round_id) as offered:
+            return offered.decision
 
-    async def _hand(self, caller: Caller, transfer: HandedTransfer, request: AskResult) -> None:
-        offered = await self._found(caller.peer, request.round_id)
-        await transfer.accept(Empty())
-        end = 0
-        for chunk in chunks(offered.layout, offered.decision.cut):
-            await transfer.send_chunk(offered.memory[end : end + chunk.encoded_bytes])
-            end += chunk.encoded_bytes
-        await transfer.finish(Empty())
+    async def _hand(self, caller: Caller, transfer: HandedTransfer, request: AskBytes) -> None:
+        async with self._offered_to(caller.peer, request.round_id) as offered:
+            await transfer.accept(Empty())
+            cut, layout = offered.decision.cut, offered.layout
+            end = sum(part_bytes(layout, cut)[: request.part])
+            for place, part in enumerate(cut.parts[request.part :], request.part):
+                await _with_signs_of_life(transfer, offered, place)
+                for chunk in cut.chunks_of(part, layout):
+                    await transfer.send_chunk(offered.memory[end : end + chunk.encoded_bytes])
+                    end += chunk.encoded_bytes
+            await transfer.finish(Empty())
         shelf = self._shelves.get(request.round_id)
         if shelf is not None:
             shelf.is_taken_by(caller.peer)
 
-    async def _found(self, peer: PeerId, round_id: bytes) -> HandedResult:
+    @asynccontextmanager
+    async def _offered_to(self, peer: PeerId, round_id: bytes) -> AsyncIterator[HandedResult]:
+        """The result of this round, for one of its members. Not for many at once."""
         if self._held.total() >= MOST_HELD or self._held[peer] >= MOST_HELD_OF_PEER:
             raise Busy("Too many wait here for a result.")
         self._held[peer] += 1
@@ -382,8 +440,26 @@ class HandingDown:
                 raise DeadlineExceeded("That round is not known here.")
             if peer not in shelf.members:
                 raise NotOfCohort(f"{peer} was not in that round.")
-            return await shelf.found()
+            yield await shelf.found()
         finally:
             self._held[peer] -= 1
             if not self._held[peer]:
                 del self._held[peer]
+
+
+async def _next_chunk_bytes(transfer: HandedTransfer, due: float) -> int | None:
+    """The size of the next chunk, which has to come until then, or soon after the one before."""
+    length: int | None = None
+    with trio.move_on_at(max(due, trio.current_time() + STALL_SECONDS)) as patience:
+        length = await transfer.next_chunk_bytes()
+    if patience.cancelled_caught:
+        raise DeadlineExceeded("It hands down nothing more for now.")
+    return length
+
+
+async def _with_signs_of_life(transfer: HandedTransfer, offered: HandedResult, part: int) -> None:
+    """Wait until this part is here. The one that waits for it is told that this peer lives."""
+    while not offered.has(part):
+        with trio.move_on_after(ALIVE_SECONDS):
+            await offered.until_here(part)
+        await transfer.say_alive()

@@ -47,6 +47,9 @@ gets its list from the leader directly."""
 FEWEST_CHILDREN = 3
 """Each member hands the list on to at least this many: 256 members need five levels, not eight."""
 
+FEWEST_IN_PARTS = 2
+"""The same for what is handed on part by part: another level costs only the time of a part."""
+
 SOURCES = 2  # besides the leader: the parent in the tree, and the member above that
 
 SLOWEST_BYTES_PER_SECOND = 125_000
@@ -82,33 +85,57 @@ class Way:
         return int(self.seconds * 1000)
 
 
-def ways_to(members: Sequence[Entry], leader: PeerId, list_bytes: int) -> dict[PeerId, Way]:
+@dataclass(frozen=True)
+class Arrival:
+    """When something that is handed on in parts arrives: its first part, and all of it."""
+
+    first: float = 0.0
+    whole: float = 0.0
+
+    def handed_on(self, size: float, part: float, seconds_per_byte: float) -> Arrival:
+        """When the next one has it, if it comes from this one. `part`: the bytes of a part; `size`
+        if it is handed on as a whole."""
+        first = self.first + part * seconds_per_byte
+        last_part = self.whole + part * seconds_per_byte
+        return Arrival(first, max(last_part, self.first + size * seconds_per_byte))
+
+
+def ways_to(
+    members: Sequence[Entry], leader: PeerId, size: int, part: int | None = None
+) -> dict[PeerId, Way]:
     """How a list of this size gets to all members but its leader: along a tree whose inner places
-    have the first members that can be dialled, in the order of the list, which no peer chooses."""
+    have the first members that can be dialled, in the order of the list, which no peer chooses.
+    `part`: as for `Arrival`."""
     others = [one for one in members if one.peer != leader]
     others.sort(key=lambda one: not one.reduces)  # a stable sort
     dialled = sum(one.reduces for one in others)
-    children = children_for(list_bytes)
+    part = size if part is None else part
+    children = children_for(size, part)
     rates = {one.peer: one.up_bytes_per_second for one in members}
 
-    def seconds_of(peer: PeerId) -> float:
-        return children * list_bytes / max(SLOWEST_BYTES_PER_SECOND, rates[peer])
+    def after(peer: PeerId, arrival: Arrival) -> Arrival:
+        seconds_per_byte = children / max(SLOWEST_BYTES_PER_SECOND, rates[peer])
+        return arrival.handed_on(size, part, seconds_per_byte)
 
     ways: dict[PeerId, Way] = {}
+    arrivals: dict[PeerId, Arrival] = {}
     for place, one in enumerate(others):
         above = place_above(place, children, dialled)
+        sources: tuple[PeerId, ...] = ()
         if above < 0:
-            ways[one.peer] = Way((), seconds_of(leader))
-            continue
-        parent = others[above].peer
-        sources = (parent, *ways[parent].sources)[:SOURCES]
-        ways[one.peer] = Way(sources, ways[parent].seconds + seconds_of(parent))
+            arrivals[one.peer] = after(leader, Arrival())
+        else:
+            parent = others[above].peer
+            sources = (parent, *ways[parent].sources)[:SOURCES]
+            arrivals[one.peer] = after(parent, arrivals[parent])
+        ways[one.peer] = Way(sources, arrivals[one.peer].whole)
     return ways
 
 
-def children_for(list_bytes: int) -> int:
-    """To how many others a member hands on a list of this size."""
-    return max(FEWEST_CHILDREN, LEADER_BYTES // list_bytes)
+def children_for(size: float, part: float) -> int:
+    """To how many others a member hands on something of this size, in such parts."""
+    fewest = FEWEST_CHILDREN if part >= size else FEWEST_IN_PARTS
+    return max(fewest, int(LEADER_BYTES // max(1.0, size)))
 
 
 def place_above(place: int, children: int, dialled: int) -> int:

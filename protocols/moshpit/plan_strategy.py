@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import cohort_of, in_order, settled_count, turn_of, uplink_of
-from protocols.moshpit.handing_on import children_for, place_above
+from protocols.moshpit.handing_on import Arrival, children_for, place_above
 from protocols.moshpit.plan import (
     Choice,
     Collaborators,
@@ -225,7 +225,8 @@ def _by_cohorts(collaboration: PlannedPeers) -> Strategy:
     heads = [cohort[0] for cohort in cohorts]
     brings = [replace(peer, samples_per_s=1.0, computes=Computes.ALWAYS) for peer in peers]
     among_heads = _in_one_group(replace(collaboration, peers=brings).part(heads, batch))
-    handed = [_handing_down(collaboration, cohort) for cohort in cohorts]
+    part = max(among_heads.fractions)
+    handed = [_handing_down(collaboration, cohort, part) for cohort in cohorts]
     more_seconds = among_heads.round_seconds + max(seconds for seconds, _ in handed)
 
     together = math.fsum(_most_samples(peers, cohort) for cohort in cohorts)
@@ -233,8 +234,8 @@ def _by_cohorts(collaboration: PlannedPeers) -> Strategy:
     up, down = [0.0] * len(peers), [0.0] * len(peers)
     plans, samples = [], []
     for cohort, (handing_down_seconds, handed_on) in zip(cohorts, handed, strict=True):
-        part = batch * _most_samples(peers, cohort) / together
-        plan = _in_one_group(collaboration.part(cohort, part), more_seconds)
+        target = batch * _most_samples(peers, cohort) / together
+        plan = _in_one_group(collaboration.part(cohort, target), more_seconds)
         samples.append(plan.samples_per_second)
         plans.append(CohortPlan(cohort, plan.round_seconds, handing_down_seconds))
         for at, i in enumerate(cohort):
@@ -290,23 +291,23 @@ def _most_samples(peers: Sequence[PlannedPeer], cohort: Sequence[int]) -> float:
 
 
 def _handing_down(
-    collaboration: PlannedPeers, cohort: Sequence[int]
+    collaboration: PlannedPeers, cohort: Sequence[int], part: float
 ) -> tuple[float, tuple[int, ...]]:
     """How long it takes until all members of this cohort have the head's result, and how many
-    copies each hands on. A member hands on nothing before it has all of it; then it sends all its
-    copies at the same time."""
+    copies each hands on. A member sends its copies at the same time, and each part once it has it.
+    `part`: the largest one, as a share of the result."""
     peers, size = collaboration.peers, collaboration.vector_bytes
-    children = children_for(max(1, round(size)))
+    children = children_for(size, part * size)
     dialled = sum(not peers[i].dial_out_only for i in cohort[1:])
     above = [0, *(1 + place_above(at, children, dialled) for at in range(len(cohort) - 1))]
     copies = Counter(above[1:])
-    seconds = [0.0]
+    arrivals = [Arrival()]
     for at, i in enumerate(cohort[1:], 1):
         source = cohort[above[at]]
         limit = min(peers[i].down, collaboration.limits.get((source, i), math.inf))
-        took = max(copies[above[at]] / peers[source].up, 1.0 / limit)
-        seconds.append(seconds[above[at]] + size * took)
-    return max(seconds), tuple(copies[at] for at in range(len(cohort)))
+        seconds_per_byte = max(copies[above[at]] / peers[source].up, 1.0 / limit)
+        arrivals.append(arrivals[above[at]].handed_on(size, part * size, seconds_per_byte))
+    return max(one.whole for one in arrivals), tuple(copies[at] for at in range(len(cohort)))
 
 
 def _collaborators(

@@ -19,6 +19,7 @@ from protocols.moshpit.encoded_result import chunks
 from protocols.moshpit.handing_down import (
     DECISION,
     MOST_HELD_OF_PEER,
+    AskBytes,
     AskResult,
     HandedTransfer,
     HandingDown,
@@ -197,7 +198,36 @@ async def test_who_loses_its_head_and_finds_no_other_does_not_know_whether_there
         assert ended_at[1:] == [None], "one exchange, not two"
 
 
-Hands = Callable[[HandingDown, Caller, HandedTransfer, AskResult], Awaitable[None]]
+def in_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of a tree, so that small cohorts have parents."""
+    monkeypatch.setattr(handing_on, "LEADER_BYTES", 1)
+    monkeypatch.setattr(handing_on, "FEWEST_IN_PARTS", 1)
+
+
+def test_a_result_is_handed_on_part_by_part_as_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that had to have all of it first would double the time at each level."""
+    in_a_chain(monkeypatch)
+    copy_seconds = 4.0
+    uplink = NodeSettings(upload_bytes_per_second=4 * VALUES / copy_seconds)
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14, machine=uplink)
+        cohorts = Cohorts(peers)
+        found = await ended(peers, [cohorts.begin(one) for one in peers], 120.0)
+        check_same(found)
+        ended_at = {one.peer: it.ended for one, it in zip(peers, found, strict=True)}
+        cohort = max(cohorts.of.values(), key=len)
+        took = ended_at[cohort[-1].peer] - ended_at[cohort[0].peer]
+        below = len(cohort) - 1
+        assert below >= 4
+        in_parts = copy_seconds * (1 + (below - 1) / COUNT)
+        assert copy_seconds < took < 1.2 * in_parts < 0.6 * below * copy_seconds
+
+    scenario()
+
+
+Hands = Callable[[HandingDown, Caller, HandedTransfer, AskBytes], Awaitable[None]]
 
 
 def hands_like(liars: set[PeerId], hands: Hands) -> Hands:
@@ -205,7 +235,7 @@ def hands_like(liars: set[PeerId], hands: Hands) -> Hands:
     honest = HandingDown._hand
 
     async def hand(
-        self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskResult
+        self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskBytes
     ) -> None:
         await (hands if self._me in liars else honest)(self, caller, transfer, request)
 
@@ -213,23 +243,25 @@ def hands_like(liars: set[PeerId], hands: Hands) -> Hands:
 
 
 async def nothing(
-    _self: HandingDown, _caller: Caller, _transfer: HandedTransfer, _request: AskResult
+    _self: HandingDown, _caller: Caller, _transfer: HandedTransfer, _request: AskBytes
 ) -> None:
     await trio.sleep_forever()
 
 
 async def other_bytes(
-    self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskResult
+    self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskBytes
 ) -> None:
-    offered = await self._found(caller.peer, request.round_id)
-    changed = bytearray(offered.memory)
-    changed[7] ^= 1
-    await transfer.accept(Empty())
-    end = 0
-    for chunk in chunks(offered.layout, offered.decision.cut):
-        await transfer.send_chunk(changed[end : end + chunk.encoded_bytes])
-        end += chunk.encoded_bytes
-    await transfer.finish(Empty())
+    async with self._offered_to(caller.peer, request.round_id) as offered:
+        await transfer.accept(Empty())
+        end = 0
+        for part in range(len(offered.decision.parts)):
+            await offered.until_here(part)
+        changed = bytearray(offered.memory)
+        changed[-7] ^= 1  # in the last part, after the others are taken
+        for chunk in chunks(offered.layout, offered.decision.cut):
+            await transfer.send_chunk(changed[end : end + chunk.encoded_bytes])
+            end += chunk.encoded_bytes
+        await transfer.finish(Empty())
 
 
 FAULTS: dict[str, Hands] = {"nothing": nothing, "other bytes": other_bytes}
@@ -238,18 +270,25 @@ FAULTS: dict[str, Hands] = {"nothing": nothing, "other bytes": other_bytes}
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["nothing", "other bytes"])
 def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chain instead of a tree, so that small cohorts have parents."""
-    monkeypatch.setattr(handing_on, "LEADER_BYTES", 1)
-    monkeypatch.setattr(handing_on, "FEWEST_CHILDREN", 1)
+    in_a_chain(monkeypatch)
     liars: set[PeerId] = set()
     asked: list[PeerId] = []
+    first_parts: list[int] = []
+    honest = HandingDown._hand
+
+    async def noted(
+        self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskBytes
+    ) -> None:
+        first_parts.append(request.part)
+        await honest(self, caller, transfer, request)
 
     async def hands(
-        self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskResult
+        self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskBytes
     ) -> None:
         asked.append(caller.peer)
         await FAULTS[fault](self, caller, transfer, request)
 
+    monkeypatch.setattr(HandingDown, "_hand", noted)
     monkeypatch.setattr(HandingDown, "_hand", hands_like(liars, hands))
 
     @simulated
@@ -260,6 +299,8 @@ def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -
         liars.add(cohort[1].peer)
         check_same(await ended(peers, [cohorts.begin(one) for one in peers]))
         assert asked[0] == cohort[2].peer
+        checked = {"nothing": 0, "other bytes": COUNT - 1}[fault]
+        assert set(first_parts) == {0, checked}, "what was checked is not sent again"
 
     scenario()
 

@@ -23,7 +23,7 @@ from protocols.moshpit.plan_strategy import (
     dealt,
 )
 
-VECTOR = 2e6  # bytes: so large that a member hands it on to three others
+VECTOR = 2e6  # bytes: so large that a member hands it on to two others
 
 
 def peer(number: int, up: float = 1.0, down: float = math.inf) -> PlannedPeer:
@@ -41,25 +41,37 @@ def planned(
 
 def test_a_step_takes_the_slowest_cohort_then_the_heads_then_the_slowest_handing_down() -> None:
     plan = planned([peer(i) for i in range(9)], [range(4), range(4, 6), range(6, 9)])
-    # n equal peers exchange in 2 (n - 1) / n, and a head sends a vector to each of its members
+    # n equal peers exchange in 2 (n - 1) / n, and a head sends a vector to each of two members. The
+    # first of them sends each of the three parts to the third member as soon as it has it.
     rounds = [one.round_seconds for one in plan.cohorts]
     assert rounds == pytest.approx([6 / 4, 2 / 2, 4 / 3])
     assert plan.heads_seconds == pytest.approx(4 / 3)
-    assert [one.handing_down_seconds for one in plan.cohorts] == pytest.approx([3.0, 1.0, 2.0])
-    assert plan.round_seconds == pytest.approx(6 / 4 + 4 / 3 + 3.0)
+    assert [one.handing_down_seconds for one in plan.cohorts] == pytest.approx([7 / 3, 1.0, 2.0])
+    assert plan.round_seconds == pytest.approx(6 / 4 + 4 / 3 + 7 / 3)
     assert plan.fractions == pytest.approx((1 / 4,) * 4 + (1 / 2,) * 2 + (1 / 3,) * 3)
     uplink, downlink = plan.link_seconds[0]
-    assert uplink == pytest.approx(plan.round_seconds)  # its head never waits for anybody
+    assert uplink == pytest.approx(6 / 4 + 4 / 3 + 2.0)  # its head
     assert downlink == 0.0
-    assert plan.link_seconds[1][0] == pytest.approx(6 / 4)  # a member without anybody below it
+    assert plan.link_seconds[1][0] == pytest.approx(6 / 4 + 1.0)
+    assert plan.link_seconds[2][0] == pytest.approx(6 / 4)  # a member without anybody below it
 
 
 def test_a_large_cohort_hands_down_from_member_to_member() -> None:
     plan = planned([peer(i) for i in range(10)], [range(8), range(8, 10)])
-    # the head sends three copies, the first two members send three and one of the next four
-    assert plan.cohorts[0].handing_down_seconds == pytest.approx(6.0)
-    rounds = [14 / 8 + copies for copies in (3 + 1, 3, 1, 0)]  # two heads need 1 second
-    assert [up for up, _ in plan.link_seconds[:4]] == pytest.approx(rounds)
+    # the head sends two copies in two parts, the next two members two each, and one sends another
+    assert plan.cohorts[0].handing_down_seconds == pytest.approx(2.0 + 2 / 2 + 1 / 2)
+    rounds = [14 / 8 + copies for copies in (2 + 1, 2, 2, 1, 0)]  # two heads need 1 second
+    assert [up for up, _ in plan.link_seconds[:5]] == pytest.approx(rounds)
+
+
+def test_the_more_parts_a_result_has_the_less_a_further_level_costs() -> None:
+    def handing_down(heads: int) -> float:
+        cohorts = [range(8), *([8 + i] for i in range(heads - 1))]
+        plan = planned([peer(i) for i in range(7 + heads)], cohorts)
+        return plan.cohorts[0].handing_down_seconds
+
+    assert handing_down(2) == pytest.approx(3.5)
+    assert handing_down(10) == pytest.approx(2.0 + 2 / 10 + 1 / 10)
 
 
 def test_the_fastest_link_of_a_cohort_is_its_heads_and_the_slowest_hands_nothing_down() -> None:
@@ -67,22 +79,22 @@ def test_the_fastest_link_of_a_cohort_is_its_heads_and_the_slowest_hands_nothing
     slow = [replace(one, up=VECTOR / 5) if i == 0 else one for i, one in enumerate(peers)]
     plan = planned(slow, [range(5), [5, 6]])
     assert plan.cohorts[0].members == (1, 2, 3, 4, 0)
-    assert plan.cohorts[0].handing_down_seconds == pytest.approx(4.0)
+    assert plan.cohorts[0].handing_down_seconds == pytest.approx(2.0 + 2 / 2)
     assert plan.heads_seconds == pytest.approx(1.0)
 
 
 def test_a_slow_uplink_delays_those_below_it_and_a_slow_downlink_its_owner() -> None:
     peers = [peer(i) for i in range(7)]
-    assert planned(peers, [range(5), [5, 6]]).cohorts[0].handing_down_seconds == pytest.approx(4.0)
+    assert planned(peers, [range(5), [5, 6]]).cohorts[0].handing_down_seconds == pytest.approx(3.0)
     slow = [replace(one, up=VECTOR * (0.8 if i == 1 else 1.2)) for i, one in enumerate(peers)]
     handing_down = planned(slow, [range(5), [5, 6]]).cohorts[0].handing_down_seconds
-    assert handing_down == pytest.approx(3.0 / 1.2 + 1 / 0.8)
+    assert handing_down == pytest.approx(0.5 * 2.0 / 1.2 + 2.0 / 0.8)  # from the first part on
     slow = [replace(one, down=VECTOR / 9) if i == 4 else one for i, one in enumerate(peers)]
     handing_down = planned(slow, [range(5), [5, 6]]).cohorts[0].handing_down_seconds
-    assert handing_down == pytest.approx(3.0 + 9.0)
+    assert handing_down == pytest.approx(1.0 + 9.0)
     limits = {(1, 4): VECTOR / 7}
     limited = planned(peers, [range(5), [5, 6]], limits)
-    assert limited.cohorts[0].handing_down_seconds == pytest.approx(3.0 + 7.0)
+    assert limited.cohorts[0].handing_down_seconds == pytest.approx(1.0 + 7.0)
 
 
 def test_a_peer_that_nobody_can_dial_is_no_head_and_hands_nothing_on() -> None:
