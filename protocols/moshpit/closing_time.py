@@ -167,7 +167,7 @@ class ClosingTime:
         """Whether to close the list now, with the peers that wait."""
         if not self._joins:
             return False
-        count = 1 + len(self._joins)
+        count = 1 + len(self._joins.seated)
         if now >= self.deadline:
             return True
         if self._joins.peers < self._missing and not self._known.is_restricted:

@@ -13,8 +13,9 @@ If the link to the head is lost, the next member in order takes its place: it ha
 If it comes too late for the heads' round, the members learn that from the others' progress, and
 take the step over from them.
 
-Promises: those of a round (round.py). A cohort counts once: if two members of a cohort are in the
-heads' round, all heads discard it, and the one that was out of turn is avoided.
+Promises: those of a round (round.py). A cohort counts once. If two of its members come to the round
+of the heads, because it has met in two groups, only the one that comes for more peers is listed. If
+both are, all heads discard the round, and the one that was out of turn is avoided.
 
 Easy to get wrong: a cohort's average is no result. Only the heads' round decides. And cohorts with
 slow links average for longer than others, so heads that are there are waited for that long.
@@ -237,6 +238,7 @@ class CohortRounds:
                 result,
                 splits=False,
                 more_seconds=self._seconds_apart(request.vector.layout),
+                seat_of=lambda peer: cohort_of(self._run, peer, cohort.count),
             )
         )
         self._note(found.statistics)

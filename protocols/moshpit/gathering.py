@@ -79,6 +79,7 @@ class GatheringSettings:
     - `missing`: how many peers must come, beside those for which this one comes.
     - `splits`: if there are more peers than fit, make several groups, as a round of a grid needs.
       Otherwise the peers that do not fit are told that the group has begun without them.
+    - `seat_of`: of peers with the same seat only one is listed (`WaitingJoins`).
     """
 
     group_size: int
@@ -92,6 +93,7 @@ class GatheringSettings:
     replaces: bool = False
     missing: int = 0
     more_seconds: float = 0.0
+    seat_of: Callable[[PeerId], int] | None = None
 
 
 class Gathering:
@@ -109,7 +111,7 @@ class Gathering:
         self._settings = settings
         unled = (one for one in settings.unled if not settings.reduces or order(one) < order(me))
         self._known = KnownPeers(me, order, frozenset(unled))
-        self._joins = WaitingJoins()
+        self._joins = WaitingJoins(me, settings.seat_of)
         self._awaited = Awaited(settings.awaited - {me})
         self._closing = ClosingTime(
             self._known,
@@ -178,20 +180,16 @@ class Gathering:
     # -- slots, and what is remembered
 
     def remembers(self, group: Sequence[Candidate], now: float) -> bool:
-        """Note the members of the last group that can be reached: they may come again. If so, their
-        leader is asked, or invites them, without waiting for slots. The list does not wait for any
-        of them. Returns whether we expect another peer to lead.
+        """Note the members of the last groups that can be reached: they may come again. If so, they
+        are asked or invited without waiting for slots. The list does not wait for any of them.
+        Returns whether we expect another peer to lead.
         """
-        able = [self.me] if self._settings.reduces else []
-        able += [one.peer for one in group if one.reduces]
-        first = min(able, key=self._order, default=self.me)
         for candidate in group:
-            if first in (self.me, candidate.peer):
-                known = self._known.heard_of(candidate, now)
-                if known is not None:
-                    known.waited_until = now
+            known = self._known.heard_of(candidate, now)
+            if known is not None:
+                known.waited_until = now
         self._course.reconsider(now)
-        return first != self.me
+        return self.following is not None
 
     def saw_slot(self, candidate: Candidate, sequence: int, now: float) -> None:
         """A peer has a slot under the key."""
@@ -641,7 +639,7 @@ class LeadOrFollow:
     def _close(self, now: float) -> None:
         """Close the list with the peers that wait, or as many as a group may have. The others get
         groups of their own, or none."""
-        ordered = sorted((self._me, *self._joins), key=self._order)
+        ordered = sorted((self._me, *self._joins.seated), key=self._order)
         if len(ordered) > self._group_size and not self._splits:
             ordered = self._first_of(ordered)
         if len(ordered) > self._group_size:

@@ -7,6 +7,7 @@ closed as soon as this many have joined, even if more are on their way.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocols.errors import PotluckError, ProtocolMisuse
@@ -72,6 +73,7 @@ class Search:
     - `fewest`: of how many peers the list must be, this one included, before its deadline.
     - `unwelcome`: peers that this peer does not list, because they have held up its rounds.
     - `unled`: peers that this peer does not follow, because they have held up rounds that they led.
+    - `seat_of`: of peers with the same seat, this peer lists only one (known_peers.py).
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
       (`closing_time.FOLLOWER_GRACE_SECONDS`) later. `more_seconds`: by so much it is later.
     """
@@ -90,6 +92,7 @@ class Search:
     splits: bool = True
     most_peers: int = 1
     fewest: int = 0
+    seat_of: Callable[[PeerId], int] | None = None
 
     def __post_init__(self) -> None:
         check_group_size(self.group_size)

@@ -79,13 +79,15 @@ async def check_finite(vector: Vector) -> None:
 class GridRound:
     """One round of an averaging: the key under which its group meets, the request, and memory for
     the result. `splits`: more peers than fit into a group become several, because other rounds
-    follow. `more_seconds`: by how much the deadline of its list is later than usual."""
+    follow. `more_seconds`: by how much the deadline of its list is later than usual. `seat_of`: as
+    for `Search`."""
 
     key: str
     request: RoundRequest
     result: Tensor
     splits: bool
     more_seconds: float = 0.0
+    seat_of: Callable[[PeerId], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -328,6 +330,7 @@ class GroupRounds:
             splits=this.splits,
             most_peers=request.most_peers,
             fewest=request.fewest,
+            seat_of=this.seat_of,
             matchmaking_seconds=settings.matchmaking_seconds,
             more_seconds=min(
                 this.more_seconds, LONGEST_MATCHMAKING_SECONDS - settings.matchmaking_seconds

@@ -110,7 +110,7 @@ ADDRESSES_IN_A_LIST = 3  # of each member: all members get those of all
 
 
 class GroupSearch:
-    """Made by `Matchmaker.find_group`. `met_before`: the members of the last such group. `started`
+    """Made by `Matchmaker.find_group`. `met_before`: the members of the last such groups. `started`
     is called with each list that has started."""
 
     def __init__(
@@ -341,6 +341,7 @@ class SearchContext:
                 search.most_peers > 1,
                 search.fewest - search.offer.peers,
                 search.more_seconds,
+                search.seat_of,
             ),
             trio.current_time(),
         )

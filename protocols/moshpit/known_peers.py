@@ -280,6 +280,9 @@ class KnownPeers:
 # could not reach that leader just now, it waits a little and is then sent to it again, because we
 # can reach it.
 #
+# Some gatherings have *seats*: of several peers with the same seat, the one that comes for most
+# peers is listed, and the others wait in vain. The heads of cohorts gather so.
+#
 # Easy to get wrong: a peer that asks again has given up its earlier join, whose end may be noticed
 # *after* the new one has come. So joins are told apart by their tickets, not by their peers.
 
@@ -297,9 +300,10 @@ class _Join:
 
 
 class WaitingJoins:
-    """The peers that wait, in the order in which they came."""
+    """The peers that wait, in the order in which they came. `me` has a seat, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: PeerId, seat_of: Callable[[PeerId], int] | None = None) -> None:
+        self._me, self._seat_of = me, seat_of
         self._joins: dict[PeerId, _Join] = {}
 
     def __contains__(self, peer: object) -> bool:
@@ -318,9 +322,20 @@ class WaitingJoins:
         self._joins[candidate.peer] = join
 
     @property
+    def seated(self) -> list[PeerId]:
+        """Those that would be listed now."""
+        if self._seat_of is None:
+            return list(self._joins)
+        first: dict[int, PeerId] = {}
+        for peer in sorted(self._joins, key=lambda one: -self._joins[one].peers):  # a stable sort
+            first.setdefault(self._seat_of(peer), peer)
+        first.pop(self._seat_of(self._me), None)
+        return [peer for peer in self._joins if peer in first.values()]
+
+    @property
     def peers(self) -> int:
-        """How many peers they come for."""
-        return sum(join.peers for join in self._joins.values())
+        """How many peers these come for."""
+        return sum(self._joins[peer].peers for peer in self.seated)
 
     def ticket_of(self, peer: PeerId) -> int | None:
         join = self._joins.get(peer)

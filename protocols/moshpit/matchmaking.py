@@ -87,6 +87,11 @@ __all__ = [
 ]
 
 PLACES_REMEMBERED = 32  # and who was there: a round of each of so many groups
+
+GROUPS_REMEMBERED = 4
+"""Who was in none of the last groups at a place is not looked for there. With only the last one,
+peers that were divided into two groups, perhaps by a network that was cut, would go on so."""
+
 LISTS_REMEMBERED = 32  # of the last searches, to be shown to stragglers; 44 KB for 256 members
 
 
@@ -98,7 +103,8 @@ class Matchmaker:
         self._lists = HandingOn(rpc)
         self._searches: dict[str, GroupSearch] = {}
         self._started = BoundedMap[str, Roster](LISTS_REMEMBERED)
-        self._met = BoundedMap[str, tuple[Candidate, ...]](PLACES_REMEMBERED)
+        self._met = BoundedMap[str, tuple[frozenset[Candidate], ...]](PLACES_REMEMBERED)
+        """The last groups at each place, the newest first, without this peer."""
         self.when_asked: Callable[[str, int], None] | None = None
         """Told the run and the epoch of a group that others look for and this node does not.
         Anybody may ask, and as often as he likes."""
@@ -116,7 +122,9 @@ class Matchmaker:
             raise ProtocolMisuse(f"A group is being looked for under {search.key} already.")
         self._started.pop(search.key, None)
         place = place_of(search.key)
-        met_before = [one for one in self._met.get(place, ()) if one.peer not in search.unled]
+        groups = self._met.get(place, ())
+        newest = {one.peer: one for group in reversed(groups) for one in group}
+        met_before = [newest[peer] for peer in sorted(newest.keys() - search.unled)]
         running = GroupSearch(
             *(self._network, self._rpc, self._dht, self._lists),
             *(search, met_before, self._remember),
@@ -127,7 +135,8 @@ class Matchmaker:
         finally:
             del self._searches[search.key]
         members = (Candidate(one.peer, one.reduces) for one in group.roster.entries)
-        self._met[place] = tuple(one for one in members if one.peer != self._network.peer_id)
+        last = frozenset(one for one in members if one.peer != self._network.peer_id)
+        self._met[place] = (last, *groups)[:GROUPS_REMEMBERED]
         return group
 
     def awaits_list_of(self, peer: PeerId) -> bool:
@@ -153,8 +162,10 @@ class Matchmaker:
 
     def forget(self, peers: Collection[PeerId]) -> None:
         """Do not look for these where they were the last time: they are gone, or as good as."""
-        for place, group in list(self._met.items()):
-            self._met[place] = tuple(one for one in group if one.peer not in peers)
+        for place, groups in list(self._met.items()):
+            self._met[place] = tuple(
+                frozenset(one for one in group if one.peer not in peers) for group in groups
+            )
 
     def forget_list(self, key: str) -> None:
         """Show the list of the last group under this key to nobody any more."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from protocols.identity import PeerId
 from protocols.moshpit.gathering import Gathering, GatheringSettings
 from protocols.moshpit.gathering_effects import (
@@ -26,6 +28,7 @@ def gathering(
     replaces: bool = False,
     missing: int = 0,
     more_seconds: float = 0.0,
+    seat_of: Callable[[PeerId], int] | None = None,
 ) -> Gathering:
     settings = GatheringSettings(
         group_size,
@@ -37,6 +40,7 @@ def gathering(
         replaces=replaces,
         missing=missing,
         more_seconds=more_seconds,
+        seat_of=seat_of,
     )
     return Gathering(me, by_name, settings, 0.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 import pytest
@@ -26,6 +27,7 @@ from protocols.moshpit.handing_down import (
     HeadsDecision,
     NotOfCohort,
 )
+from protocols.moshpit.known_peers import WaitingJoins
 from protocols.moshpit.outcome import Committed, Discarded
 from protocols.rpc import Empty
 from protocols.testing.world import NodeSettings, SimulatedWorld
@@ -379,9 +381,18 @@ async def test_a_stranger_learns_no_decision(world: SimulatedWorld) -> None:
 
 
 @pytest.mark.slow
-@simulated
-async def test_a_cohort_counts_once_whoever_comes_as_its_head(world: SimulatedWorld) -> None:
-    """A second peer of a cohort goes to the heads' round, out of turn."""
+@pytest.mark.parametrize("lists_both", [False, True])
+def test_a_cohort_counts_once_whoever_comes_as_its_head(
+    lists_both: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second peer of a cohort goes to the heads' round, out of turn. A leader that lists it costs
+    all the round."""
+    if lists_both:
+        monkeypatch.setattr(WaitingJoins, "seated", property(list))
+    simulated(partial(a_second_head_comes, lists_both))()
+
+
+async def a_second_head_comes(lists_both: bool, world: SimulatedWorld) -> None:
     peers = await averagers(world, 14)
     cohorts = Cohorts(peers)
     cohort = max(cohorts.of.values(), key=len)
@@ -396,10 +407,13 @@ async def test_a_cohort_counts_once_whoever_comes_as_its_head(world: SimulatedWo
     await trio.sleep(1.0)
     events[late] = cohorts.begin(late)
     others = [one for one in peers if one is not intruder]
-    for one in await ended(others, [events[one] for one in others]):
-        assert isinstance(one.outcome, Discarded)
-    events = {one: cohorts.begin(one, epoch=1) for one in others}
-    check_same(await ended(others, [events[one] for one in others]))
+    found = await ended(others, [events[one] for one in others])
+    if lists_both:
+        assert all(isinstance(one.outcome, Discarded) for one in found)
+        events = {one: cohorts.begin(one, epoch=1) for one in others}
+        found = await ended(others, [events[one] for one in others])
+    check_same(found)
+    assert getattr(found[0].outcome, "weight", 0.0) == len(others)
 
 
 @simulated

@@ -512,6 +512,26 @@ def test_a_peer_of_the_last_round_is_asked_at_once_and_never_waited_for() -> Non
     assert passes(leader, 0.02 + QUIET_SECONDS) == [Lead({B: ticket(B)})]
 
 
+def test_the_next_of_the_last_round_is_asked_if_the_first_is_gone() -> None:
+    """Without waiting for slots: where a network is cut, many directories answer nothing."""
+    one = gathering(C)
+    one.remembers([Candidate(A), Candidate(B), Candidate(D)], 0.0)
+    assert one.effects() == [Follow(A, ())]
+    one.leader.is_gone(A, Absence.UNREACHABLE, "gone", 1.0)
+    assert one.effects() == [Follow(B, (A,))]
+    one.leader.is_gone(B, Absence.UNREACHABLE, "gone", 1.1)
+    assert one.effects() == [SendInvite(D, True)]
+
+
+def test_of_several_with_one_seat_the_one_that_comes_for_most_is_listed() -> None:
+    one = gathering(A, expected=3, missing=6, seat_of={A: 1, B: 2, C: 2, D: 1, E: 3}.__getitem__)
+    for peer, peers in ((B, 3), (C, 4), (D, 9)):
+        one.join_came(Candidate(peer, peers=peers), ticket(peer), (), SECONDS, 0.0)
+    assert passes(one, SECONDS / 2) == []  # two of three seats, and four of six peers
+    one.join_came(Candidate(E, peers=2), ticket(E), (), SECONDS, SECONDS / 2)
+    assert one.effects() == [led(C, E)]
+
+
 @settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 16))
 def test_a_split_places_as_many_peers_as_possible(

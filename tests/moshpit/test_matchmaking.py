@@ -343,6 +343,38 @@ async def test_the_same_key_can_be_used_again(world: SimulatedWorld) -> None:
         assert len(found.rosters) == 1
 
 
+@simulated
+async def test_peers_that_were_in_two_groups_meet_again_without_the_directory(
+    world: SimulatedWorld,
+) -> None:
+    """Those of a cohort, after a round while their network was cut and their directory slow."""
+    cast = await gatherers(world, 4)
+
+    async def meet(some: Sequence[Gatherer], epoch: int) -> None:
+        key, found = group_key("poem", epoch, 0, "all"), Found()
+        async with trio.open_nursery() as nursery:
+            for one in some:
+                search = one.search(key=key, epoch=epoch, expected=len(some))
+                nursery.start_soon(find, one, search, found)
+        found.check(key, epoch)
+        assert len(found.groups) == len(some)
+        assert len(found.rosters) == 1
+
+    async def says_nothing(*_: object, **__: object) -> None:
+        await trio.sleep_forever()
+
+    await meet(cast, EPOCH)
+    halves = cast[:2], cast[2:]
+    cuts = world.partition(*([one.network for one in half] for half in halves))
+    async with trio.open_nursery() as nursery:
+        for half in halves:
+            nursery.start_soon(meet, half, EPOCH + 1)
+    world.heal(cuts)
+    for one in cast:
+        one.dht.get = one.dht.put = says_nothing  # type: ignore[assignment,method-assign]
+    await meet(cast, EPOCH + 2)
+
+
 @pytest.mark.parametrize("count", [5, pytest.param(14, marks=pytest.mark.slow)])
 def test_more_than_a_group_may_have_become_several_and_nobody_is_left_out(count: int) -> None:
     async def scenario(world: SimulatedWorld) -> None:
