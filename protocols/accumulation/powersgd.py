@@ -63,12 +63,17 @@ LARGEST_FACTOR: Final = 1e30  # products of these, and their sums, are finite in
 
 LARGEST_ORTHONORMAL: Final = 1.001  # with rounding
 
+FEW: Final = 1e-4
+"""If less is left of a column, in squares, after the columns before it were taken out, that is done
+again: the first time, it was rounded by the measure of all of it."""
+
 LITTLE: Final = 1e-10
 """If less is left of a column, in squares, after the columns before it were taken out, that is only
 rounding. Then another column is taken."""
 
 EXACT_BITS: Final = 21
 EXACT_TERMS: Final = 1 << 11
+SMALLEST_ROW: Final = 2.0**-450  # so that products stay far above what float64 rounds to zero
 BLOCK_COLUMNS: Final = 16  # products of matrices take out the blocks before; within one, by hand
 
 VALUES_AT_ONCE: Final = 1 << 19
@@ -133,12 +138,19 @@ def add_products(pairs: Sequence[tuple[Tensor, Tensor]], out: Tensor) -> None:
 
 
 def rounded(values: Tensor) -> Tensor:
-    """In float64, rounded to multiples of 2^-21 of the power of two that is above all of them. Then
-    a product of two has at most 42 bits, and a sum of 2^11 such products at most 53. Float64 has as
-    many, so in whatever order a machine adds them up, nothing is rounded."""
+    """In float64, each row rounded to multiples of 2^-21 of the power of two that is above all of
+    it. Then a product of two has at most 42 bits, and a sum of 2^11 such products, of one row with
+    another, at most 53. Float64 has as many, so in whatever order a machine adds them up, nothing
+    is rounded.
+
+    values: [any, any]
+
+    Easy to get wrong: rows are columns of a factor, and a small one must not be rounded by a large
+    one's measure. It would lose its parts along the columns before, and keep them.
+    """
     wide = values.to(torch.float64)
-    largest = float(wide.abs().max()) if wide.numel() else 0.0
-    unit = math.ldexp(1.0, math.frexp(largest)[1] - EXACT_BITS)
+    largest = wide.abs().amax(dim=1, keepdim=True).clamp_(min=SMALLEST_ROW)
+    unit = largest / torch.frexp(largest).mantissa * 2.0**-EXACT_BITS  # a power of two, exactly
     return (wide / unit).round_().mul_(unit)
 
 
@@ -150,21 +162,33 @@ def orthonormal(factor: Tensor, name: str) -> Tensor:
     Gram-Schmidt in float64, block by block. A column that depends on those before it, as all do of
     a gradient of zeros, is replaced by one that only depends on the name.
     """
-    columns = factor.T.to(torch.float64).contiguous()
+    columns = columns_of(factor)
     sizes = sum_by_halves(columns * columns).tolist()
     for start in range(0, len(columns), BLOCK_COLUMNS):
         block = columns[start : start + BLOCK_COLUMNS]
         take_out(block, columns[:start], times=2)  # the second one: what rounding has left
         for place, column in enumerate(block, start):
-            square = _square(column)
+            one, before, square = columns[place : place + 1], columns[:place], _square(column)
+            if LITTLE * sizes[place] < square <= FEW * sizes[place]:
+                take_out(one, before, times=2)  # rounding has left as much of the others as that
+                square = _square(column)
             if not LITTLE * sizes[place] < square < math.inf:
                 column.copy_(_some_column(name, place, len(column)))
-                take_out(columns[place : place + 1], columns[:place], times=2)
+                take_out(one, before, times=2)
                 square = _square(column)
             column.mul_(1.0 / math.sqrt(square))
             others = block[place - start + 1 :]
             others.sub_(sum_by_halves(others * column)[:, None] * column)
     return columns.T.to(factor.dtype).contiguous()
+
+
+def columns_of(factor: Tensor) -> Tensor:
+    """The columns of a factor as rows in float64, in memory of their own.
+
+    factor: [length, rank]; result: [rank, length]
+    """
+    own = torch.contiguous_format
+    return factor.T.to(torch.float64, copy=True, memory_format=own)
 
 
 def take_out(columns: Tensor, units: Tensor, times: int = 1) -> None:
@@ -306,11 +330,13 @@ class PowerSGD:
             if part.shape is None:
                 whole[part.whole].copy_(averaged[part.sent])
                 continue
-            (p, q), (y, z) = part.pair(self.factors[part.factors]), part.pair(averaged[part.sent])
-            beyond = y.T.to(torch.float64).contiguous()
-            take_out(beyond, p.T.to(torch.float64))
+            # a member may have sent any factors that are finite, and then products may not be
+            of_part = averaged[part.sent].clamp_(-part.largest, part.largest)
+            (p, q), (y, z) = part.pair(self.factors[part.factors]), part.pair(of_part)
+            beyond = columns_of(y)
+            take_out(beyond, columns_of(p))
             add_products([(p, z), (beyond.T, q)], out=whole[part.whole].view(part.shape))
-            following.append(part.orthonormal(averaged[part.sent]))
+            following.append(part.orthonormal(of_part))
         self.factors = torch.cat(following)
         return whole
 

@@ -33,7 +33,7 @@ from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.steps import GradientSteps
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import ProtocolMisuse
-from protocols.moshpit.layout import LARGEST_CARRIED
+from protocols.moshpit.layout import LARGEST_AVERAGED, LARGEST_CARRIED
 from tests.accumulation.training_peers import (
     SETTINGS,
     Digests,
@@ -139,6 +139,23 @@ def test_columns_of_several_blocks_are_orthonormal_too() -> None:
     eye = torch.eye(rank, dtype=torch.float64)
     torch.testing.assert_close(found.T @ found, eye, rtol=0.0, atol=1e-6)
     torch.testing.assert_close(found @ (found.T @ factor.double()), factor.double(), **CLOSE)
+
+
+@pytest.mark.parametrize("rank", [18, 20, 28])
+def test_small_columns_are_orthonormal_though_the_others_of_their_block_are_large(
+    rank: int,
+) -> None:
+    """Of a gradient of few samples, most columns are only rounding, and lie along those before.
+    They stayed so: columns of P had 0.6 in common, and a step was that much too long."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, rank, generator=generator) for size in (300, 200))
+    of_few, q = left @ right.T, torch.randn(200, 32, generator=generator)
+    for _ in range(3):
+        p = orthonormal(of_few @ q, "w/P")
+        q = orthonormal(of_few.T @ p, "w/Q")
+        for found in (p.double(), q.double()):
+            eye = torch.eye(32, dtype=torch.float64)
+            torch.testing.assert_close(found.T @ found, eye, rtol=0.0, atol=5e-5)
 
 
 @pytest.mark.parametrize("length", [300, 5_000])
@@ -336,6 +353,21 @@ def test_dropped_gradients_take_with_them_what_was_not_sent() -> None:
         peer.steps.drop()
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_average_is_not_changed_where_the_next_factors_are_made_of_it(rank: int) -> None:
+    """With rank 1 in double precision, a column lies in memory as its factor does."""
+    peer = Peer(powersgd_rank=rank)
+    peer.add(gradient(0))
+    averaged = peer.steps.take().values.clone()
+    before = averaged.clone()
+    y, z = before[: (ROWS + COLUMNS) * rank].view(-1, rank).split((ROWS, COLUMNS))
+    peer.steps.apply(averaged)
+    assert torch.equal(averaged, before)
+    factors = peer.steps.extra()[FACTORS].view(-1, rank).split((ROWS, COLUMNS))
+    for found, spanned in zip(factors, (y, z), strict=True):
+        torch.testing.assert_close(found @ (found.T @ spanned), spanned, **CLOSE)
+
+
 def test_a_peer_without_samples_keeps_what_it_has() -> None:
     peer, other = Peer(), Peer()
     peer.add(gradient(0), samples=2)
@@ -390,6 +422,22 @@ def test_factors_beyond_their_codec_are_cut_and_do_not_come_back() -> None:
     peer.add(gradient(1))
     y, _ = halves(peer.steps.take().values)
     torch.testing.assert_close(y, (gradient(1).float() @ q), rtol=1e-5, atol=1e-5)
+
+
+def test_factors_that_somebody_sends_and_nobody_could_multiply_leave_a_finite_step() -> None:
+    """With `max_norm` a step is short, whatever a member sends: without factors it is, too."""
+    peer = Peer(dtype=torch.float32, max_norm=1.0)
+    p, q = peer.factors()
+    peer.add(gradient(0))
+    averaged = peer.steps.take().values.clone()
+    y, z = halves(averaged)
+    y.copy_((q[0].sign() * LARGEST_AVERAGED).expand_as(y))
+    z.copy_((p[0].sign() * LARGEST_AVERAGED).expand_as(z))
+    stepped = peer.steps.apply(averaged)
+    assert stepped.norm is not None
+    assert math.isfinite(stepped.norm)
+    assert float(peer.matrix.detach().norm()) == pytest.approx(0.5)
+    assert all(bool(one.isfinite().all()) for one in peer.factors())
 
 
 # -- the state
