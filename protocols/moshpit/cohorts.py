@@ -83,10 +83,10 @@ def uplink_of(bytes_per_second: float, before: int = 0) -> int:
     class so far, which stays near its edges: a measurement varies, and heads should not."""
     if bytes_per_second <= 0.0:
         return 0
-    exact = 1.0 + math.log(bytes_per_second / SLOWEST_UPLINK, UPLINK_FACTOR)
+    exact = 1.0 + math.log(max(1.0, bytes_per_second) / SLOWEST_UPLINK, UPLINK_FACTOR)
     if before and abs(exact - before) <= KEPT_WITHIN:
         return before
-    return min(max(1, round(exact)), LARGEST_UPLINK)
+    return round(min(max(1.0, exact), LARGEST_UPLINK))
 
 
 def next_count(count: int, peers: int, group_size: int) -> int:

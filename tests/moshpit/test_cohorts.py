@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise
 
@@ -111,9 +112,13 @@ def test_the_fastest_links_come_first_and_those_that_were_in_no_step_last() -> N
 
 @pytest.mark.parametrize(
     ("bytes_per_second", "uplink"),
-    [(0.0, 0), (1.0, 1), (31e3, 1), (125e3, 2), (2.5e6, 4), (12.5e6, 5), (50e6, 6), (1e12, 6)],
-)
+    [
+        (0.0, 0), (5e-324, 1), (1.0, 1), (31e3, 1), (125e3, 2), (2.5e6, 4), (12.5e6, 5), (50e6, 6),
+        (1e12, 6), (math.inf, 6),
+    ],
+)  # fmt: skip
 def test_links_have_classes(bytes_per_second: float, uplink: int) -> None:
+    """A measurement of a week ago counts for hardly more than nothing, and is no error."""
     assert uplink_of(bytes_per_second) == uplink
 
 
