@@ -9,18 +9,19 @@ stands in the settings, so that all peers of a run have the same ids.
 
 The threat: a text may contain the written form of a special token. It is taken for text. And the
 rules of a stranger's file may replace each letter by a thousand, again and again, until there is no
-memory left: such a file is refused before it sees a text.
+memory left: such a file is refused before it sees a text. All rules that add letters count, those
+of the normalizer and those that take a text apart.
 
 Easy to get wrong: the file may ask for truncation and padding. A document is neither.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,8 @@ LARGEST_FILE_BYTES: Final = 32 * MEBIBYTE  # the largest published ones have som
 ID_BYTES: Final = 4
 BYTES_PER_ID: Final = 4  # of English text, about; a document is cut by it
 LARGEST_ID: Final = 1_000_000
-MOST_GROWTH: Final = 64  # times as many letters; published ones replace one by a few at most
+MOST_GROWTH: Final = 128  # times as many letters; of published ones, that of ALBERT may reach 72
+LARGEST_GROWTH: Final = 10**12  # that is told
 
 ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
 """The first of these that a tokenizer has ends a document; if it has none, nothing does."""
@@ -107,13 +109,13 @@ def _loaded(settings: TokenizerSettings, web: Web, folder: Path) -> Tokenizer:
         ) from None
     with _explained(f"The tokenizer of {where} cannot be used"):
         library = LibraryTokenizer.from_str(content.decode())
-        rules = library.normalizer
-        growth = 1 if rules is None else _growth(json.loads(rules.__getstate__()))
+        rules = [one for one in (library.normalizer, library.pre_tokenizer) if one is not None]
+        growth = _growth_of_all(json.loads(one.__getstate__()) for one in rules)
         tokenizer = Tokenizer(library, where)
     if growth > MOST_GROWTH:
         raise WrongTokenizer(
             f"The tokenizer of {where} could make a text {growth:,} times as long.",
-            why="Its normalizer replaces letters by long texts, which takes memory without limit.",
+            why="Its rules replace letters by longer texts, which takes memory without limit.",
             advice=f"Use one that makes it at most {MOST_GROWTH} times as long.",
         )
     if tokenizer.ids > LARGEST_ID:
@@ -124,14 +126,44 @@ def _loaded(settings: TokenizerSettings, web: Web, folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _growth(rules: Mapping[str, Any]) -> int:
-    """How many times as long these rules of a normalizer can make a text. What they take from
-    Unicode's own tables is not counted."""
-    kind = rules.get("type")
-    if kind == "Sequence":
-        return math.prod(_growth(one) for one in rules["normalizers"])
-    added = {"Replace": "content", "Prepend": "prepend"}.get(str(kind))
-    return 1 if added is None else max(1, len(rules[added]))
+def _growth_of_all(rules: Iterable[Mapping[str, Any]]) -> int:
+    """Of rules that are applied one after the other."""
+    growth = 1
+    for one in rules:
+        growth = min(growth * _growth(one), LARGEST_GROWTH)
+    return growth
+
+
+def _growth(rule: Mapping[str, Any]) -> int:
+    """How many times as long a rule can make a text. What it takes from Unicode's own tables is not
+    counted."""
+    match rule:
+        case {"type": "Sequence"}:
+            return _growth_of_all(rule.get("normalizers") or rule.get("pretokenizers") or ())
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)} if (
+            pattern
+        ):
+            return max(1, len(content))
+        case {"type": "Replace", "content": str(content)}:
+            return 1 + len(content)  # an expression may find a place between two letters
+        case {"type": "Prepend", "prepend": str(content)}:
+            return max(1, len(content))
+        case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
+            return _longest_replacement(base64.b64decode(table))
+        case {"type": "BertNormalizer"}:
+            return 3  # a space on both sides of each Chinese letter
+        case {"type": "ByteLevel" | "Metaspace"}:
+            return 2  # a letter for each byte, of up to two bytes; a letter before each piece
+        case _:
+            return 1
+
+
+def _longest_replacement(table: bytes) -> int:
+    """Of SentencePiece's table of letters: the size of an index, the index, and the replacements,
+    each with a zero behind it."""
+    size = int.from_bytes(table[:4], "little")
+    replacements = table[4 + size :].split(b"\0")
+    return max(1, *(len(one.decode("utf-8", "replace")) for one in replacements))
 
 
 @contextmanager

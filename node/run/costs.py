@@ -40,6 +40,7 @@ IN_FLIGHT = 2  # with experts: the parameters of each batch in flight, and its g
 HEADERS = 1.02  # frames, encryption, TCP: measured on loopback
 EXAMPLE_OVERHEAD_BYTES = 200  # of an example in the shuffle buffer, beside its text
 TOKENIZER_BYTES_PER_ID = 850  # its library held 80 MB with 100,000 ids
+TOKENIZING_BYTES = 220  # that the library takes for each byte of a document meanwhile
 TALK_BYTES_PER_SECOND = 1_500  # the directory, progress and keepalives, each way
 HOUR = 3600.0
 MEGA = 1_000_000
@@ -295,5 +296,7 @@ def _buffer_bytes(data: DataSettings | object, model: Trainable) -> int:
     shuffled = min(data.shuffle_bytes, examples * piece) + examples * EXAMPLE_OVERHEAD_BYTES
     usual = DataSettings().largest_document_bytes  # included in the measured size of a process
     larger = max(0, data.largest_document_bytes - usual)
-    ids = 0 if data.tokenizer is None else model.vocabulary
-    return shuffled + larger * len(data.source) + ids * TOKENIZER_BYTES_PER_ID
+    total = shuffled + larger * len(data.source)
+    if data.tokenizer is not None:
+        total += model.vocabulary * TOKENIZER_BYTES_PER_ID + piece * TOKENIZING_BYTES
+    return total

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +166,83 @@ def test_a_file_that_makes_texts_grow_without_end_is_refused_before_it_sees_one(
 ) -> None:
     library = made()
     library.normalizer = normalizers.Sequence([normalizers.Replace("a", "a" * 16)] * 9)
-    with pytest.raises(DataSettingsError, match="68,719,476,736 times as long"):
+    with pytest.raises(DataSettingsError, match="137,438,953,472 times as long"):
         ids_of(settings_of(tmp_path, tmp_path, written(library, tmp_path)))
     library.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
     assert ids_of(settings_of(tmp_path, tmp_path, written(library, tmp_path)))
+
+
+def table_of_letters(letter: str, replacement: str) -> bytes:
+    """As SentencePiece has it: a tree of bytes with two nodes and a value, and the replacement."""
+    units = [0] * 1024
+    root, child = 256 ^ ord(letter), 512
+    units[0] = 256 << 10
+    units[root] = child << 10 | 1 << 8 | ord(letter)
+    units[root ^ child] = 1 << 31
+    index = struct.pack("<1024I", *units)
+    return struct.pack("<I", len(index)) + index + replacement.encode() + b"\0"
+
+
+def test_a_table_of_letters_that_is_in_the_file_counts_as_well(tmp_path: Path) -> None:
+    library = made()
+    long = normalizers.Precompiled(table_of_letters("a", "b" * 200))
+    assert long.normalize_str("a") == "b" * 200
+    library.normalizer = long
+    with pytest.raises(DataSettingsError, match="400 times as long"):
+        ids_of(settings_of(tmp_path, tmp_path, written(library, tmp_path)))
+    library.normalizer = normalizers.Precompiled(table_of_letters("a", "b" * 20))
+    assert ids_of(settings_of(tmp_path, tmp_path, written(library, tmp_path)))
+
+
+GROWING: dict[str, Callable[[], dict[str, Any]]] = {
+    "bytes that become letters of two bytes": lambda: {
+        "normalizer": normalizers.Sequence([normalizers.ByteLevel()] * 8)
+    },
+    "the same where a text is taken apart": lambda: {
+        "pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.ByteLevel()] * 8)
+    },
+    "letters before each piece": lambda: {
+        "pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.Metaspace()] * 8)
+    },
+    "spaces around each letter": lambda: {
+        "normalizer": normalizers.Sequence([normalizers.BertNormalizer()] * 8)
+    },
+    "texts between two letters": lambda: {"normalizer": normalizers.Replace(Regex(""), "a" * 128)},
+    "so many that their number has no end": lambda: {
+        "normalizer": normalizers.Sequence([normalizers.Replace("a", "a" * 10)] * 5_000)
+    },
+}
+
+
+@pytest.mark.parametrize("rules", GROWING.values(), ids=list(GROWING))
+def test_all_rules_that_add_letters_count(
+    rules: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    library = made()
+    for name, one in rules().items():
+        setattr(library, name, one)
+    with pytest.raises(DataSettingsError, match="times as long"):
+        ids_of(settings_of(tmp_path, tmp_path, written(library, tmp_path)))
+
+
+def test_published_rules_are_not_refused(tmp_path: Path) -> None:
+    """Those of ALBERT, with a table whose longest replacement is that of SentencePiece's own."""
+    library = made()
+    library.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+            normalizers.NFKD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.Precompiled(table_of_letters("a", "b" * 18)),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
+    )
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
+    ids_of(settings_of(tmp_path, tmp_path, written(library, tmp_path)))
 
 
 def test_a_file_that_is_too_large_is_not_read_whole(

@@ -478,3 +478,6 @@ def test_a_tokenizer_and_its_longer_pieces_are_in_the_memory_that_a_volunteer_is
     table = b'[data.tokenizer]\npath = "owner/model"\n'
     plain, with_ids = (costs_of(read_definition(one)) for one in (text, text + table))
     assert with_ids.fixed_bytes - plain.fixed_bytes > 40_000_000  # of the vocabulary alone
+    longer = text.replace(b"[data]\n", b"[data]\npiece_bytes = 262_144\nshuffle_examples = 1\n")
+    plain, with_ids = (costs_of(read_definition(one)) for one in (longer, longer + table))
+    assert with_ids.fixed_bytes - plain.fixed_bytes > 40_000_000 + 216 * 262_144, "as measured"
