@@ -62,6 +62,13 @@ def test_no_word_stands_twice_in_the_glossary() -> None:
     assert sorted(words) == sorted(set(words))
 
 
+def test_each_change_is_told_once() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    first_sentences = re.findall(r"^- (.+?[.:])(?: |$)", changelog, re.MULTILINE)
+    assert len(first_sentences) > 50
+    assert sorted(first_sentences) == sorted(set(first_sentences))
+
+
 def test_the_readme_begins_with_the_two_commands() -> None:
     commands = commands_in((ROOT / "README.md").read_text(encoding="utf-8"))
     assert commands[0].startswith("./scripts/potluck ")
