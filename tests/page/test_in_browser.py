@@ -102,6 +102,41 @@ async def test_nothing_that_a_stranger_calls_itself_is_executed(browser: Chromiu
     await seen(PageScene(peers=8, hostile=True), look)
 
 
+KEEPS_SOURCES = """
+window.sources = [];
+const Real = EventSource;
+window.EventSource = class extends Real { constructor(...a) { super(...a); sources.push(this); } };
+"""
+
+# 120 peers come, and three are left when the first rows of those are made
+FEWER_WHILE_DRAWN = """(() => {
+  const held = [], real = window.setTimeout;
+  window.setTimeout = (task) => held.push(task);
+  const send = (count) => sources.at(-1).onmessage({ data: JSON.stringify({ people: { more: 0,
+    rows: Array.from({ length: count }, (_, i) => ({ who: `peer …${i}`, role: "trains" })) } }) });
+  send(120);
+  held.shift()();
+  send(3);
+  while (held.length) held.shift()();
+  window.setTimeout = real;
+  return document.querySelectorAll("#people tbody tr").length;
+})()"""
+
+
+async def test_a_long_list_that_is_still_drawn_does_not_replace_a_newer_short_one(
+    browser: Chromium,
+) -> None:
+    def look(url: str) -> None:
+        tab = browser.tab()
+        tab.call("Page.addScriptToEvaluateOnNewDocument", source=KEEPS_SOURCES)
+        tab.open(f"{url}/")
+        tab.wait_for(IS_LIVE)
+        assert tab.evaluate(FEWER_WHILE_DRAWN) == 3
+        assert tab.troubles == []
+
+    await seen(PageScene(peers=2, steps=5), look)
+
+
 async def test_the_policy_stops_a_script_that_got_into_the_page(browser: Chromium) -> None:
     def look(url: str) -> None:
         tab = browser.tab()

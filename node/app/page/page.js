@@ -106,6 +106,7 @@
   const ROWS_AT_ONCE = 50;
   function fill(id, values, made, rows = []) {
     const begin = rows.length;
+    if (!begin) due.delete(`more of ${id}`); // those of an older list
     rows.push(...values.slice(begin, begin + ROWS_AT_ONCE).map(made));
     if (rows.length < values.length) soon(`more of ${id}`, () => fill(id, values, made, rows));
     else at(id).tBodies[0].replaceChildren(...rows);
@@ -372,6 +373,7 @@
     at("board").parentElement.hidden = !board || !(board.people.length || board.helpers.length);
     if (!board || !(board.people.length || board.helpers.length)) {
       say("board-more", "Nobody can be credited yet: no step of several people is on record here.");
+      due.delete("more of board");
       at("board").tBodies[0].replaceChildren();
       return;
     }
@@ -437,7 +439,22 @@
 
   // ---- the map of the last round
 
-  const LETTER = 6.8; // the width of a broad one, at 11 pixels
+  const MOST_LETTERS = 15;
+
+  // A name on the map, as much of it as has room; with what follows it, if both have. Letters are as
+  // wide as the browser draws them, so the line must be on the page.
+  function sayWithin(room, line, name, following) {
+    const letters = [...name];
+    const first = (shown) => shown < letters.length ? `${letters.slice(0, shown - 1).join("")}…` : name;
+    const width = (words) => { line.textContent = words; return line.getComputedTextLength(); };
+    let shown = Math.min(letters.length, MOST_LETTERS);
+    if (following && width(first(shown) + following) <= room) return;
+    let taken = width(first(shown));
+    while (taken > room && shown > 2) {
+      shown = Math.max(2, Math.min(shown - 1, Math.floor(shown * room / taken)));
+      taken = width(first(shown));
+    }
+  }
 
   function showRound() {
     const round = state.round, place = at("map");
@@ -463,19 +480,20 @@
       });
       svg.append(drawn("path", { d: lines.join(""), class: "edge", "stroke-width": (few ? 0.4 + 3 * part / most : 0.7).toFixed(2), "stroke-opacity": (few ? 0.12 + 0.3 * part / most : 0.3).toFixed(2) }));
     }
+    const names = [];
     members.forEach(([who, samples, part], i) => {
       const [x, y, turn] = spot(i), size = few ? 4 + 12 * Math.sqrt((part || 0) / most) : Math.max(2.2, Math.min(6, r * 2.6 / members.length)) * (0.6 + 0.4 * Math.sqrt((part || 0) / most));
       svg.append(drawn("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: size.toFixed(1), class: part ? "node" : "node idle" }));
       if (!few) return;
       const side = Math.cos(turn), end = Math.abs(side) < 0.2 ? "middle" : side > 0 ? "start" : "end";
       const px = x + Math.cos(turn) * (size + 6), py = y + Math.sin(turn) * (size + 12) + 4;
-      const [said, key] = split(who), room = { start: wide - px, end: px, middle: wide }[end];
-      const letters = Math.max(2, Math.min(15, Math.floor(room / LETTER))), whole = said || key;
-      const name = whole.length > letters ? `${whole.slice(0, letters - 1)}…` : whole, both = `${name} · ${percent(part)}`;
-      const hasRoom = members.length <= 12 && wide >= 420 && both.length * LETTER <= room;
-      svg.append(drawn("text", { x: px.toFixed(1), y: py.toFixed(1), "text-anchor": end }, hasRoom ? both : name));
+      const [said, key] = split(who), line = drawn("text", { x: px.toFixed(1), y: py.toFixed(1), "text-anchor": end });
+      const room = { start: wide - px, end: px, middle: 2 * Math.min(px, wide - px) }[end];
+      svg.append(line);
+      names.push(() => sayWithin(room, line, said || key, members.length <= 12 && wide >= 420 ? ` · ${percent(part)}` : ""));
     });
     place.replaceChildren(svg);
+    names.forEach((draw) => draw());
     const averaging = members.filter((one) => one[2] > 0).length;
     say("round-more", `step ${count(round.step)}: ${count(averaging)} of ${count(members.length)} members averaged a part for the others${round.of_many ? "; one group of several" : ""}${few ? "" : "; lines lead to the three largest parts"}`);
   }

@@ -42,6 +42,8 @@ HOSTILE = (
     "javascript:window.bad=1//",
     "a" * 24,
     "{{constructor}}",
+    "W" * 24,  # broad letters
+    "漢" * 24,
 )
 
 DEFINITION = """
