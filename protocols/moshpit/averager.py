@@ -151,8 +151,7 @@ class Averager:
 
         Raises NotFinite (with the tensor's name, before anything is sent; never if nobody else is
         expected and nobody comes), ProtocolMisuse, and AveragingCancelled if the averager ends
-        meanwhile. Nothing that others or the network do
-        raises an error: it is in the outcome.
+        meanwhile. Nothing that others or the network do raises an error: it is in the outcome.
         """
         self._begin()
         try:
