@@ -334,8 +334,9 @@ def test_a_request_that_the_end_overtakes_is_answered_and_harms_nobody() -> None
 
 
 @pytest.mark.slow
-def test_a_client_says_in_its_slot_that_it_is_one() -> None:
-    """No peer can dial it, so no peer should ask it for its state."""
+def test_a_peer_says_in_its_slot_that_it_is_a_client_and_how_fast_its_link_is() -> None:
+    """No peer can dial a client, so no peer should ask it for its state. The head of a cohort is
+    the one with the fastest link."""
 
     def train(bridge: Bridge, _number: int) -> None:
         optimizer_of(model_of(), bridge, auxiliary=True)
@@ -343,11 +344,12 @@ def test_a_client_says_in_its_slot_that_it_is_one() -> None:
 
     async def main() -> None:
         async with training_world() as world:
-            client = dataclasses.replace(SMALL, client=lambda: True)
+            client = dataclasses.replace(SMALL, client=lambda: True, up_bytes_per_second=125e3)
             peers = [await world.peer("usual", SMALL), await world.peer("client", client)]
             await world.train(peers, train)
             slots = await peers[0].slots()
             assert [slots[one.peer].client for one in peers] == [False, True]
+            assert [slots[one.peer].uplink for one in peers] == [0, 2]
             assert not slots[peers[1].peer].state_digest
 
     trio.run(main)
