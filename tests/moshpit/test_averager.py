@@ -217,6 +217,25 @@ async def test_values_that_are_not_finite_are_named_before_anything_is_sent(
     assert world.now() < 1.0
 
 
+@simulated
+async def test_the_class_of_a_link_is_of_what_the_last_averaging_measured(
+    world: SimulatedWorld,
+) -> None:
+    """Others know it from the list of a round, so it stays as it is meanwhile."""
+    home = NodeSettings(upload_bytes_per_second=125e3, download_bytes_per_second=1e6)
+    peers = await averagers(world, 2, machine=home)
+    for one in peers:
+        one.values = 1 << 18  # a mebibyte
+    assert [one.averager.uplink for one in peers] == [0, 0]
+    done = [one.begin(expected=2) for one in peers]
+    await trio.sleep(2.0)
+    assert [one.averager.uplink for one in peers] == [0, 0]
+    with trio.fail_after(60.0):
+        for event in done:
+            await event.wait()
+    assert [one.averager.uplink for one in peers] == [2, 2]
+
+
 def broken() -> Vector:
     return Vector.of({"w": torch.full((VALUES,), float("nan"))})
 
