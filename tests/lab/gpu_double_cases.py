@@ -146,10 +146,25 @@ def test_a_contribution_is_copied_beside_the_next_passes_which_do_not_change_it(
     gate = Gate(accumulator._copying)
     taken = accumulator.take()
     add(7.0)  # launched, and not done before the copy
+    mark = gpu_double.current_stream().mark()
+    assert not mark.reached.wait(SECONDS)
     assert not taken.memory[:ROOM].any()
     gate.open()
     assert taken.values[:ROOM].unique().tolist() == [5.0]
     assert accumulator.take().values[:ROOM].unique().tolist() == [7.0]
+
+
+def test_a_contribution_is_copied_when_what_was_launched_before_is_done() -> None:
+    weight = nn.Parameter(there(torch.ones(ROOM)))
+    accumulator = Accumulator(Parameters([("weight", weight)]))
+    weight.grad = torch.full_like(weight, 3.0)
+    assert accumulator.add(4) is None
+    before = accumulator.take()
+    accumulator.done_with(before)
+    gate = Gate()
+    taken = accumulator.take()  # without samples: what is there is set to zero first
+    threading.Timer(0.02, gate.open).start()
+    assert not taken.values[:ROOM].any()
 
 
 # Order and waiting
