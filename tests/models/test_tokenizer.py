@@ -16,6 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from models.data import tokens
 from models.data.batches import WindowBatches
 from models.data.errors import DataSettingsError, NoDataLeft
+from models.data.opening import piece_bytes_of
 from models.data.position import position_from_json
 from models.data.settings import DataSettings, TokenizerSettings, data_settings, refuse_this_machine
 from models.registry import build_model
@@ -332,6 +333,9 @@ def test_its_pieces_are_small_enough_for_the_memory_that_the_library_takes() -> 
     given = {"path": "owner/model", "sha256": "0" * 64}
     with pytest.raises(DataSettingsError, match="must be 262,144 at most"):
         data_settings({"piece_bytes": 1 << 20, "tokenizer": given})
+    settings = data_settings({"tokenizer": given})
+    assert piece_bytes_of(settings, window=30_000) == 4 * 30_000
+    assert piece_bytes_of(settings, window=1 << 20) == 262_144
 
 
 def test_pictures_have_none() -> None:
