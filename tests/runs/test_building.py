@@ -16,7 +16,7 @@ from models.errors import ModelsError
 from node.core.wrong_use import WrongUse
 from node.run.building import RunTask, build_task, parts_of, weighted_mean
 from node.run.checking import check
-from node.run.costs import costs_of
+from node.run.costs import KEPT_APART, costs_of
 from node.run.definition import WrongDefinition, read_definition
 from node.run.trusted import BrokenModule, UntrustedModule, trusted_modules
 from protocols.errors import PotluckError
@@ -467,9 +467,11 @@ def test_the_queue_of_swav_is_in_the_memory_that_a_volunteer_is_told() -> None:
         costs_of(read_definition(SWAV.replace(b'size = "tiny"', b'size = "tiny"\nqueue = %d' % n)))
         for n in (128, 1 << 20)
     )
-    queue = 4 * 2 * 16 * (1 << 20)
-    assert large.fixed_bytes - small.fixed_bytes > queue
-    assert large.with_gpu.on_gpu - small.with_gpu.on_gpu > queue
+    of_one = 4 * 2 * 16  # features, for both large crops
+    in_a_pass = 2 * of_one + 4 * 4 * 32  # with the scores, and two copies of the codes
+    more = pytest.approx(KEPT_APART * (of_one + in_a_pass) * ((1 << 20) - 128), rel=1e-6)
+    assert large.fixed_bytes - small.fixed_bytes == more
+    assert large.with_gpu.on_gpu - small.with_gpu.on_gpu == more
     assert large.sample_bytes == small.sample_bytes
 
 
