@@ -69,6 +69,15 @@ def test_samples_trained_alone_have_their_own_column() -> None:
     assert "Alone: samples in steps that a person made alone" in people
 
 
+def test_each_person_is_shown_with_those_who_confirm_it() -> None:
+    confirmed = dataclasses.replace(ALICE, witnesses=14, confirming=12)
+    lines = shown(confirmed, BOB).splitlines()
+    assert lines[2].endswith("devices  witnesses")
+    assert lines[3].endswith("1   12 of 14")
+    assert lines[4].endswith("1"), "bob has none"
+    assert "witnesses" not in shown(ALICE, BOB)
+
+
 def test_a_volunteer_who_only_serves_experts_is_shown_with_what_they_served() -> None:
     sam = dataclasses.replace(standing("sam", 0, 0), served_samples=12_345)
     people, helpers = shown(ALICE, sam, HELPER).split("Helpers")

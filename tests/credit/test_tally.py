@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -69,7 +70,15 @@ def test_a_colluding_minority_changes_nothing(
     story |= dict.fromkeys(colluding, (10**6, 10**6))
     honest = [one for one in everybody_says(step) if one.person not in colluding]
     lies = [says(name, story, history=history) for name in colluding]
-    assert standings([*honest, *lies]) == standings(everybody_says(step))
+    assert credited([*honest, *lies]) == credited(everybody_says(step))
+
+
+def credited(records: list[CreditRecord]) -> dict[str, PersonStanding]:
+    """All but who confirms it: a liar contradicts the others, and that is told."""
+    return {
+        name: dataclasses.replace(one, witnesses=0, confirming=0)
+        for name, one in standings(records).items()
+    }
 
 
 def test_a_word_about_oneself_counts_nothing_when_nobody_else_speaks() -> None:
@@ -267,6 +276,79 @@ def test_our_own_steps_count_and_nobody_is_credited_with_more_than_the_limit() -
         seen_by=PEERS["A"],
     )
     assert [(one.alone_samples, one.alone_steps) for one in found] == [(4101, 2)]
+
+
+# -- witnesses
+
+
+def witnesses(records: list[CreditRecord]) -> dict[str, tuple[int, int]]:
+    """How many confirm each person, and of how many."""
+    return {name: (one.confirming, one.witnesses) for name, one in standings(records).items()}
+
+
+def test_the_witnesses_of_a_person_are_the_others_who_recorded_a_step_of_it() -> None:
+    records = [
+        *everybody_says({"A": (1, 0), "B": (1, 0), "C": (1, 0)}, 0),
+        *everybody_says({"A": (1, 0), "B": (1, 0), "D": (1, 0)}, 1)[:2],  # D has left no record
+    ]
+    assert witnesses(records) == {"A": (2, 2), "B": (2, 2), "C": (2, 2), "D": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("lie", "against"),
+    [
+        ({"A": (1, 0), "B": (2, 0), "C": (9, 0), "D": (4, 0)}, {"B"}),
+        ({"A": (1, 0), "C": (3, 0), "D": (4, 0)}, {"B"}),
+        ({"A": (1, 0), "B": (3, 0), "C": (3, 0), "D": (10**6, 0)}, set()),  # of itself
+        ({"A": (1, 0), "D": (4, 0)}, {"B", "C"}),
+    ],
+    ids=["less", "not there", "more", "two were not there"],
+)
+def test_a_record_that_says_less_than_is_credited_is_against(
+    lie: dict[str, tuple[int, int]], against: set[str]
+) -> None:
+    step = {"A": (1, 0), "B": (3, 0), "C": (3, 0), "D": (4, 0)}
+    records = [*everybody_says(step)[:3], says("D", lie), *everybody_says(step, 1)]
+    expected = {name: (2 if name in against else 3, 3) for name in step}
+    assert witnesses(records) == expected
+
+
+def test_the_devices_of_one_person_are_one_witness_and_none_for_that_person() -> None:
+    step = {"A": (1, 0), "B": (1, 0), "C": (1, 0)}
+    persons = {**PERSONS, PEERS["C"]: "B"}
+    found = tally(everybody_says(step), persons, newest_epoch=9)
+    assert {one.person: (one.confirming, one.witnesses) for one in found} == {
+        "A": (1, 1),
+        "B": (1, 1),
+    }
+
+
+def test_those_in_another_group_or_on_another_side_of_a_fork_are_no_witnesses() -> None:
+    groups = [{"A": (1, 0), "B": (2, 0)}, {"C": (3, 0), "D": (4, 0), "E": (5, 0)}]
+    records = [
+        one for group in groups for one in everybody_says(group, over_a_grid=True, of_samples=15)
+    ]
+    other = [says("F", {"A": (90, 0), "F": (1, 0)}, history=b"another history ")]
+    assert witnesses([*records, *other]) == {
+        "A": (1, 1),
+        "B": (1, 1),
+        "C": (2, 2),
+        "D": (2, 2),
+        "E": (2, 2),
+    }
+
+
+def test_trainers_are_the_witnesses_of_those_who_only_serve_them() -> None:
+    step = {"A": (100, 0), "B": (30, 0)}
+    records = [says("A", step, served={"S": 9}), says("B", step, served={"T": 5})]
+    assert (witnesses(records)["S"], witnesses(records)["T"]) == ((1, 1), (1, 1))
+
+
+def test_no_more_witnesses_are_counted_than_have_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.training.credit.tally.MOST_WITNESSES", 2)
+    assert {
+        told for _, told in witnesses(everybody_says(dict.fromkeys("ABCDE", (1, 0)))).values()
+    } == {1, 2}
 
 
 # -- servers of experts

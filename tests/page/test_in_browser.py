@@ -59,6 +59,7 @@ async def test_every_view_is_drawn_at_every_size_without_a_complaint(
         assert ground == ("rgb(15, 20, 19)" if dark else "rgb(244, 243, 238)")
         assert tab.troubles == []
         assert [one.removeprefix(url).split("?")[0] for one in tab.requests] == ["/", "/events"]
+        assert [text(tab, "board").count(one) for one in ("5 of 5", "4 of 5")] == [5, 1]
 
     await seen(PageScene(peers=6), look)
 

@@ -26,7 +26,11 @@ CHECKING_SECONDS = 240.0  # up to 15 for each of a few keepers on top
 
 ALONE = "alone"  # this column is only there if somebody has made steps alone
 SERVED = "served"  # and this one if somebody has served experts
-COLUMNS = ("", "who", "samples", ALONE, SERVED, "averaged", "service", "longest", "devices")
+WITNESSES = "witnesses"
+COLUMNS = (
+    *("", "who", "samples", ALONE, SERVED),
+    *("averaged", "service", "longest", "devices", WITNESSES),
+)
 WHO = 1  # the column that is shortened if the terminal is narrow
 LONGEST_NAME = 40  # characters; a username may have a hundred
 SHORTEST_NAME = 12  # below this, lines instead of a table
@@ -44,7 +48,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "Nobody's own word counts. Every peer signs a record of its steps. A step counts as most "
         "of the other peers confirm it, and never for more than this node has seen if it was "
         "there. The node asks the present peers for their records, and for records of peers that "
-        "have left.\n\n"
+        "have left. A person's witnesses are the others who recorded a step with it: 12 of 14 "
+        "means that 12 of them confirm all that is credited, and 2 say less of a step.\n\n"
         "With --check it also asks the peers that keep the run (`potluck backbone`, `potluck run "
         "start`) for their sums and the records behind them, adds up the same records, and shows "
         "the differences. Exit code 1 if there are any, or if there is no peer to check. If this "
@@ -155,7 +160,11 @@ def _table(ranks: list[dict[str, Any]], columns: int | None) -> Iterator[str]:
     rows = [_row(one) for one in ranks]
     absent = {
         name
-        for name, is_there in ((ALONE, _any_alone), (SERVED, _any_served))
+        for name, is_there in (
+            (ALONE, _any_alone),
+            (SERVED, _any_served),
+            (WITNESSES, _any_witnessed),
+        )
         if not is_there(ranks)
     }
     shown = [place for place, name in enumerate(COLUMNS) if name not in absent]
@@ -191,6 +200,10 @@ def _any_served(ranks: list[dict[str, Any]]) -> bool:
     return any(one["served_samples"] for one in ranks)
 
 
+def _any_witnessed(ranks: list[dict[str, Any]]) -> bool:
+    return any(one["witnesses"] for one in ranks)
+
+
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
     from node.core.caps.units import in_words
 
@@ -204,6 +217,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         _hours(one["service_seconds"]),
         _hours(one["longest_seconds"]),
         f"{one['devices']:,}",
+        f"{one['confirming']:,} of {one['witnesses']:,}" if one["witnesses"] else "",
     )
 
 

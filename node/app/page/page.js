@@ -377,16 +377,16 @@
       at("board").tBodies[0].replaceChildren();
       return;
     }
-    const line = ([rank, who, samples, alone, steps, averaged, seconds, devices], helps) => {
+    const line = ([rank, who, samples, alone, steps, averaged, seconds, devices, confirming, witnesses], helps) => {
       const row = element("tr"), name = named(who);
       if (devices > 1) name.append(element("span", `${count(devices)} devices`, "tag"));
       if (helps) name.append(element("span", "helps", "tag"));
-      row.append(cell(helps ? "" : count(rank), "num"), name, cell(helps ? "" : count(samples + alone), "num"), cell(count(steps), "num low"), cell(bytes(averaged), "num mid"), cell(span(seconds), "num"));
+      row.append(cell(helps ? "" : count(rank), "num"), name, cell(helps ? "" : count(samples + alone), "num"), cell(count(steps), "num low"), cell(bytes(averaged), "num mid"), cell(span(seconds), "num low"), cell(witnesses ? `${count(confirming)} of ${count(witnesses)}` : "–", "num"));
       return row;
     };
     fill("board", [...board.people.map((one) => [one, false]), ...board.helpers.map((one) => [one, true])], ([one, helps]) => line(one, helps));
     const writers = board.records === 1 ? "the signed record of 1 peer" : `the signed records of ${count(board.records)} peers`;
-    say("board-more", `Proof: added up from ${writers}, over ${count(board.steps)} steps, of which this peer has seen ${count(board.seen)} itself. A step counts as most of its other members confirm it. “potluck leaderboard --check” adds the same records up again.`);
+    say("board-more", `Proof: added up from ${writers}, over ${count(board.steps)} steps, of which this peer has seen ${count(board.seen)} itself. A step counts as most of its other members confirm it. Witnesses are the others who recorded a step with this person, and those of them who confirm all that is credited. “potluck leaderboard --check” adds the same records up again.`);
   }
 
   function showEvents() {

@@ -246,6 +246,8 @@ def _ranks(ranks: Iterable[Rank], names: Naming) -> Section:
             one.averaged_bytes,
             round(one.service_seconds),
             one.devices,
+            one.confirming,
+            one.witnesses,
         ]
         for one in list(ranks)[:MOST_RANKS]
     ]

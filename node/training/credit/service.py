@@ -83,6 +83,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     alone_samples: int = 0  # in steps that this person made alone, by their own records
     alone_steps: int = 0
     served_samples: int = 0  # of others, that its experts computed for them
+    witnesses: int = 0  # other persons whose records have steps of this one
+    confirming: int = 0  # those of them who say nowhere less than is credited
     name: str = ""  # the last one it gave itself here, cleaned
     peer: str = ""  # one of the person's devices
 
@@ -160,6 +162,8 @@ def _ranked(
             alone_samples=one.alone_samples,
             alone_steps=one.alone_steps,
             served_samples=one.served_samples,
+            witnesses=one.witnesses,
+            confirming=one.confirming,
             name=next((names[peer] for peer in one.devices if names.get(peer)), ""),
             peer=one.devices[0] if one.devices else "",
         )

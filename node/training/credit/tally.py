@@ -21,6 +21,9 @@ took part in (`seen_by`), nothing counts beyond its own record. So
 One person is one voice, however many devices say the same. Service is the time between successive
 confirmed steps of a person, without gaps longer than BREAK_SECONDS.
 
+The witnesses of a person are the others who recorded a step of it. One that says less of it in any
+step than is credited is against it.
+
 Promises: the result does not depend on the order of records, nor on how often one is given. Two
 peers with the same records and the same `seen_by` get the same result. The cost grows with the
 number of statements, not with the number of writers times the peers they name. So a few hundred
@@ -220,6 +223,10 @@ LONGEST_STEP_SECONDS: Final = 6 * 3600.0
 """There is no break between two successive steps, however slow the run. But a run that nobody
 trained for a night gives no credit for the night."""
 
+MOST_WITNESSES: Final = 1024
+"""The persons who are counted as witnesses: the first of them that recorded a step. A person has a
+bit for each, so that a shelf full of invented persons does not take memory for their squares."""
+
 
 @dataclass(frozen=True)
 class CreditRecord:
@@ -232,7 +239,8 @@ class CreditRecord:
 
 @dataclass(frozen=True, slots=True)
 class PersonStanding:
-    """The contribution of one person. `helps`: all of it without samples."""
+    """The contribution of one person. `helps`: all of it without samples. `witnesses`: the others
+    with records of its steps, `confirming` those of them who confirm all that is credited."""
 
     person: str
     samples: int
@@ -244,6 +252,8 @@ class PersonStanding:
     alone_samples: int = 0
     alone_steps: int = 0
     served_samples: int = 0
+    witnesses: int = 0
+    confirming: int = 0
 
     @property
     def helps(self) -> bool:
@@ -262,7 +272,7 @@ class _Step:
 @dataclass(slots=True)
 class _Sum:
     """Kept small: a stranger's pages may name hundreds of thousands. `epochs`: each once, in order;
-    `devices`: may have repetitions."""
+    `devices`: may have repetitions; `witnesses`, and those `against` it, as bits."""
 
     samples: int = 0
     averaged_bytes: int = 0
@@ -271,6 +281,8 @@ class _Sum:
     alone_samples: int = 0
     alone_steps: int = 0
     served_samples: int = 0
+    witnesses: int = 0
+    against: int = 0
 
     def add_step(self, peer: PeerId, epoch: int) -> None:
         if epoch not in self.epochs[-1:]:
@@ -283,6 +295,12 @@ class _Sum:
         self.alone_steps += 1
         self._add_device(peer)
 
+    def add_witnesses(self, told: int, against: int = 0) -> None:
+        # most steps have the same, and then no number is made anew
+        if told & ~self.witnesses:
+            self.witnesses = self.witnesses | told if self.witnesses else told
+        self.against |= against
+
     def add_served(self, peer: PeerId, samples: int) -> None:
         self.served_samples = min(self.served_samples + samples, LARGEST_SUM)
         self._add_device(peer)
@@ -290,6 +308,41 @@ class _Sum:
     def _add_device(self, peer: PeerId) -> None:
         if peer not in self.devices[-1:]:
             self.devices.append(peer)
+
+
+class _Witnesses(dict[str, int]):
+    """The bit of each person who recorded a step; none for those after MOST_WITNESSES."""
+
+    def __missing__(self, person: str) -> int:
+        bit = self[person] = 1 << len(self) if len(self) < MOST_WITNESSES else 0
+        return bit
+
+    def of(
+        self, step: _Step, credited: Mapping[PeerId, Amounts]
+    ) -> Iterator[tuple[PeerId, int, int]]:
+        """Each peer that is credited, with the persons whose records tell of its part in this step,
+        and those of them who say less of it."""
+        voices = step.voices
+        if not credited:
+            return
+        if _all_say_the_same(voices):
+            everybody = sum({self[person] for person in voices})
+            yield from ((peer, everybody, 0) for peer in credited)
+            return
+        history = _history(voices) if step.seen is None else step.seen.line.history
+        naming: Counter[PeerId] = Counter()
+        against: Counter[PeerId] = Counter()
+        denying = 0
+        for person, told in of_history(voices, history).items():
+            word, bit = _word(told), self[person]
+            denying += bit if word.denies else 0
+            for peer, amounts in word.amounts.items():
+                naming[peer] += bit
+                if any(map(int.__lt__, amounts, credited.get(peer, NOTHING))):
+                    against[peer] += bit
+        for peer in credited:
+            denied = denying & ~naming[peer]
+            yield peer, naming[peer] | denied, against[peer] | denied
 
 
 class _Alone:
@@ -338,7 +391,7 @@ def tally(
     """
     sums: defaultdict[str, _Sum] = defaultdict(_Sum)
     moments: dict[int, float] = {}
-    alone = _Alone(seen_by)
+    alone, witnesses = _Alone(seen_by), _Witnesses()
     for step in _steps(records, persons, seen_by):
         if step.epoch > newest_epoch:
             continue  # it cannot have been made yet
@@ -353,13 +406,19 @@ def tally(
             one.samples += min(amounts.samples, most_samples)
             one.averaged_bytes = min(one.averaged_bytes + amounts.averaged_bytes, LARGEST_SUM)
             one.add_step(peer, step.epoch)
+        for peer, of_it, against in witnesses.of(step, confirmed):
+            sums[persons.get(peer, peer)].add_witnesses(of_it, against)
         for told in chain.from_iterable(step.voices.values()):
             brought = min(confirmed.get(told.writer, NOTHING).samples, most_samples)
             for server, part in served_by(told, brought, persons):
                 one = sums[persons.get(server, server)]
                 one.add_served(server, part)
                 one.add_step(server, step.epoch)
-    standings = [_standing(person, sums.pop(person), moments) for person in list(sums)]
+                one.add_witnesses(witnesses[persons.get(told.writer, told.writer)])
+    standings = [
+        _standing(person, sums.pop(person), moments, witnesses.get(person, 0))
+        for person in list(sums)
+    ]
     standings.sort(
         key=lambda one: (
             -one.samples,
@@ -457,7 +516,7 @@ def _moment(step: _Step) -> float:
     return lower_median([min(one.line.moment for one in told) for told in step.voices.values()])
 
 
-def _standing(person: str, one: _Sum, moments: Mapping[int, float]) -> PersonStanding:
+def _standing(person: str, one: _Sum, moments: Mapping[int, float], own_bit: int) -> PersonStanding:
     whole = longest = current = 0.0
     before: int | None = None
     for epoch in one.epochs:
@@ -479,4 +538,6 @@ def _standing(person: str, one: _Sum, moments: Mapping[int, float]) -> PersonSta
         one.alone_samples,
         one.alone_steps,
         one.served_samples,
+        (one.witnesses & ~own_bit).bit_count(),
+        (one.witnesses & ~one.against & ~own_bit).bit_count(),
     )

@@ -170,7 +170,8 @@ class PageScene:
                 rank=number, person=one.peer, is_me=False,
                 samples=round(4e6 / number), averaged_bytes=round(3e9 / number),
                 steps=self.steps, service_seconds=7200.0 / number, longest_seconds=3600.0,
-                devices=1 + number % 2, name=one.said_name, peer=one.peer,
+                devices=1 + number % 2, witnesses=self.peers - 1,
+                confirming=self.peers - 1 - (number % 5 == 3), name=one.said_name, peer=one.peer,
             )
             for number, one in enumerate(self.others, start=1)
         ]  # fmt: skip
