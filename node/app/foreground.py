@@ -21,17 +21,16 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from node.app.cli.exit_codes import BROKEN_PIPE, DONE, REFUSED
+from node.app.cli.exit_codes import DONE
 from node.app.cli.interruption import at_hard_exit, bound_the_end, run_until_signal
-from node.app.cli.line_queue import LAST_LINES_SECONDS, LineQueue
+from node.app.cli.line_queue import LineQueue
 from node.app.cli.log_output import log_to_stderr
 from node.app.cli.output import Output
-from node.app.screen import Display, display_for
+from node.app.screen import display_for, happening_of, show_to_the_end
 from node.core.configuration import Configuration
 from node.core.descriptor_limit import raise_descriptor_limit
-from node.core.failure import CommandFailure, failure_of
+from node.core.failure import CommandFailure
 from node.core.node import Node
-from node.training.happenings import Failed
 from node.training.join import Participation, take_part
 from node.training.session import TrainingSession
 from protocols.errors import PotluckError
@@ -109,48 +108,6 @@ def train_in_foreground(
 
     with display_for(output) as display:
         return run_until_signal(main, terminated=DONE, leave=leave)
-
-
-async def show_to_the_end(
-    display: Display,
-    work: Callable[[], Awaitable[None]],
-    failed: Callable[[CommandFailure], None],
-    leave: Callable[[], bool],
-) -> int:
-    """Run it while the display runs. Returns the exit code. An error is passed to `failed`, and
-    raised if the display has not shown it in full. `leave` is called when the reader has gone."""
-    error: Exception | None = None
-
-    async def show() -> None:
-        nonlocal error
-        try:
-            await display.run()
-        except BrokenPipeError as gone:
-            error = gone
-            bound_the_end(BROKEN_PIPE)
-            if not leave():
-                showing.cancel_scope.cancel()
-
-    async with trio.open_nursery() as showing:
-        showing.start_soon(show)
-        try:
-            with display.logging():
-                await work()
-        except Exception as raised:  # noqa: BLE001 - shown, and raised below
-            error = raised
-            failed(failure_of(error))
-        finally:
-            has_shown = await display.finish(LAST_LINES_SECONDS)
-        showing.cancel_scope.cancel()
-    if error is None:
-        return DONE
-    if has_shown:
-        return failure_of(error).exit_code
-    raise error
-
-
-def happening_of(failure: CommandFailure) -> Failed:
-    return Failed(failure.what, failure.why, failure.advice, failure.exit_code == REFUSED)
 
 
 async def _train(

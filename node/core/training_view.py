@@ -27,6 +27,7 @@ class TrainerPhase(enum.StrEnum):
     TRAINING = "training"
     KEEPING = "keeping the run"  # instead of training, if it brings no samples
     SERVING = "serving experts"  # instead of training, if it only serves
+    RELAYING = "relaying"  # in no run: `potluck backbone --relay-only`
     AVERAGING = "averaging"
     PAUSED = "paused"
     NETWORK_LOST = "network lost"
@@ -178,6 +179,7 @@ class TrainerView(msgspec.Struct, frozen=True, kw_only=True):
     device_memory_bytes: int | None = None  # of a GPU's own; None if none computes
     keeps_only: bool = False  # it brings no samples
     serves_only: bool = False  # it serves experts, and does not train
+    relays_only: bool = False  # it is in no run; `peers` are all that it has links with
     experts: ExpertsView | None = None  # None if the run has none, or before that is known
     checkpoint: str = ""  # the newest that this peer keeps, if any
     checkpoint_step: int = 0

@@ -45,8 +45,8 @@ from protocols.experts import ExpertDirectory, ExpertGrid, Uid
 
 if TYPE_CHECKING:
     from node.core.node import Node
+    from node.core.traffic_meter import TrafficMeter
     from node.training.session import TrainingSession
-    from node.training.watched import TrafficMeter
     from protocols.experts import ExpertHost, HostEvent, HostSettings, Maker
     from protocols.rpc import Rpc
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from node.core.node import Node
+from node.core.traffic_meter import TrafficMeter
 from node.run.checkpoint_keeper import CheckpointSettings
 from node.training.account import SessionAccount
 from node.training.batch_size import BatchSize, MeasuredBatch, limit_of, measure
@@ -50,7 +51,7 @@ from node.training.loop import Loop, tell_trouble
 from node.training.loss_curve import LossCurve, keep
 from node.training.network_watch import watch_network
 from node.training.session import TrainingSession
-from node.training.watched import TrafficMeter, WatchedTraining
+from node.training.watched import WatchedTraining
 from protocols.accumulation.collaboration import Collaboration
 from protocols.blocking import in_thread
 

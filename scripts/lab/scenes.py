@@ -202,4 +202,28 @@ PICTURED = {
 }
 """For the pictures in docs/."""
 
+RELAYING = Scene(
+    TrainerView(
+        peer=TRAINING.peer,
+        phase=TrainerPhase.RELAYING,
+        phase_seconds=4210.0,
+        session_seconds=4210.0,
+        doing="relaying for everybody. Others use it with --bootstrap ADDRESS.",
+        keeps_only=True,
+        relays_only=True,
+        troubles=(),
+        peers=tuple(
+            RunPeerView(peer=one.peer, reach=one.reach, round_trip_ms=one.round_trip_ms)
+            for one in TRAINING.peers
+        ),
+        traffic=TRAINING.traffic,
+        memory_bytes=108_000_000,
+    ),
+    node=BACKBONE,
+    processor=0.1,
+    processors=2,
+    keys=True,
+)
+"""`potluck backbone --relay-only`."""
+
 SIZES = ((20, 6), (40, 12), (60, 15), (80, 24), (120, 40), (250, 70))

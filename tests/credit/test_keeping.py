@@ -14,11 +14,12 @@ from msgspec import structs
 
 from node.core.control_client import ask_once
 from node.core.node import Node
+from node.core.traffic_meter import TrafficMeter
 from node.core.training_view import BatchView, RunPeerView, TrafficView
 from node.training.credit.service import LEADERBOARD, CreditTerms, open_credit, shelf_folder
 from node.training.credit.shelf import Shelf
 from node.training.session import TrainingSession
-from node.training.watched import TrafficMeter, WatchedServing
+from node.training.watched import WatchedServing
 from protocols.accumulation.events import CaughtUp, SeenStep, Share, StepTaken
 from protocols.accumulation.progress_slot import ProgressSlot, progress_key
 from protocols.credit.record import Page

@@ -10,8 +10,7 @@ from lab.scenes import TRAINING
 from node.app.cli.exit_codes import DONE
 from node.app.cli.interruption import run_until_signal
 from node.app.cli.output import Output
-from node.app.foreground import show_to_the_end
-from node.app.screen import display_for
+from node.app.screen import display_for, show_to_the_end
 
 FRAME_SECONDS = 1.0  # enough for a frame; what a bug interrupts does not matter
 

@@ -9,9 +9,15 @@ import pytest
 import trio
 
 from node.app.cli.output import Output
-from node.app.foreground import happening_of, show_to_the_end
 from node.app.screen.canvas import Look
-from node.app.screen.display import Display, LineDisplay, ScreenDisplay, write_folded
+from node.app.screen.display import (
+    Display,
+    LineDisplay,
+    ScreenDisplay,
+    happening_of,
+    show_to_the_end,
+    write_folded,
+)
 from node.app.screen.terminal import Terminal
 from node.core.access.renewal import MembershipEnded
 from node.core.failure import CommandFailure

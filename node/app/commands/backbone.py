@@ -12,7 +12,6 @@ read. A health check then gets a 503 with the reason, and not silence.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,11 +19,9 @@ from node.core.wrong_use import WrongUse
 
 if TYPE_CHECKING:
     from auth.server.settings import ListenAddress
-    from node.app.cli.line_queue import LineQueue
     from node.app.cli.output import Output
     from node.app.cli.parser import Subparsers
     from node.core.configuration import Configuration
-    from node.core.node import Node
     from node.core.settings import Value
 
 DEFAULT_HTTP = "127.0.0.1:8481"  # a first auth server is at 8480
@@ -115,7 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.systemd:
         return _print_unit(arguments, configuration, output)
     if arguments.relay_only:
-        return _relay_only(configuration, address, output)
+        from node.app.relay_only import relay_in_foreground
+
+        return relay_in_foreground(configuration, address, output)
     return _keep_run(arguments, address)
 
 
@@ -165,46 +164,6 @@ def _keep_run(arguments: argparse.Namespace, address: ListenAddress) -> int:
     return start_peer(
         arguments, "potluck backbone", keeps_only=True, http=address, defaults=OTHER_DEFAULTS
     )
-
-
-def _relay_only(configuration: Configuration, address: ListenAddress, output: Output) -> int:
-    from node.app.cli.exit_codes import DONE
-    from node.app.cli.interruption import run_until_signal
-    from node.app.cli.log_output import log_to_stderr
-    from node.app.link_report import run_bare_node
-    from node.core.descriptor_limit import raise_descriptor_limit
-    from node.net import check_listening
-
-    log_to_stderr(debug=output.debug)
-    raise_descriptor_limit()
-    check_listening(configuration.listen_addresses)
-
-    async def serve(node: Node, lines: LineQueue) -> None:
-        from node.app.backbone import BackboneHealth, serve_backbone
-        from node.app.link_report import counted, introduce
-        from node.app.views.status_view import in_one_line
-
-        introduce(node, lines)
-        member = node.status().membership
-        if not member.open:  # it was logged in before
-            lines.say(in_one_line(member))
-        whom = "members of its run" if configuration.relays_for_members else "everybody"
-        lines.say(f"relaying for {whom}. Others use it with --bootstrap ADDRESS. Ctrl-C ends it.")
-        health = BackboneHealth(node.status, node.network.traffic)
-        async with counted(node, lines):
-            await serve_backbone(address, health, _telling_url(lines))
-
-    return run_until_signal(lambda: run_bare_node(configuration, output, serve), terminated=DONE)
-
-
-def _telling_url(lines: LineQueue) -> Callable[[str], None]:
-    def listening(url: str) -> None:
-        lines.data(
-            {"event": "serving_http", "url": url},
-            f"{url}/metrics, {url}/healthz and {url}/readyz show the state of this peer",
-        )
-
-    return listening
 
 
 def _print_unit(arguments: argparse.Namespace, configuration: Configuration, output: Output) -> int:

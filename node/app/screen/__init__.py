@@ -13,17 +13,27 @@ from protocols.faces import lazily
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from node.app.screen.canvas import Look
-    from node.app.screen.display import Display, display_for
+    from node.app.screen.display import Display, display_for, happening_of, show_to_the_end
     from node.app.screen.panels import Scene, SceneEvent
     from node.app.screen.picture import drawn, frame
 
-__all__ = ["Display", "Look", "Scene", "SceneEvent", "display_for", "drawn", "frame"]
+__all__ = [
+    "Display",
+    "Look",
+    "Scene",
+    "SceneEvent",
+    "display_for",
+    "drawn",
+    "frame",
+    "happening_of",
+    "show_to_the_end",
+]
 
 __getattr__ = lazily(
     __name__,
     {
         "canvas": ("Look",),
-        "display": ("Display", "display_for"),
+        "display": ("Display", "display_for", "happening_of", "show_to_the_end"),
         "picture": ("drawn", "frame"),
         "panels": ("Scene", "SceneEvent"),
     },

@@ -8,8 +8,8 @@
 Each line begins with the time of day, except the three lines about what will be used: a person
 reads them as one.
 
-The screen has to end before an error is printed, whatever ends the training: call `finish` in a
-`finally`.
+The screen has to end before an error is printed, whatever ends the training: `show_to_the_end`
+runs the work with the display, and sees to that.
 """
 
 from __future__ import annotations
@@ -19,19 +19,28 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from node.app.cli.interruption import at_hard_exit
-from node.app.cli.line_queue import STDERR, STDIN, STDOUT, LineQueue, write_line
+from node.app.cli.exit_codes import BROKEN_PIPE, DONE, REFUSED
+from node.app.cli.interruption import at_hard_exit, bound_the_end
+from node.app.cli.line_queue import (
+    LAST_LINES_SECONDS,
+    STDERR,
+    STDIN,
+    STDOUT,
+    LineQueue,
+    write_line,
+)
 from node.app.cli.output import Output, folded
 from node.app.screen.live import Screen
 from node.app.screen.terminal import Terminal, can_read_keys, can_show, look_of
 from node.core.display_name import with_names
+from node.core.failure import CommandFailure, failure_of
 from node.core.training_view import TrainerView
-from node.training.happenings import Happening, Shown, WillUse
+from node.training.happenings import Failed, Happening, Shown, WillUse
 from node.training.words import object_of, words_of
 
 if TYPE_CHECKING:
@@ -167,3 +176,45 @@ class ScreenDisplay:
             self._terminal.print_line(line)
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 trio.from_thread.run_sync(self._screen.printed, line)
+
+
+async def show_to_the_end(
+    display: Display,
+    work: Callable[[], Awaitable[None]],
+    failed: Callable[[CommandFailure], None],
+    leave: Callable[[], bool],
+) -> int:
+    """Run it while the display runs. Returns the exit code. An error is passed to `failed`, and
+    raised if the display has not shown it in full. `leave` is called when the reader has gone."""
+    error: Exception | None = None
+
+    async def show() -> None:
+        nonlocal error
+        try:
+            await display.run()
+        except BrokenPipeError as gone:
+            error = gone
+            bound_the_end(BROKEN_PIPE)
+            if not leave():
+                showing.cancel_scope.cancel()
+
+    async with trio.open_nursery() as showing:
+        showing.start_soon(show)
+        try:
+            with display.logging():
+                await work()
+        except Exception as raised:  # noqa: BLE001 - shown, and raised below
+            error = raised
+            failed(failure_of(error))
+        finally:
+            has_shown = await display.finish(LAST_LINES_SECONDS)
+        showing.cancel_scope.cancel()
+    if error is None:
+        return DONE
+    if has_shown:
+        return failure_of(error).exit_code
+    raise error
+
+
+def happening_of(failure: CommandFailure) -> Failed:
+    return Failed(failure.what, failure.why, failure.advice, failure.exit_code == REFUSED)

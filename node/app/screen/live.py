@@ -232,12 +232,18 @@ class Screen:
     async def _press(self, key: bytes) -> None:
         self._note = ""
         match key:
+            case b"p" | b"r" if self._view.relays_only:
+                self._say("there is nothing to pause: this node computes nothing")
             case b"p":
                 await self._request(PAUSE, _paused)
             case b"r":
                 await self._request(RESUME, _resumed)
             case b"q":
-                self._say("leaves, as by `potluck leave` or Ctrl-C; q again: at once")
+                self._say(
+                    "leaves, as by Ctrl-C"
+                    if self._view.relays_only
+                    else "leaves, as by `potluck leave` or Ctrl-C; q again: at once"
+                )
                 self._leave()
             case b"?":
                 self._helps = not self._helps

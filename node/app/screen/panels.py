@@ -393,7 +393,8 @@ MOST_ASKING: Final = 6
 
 
 def backbone_panel(view: TrainerView, node: NodeStatus | None) -> Panel | None:
-    """What a peer does that keeps the run: its health, checkpoints, circuits, and who asks."""
+    """What a peer does that keeps a run or only relays: its health, checkpoints, circuits, and who
+    asks."""
     if not view.keeps_only:
         return None
     troubles = view.troubles
@@ -415,13 +416,14 @@ def _backbone(view: TrainerView, node: NodeStatus | None, width: int) -> list[Te
     room, age = width - NAME_CELLS, view.checkpoint_age_seconds
     found = []
     if view.troubles is not None:
-        words = clean("; ".join(view.troubles)) or "new volunteers can join here"
+        well = "others can join here" if view.relays_only else "new volunteers can join here"
+        words = clean("; ".join(view.troubles)) or well
         found.append(line("health", clip(words, room), "bold" if view.troubles else ""))
-    if age is None:
+    if not view.relays_only:
         kept = "no checkpoint is written yet: the first follows the volunteers' steps"
-    else:
-        kept = f"step {count(view.checkpoint_step)}, written {time_span(age)} ago"
-    found.append(line("kept", clip(kept, room)))
+        if age is not None:
+            kept = f"step {count(view.checkpoint_step)}, written {time_span(age)} ago"
+        found.append(line("kept", clip(kept, room)))
     if node is None:
         return found
     if node.relay is not None:

@@ -42,6 +42,7 @@ _STYLES: Final = {
     TrainerPhase.TRAINING: _WELL,
     TrainerPhase.KEEPING: _WELL,
     TrainerPhase.SERVING: _WELL,
+    TrainerPhase.RELAYING: _WELL,
     TrainerPhase.AVERAGING: "black on cyan",
     TrainerPhase.COMPLETE: _WELL,
     TrainerPhase.LEFT: _WELL,
@@ -87,7 +88,19 @@ KEYS: Final = (
 )
 """Each key with its short name, what it does, and the command that does the same."""
 
+KEYS_OF_RELAYS: Final = (
+    ("q", "leave", "leave at once", "Ctrl-C"),
+    ("tab", "panels", "one panel after another in the whole room", "potluck status"),
+    ("?", "help", "show this, or what was here before", "potluck backbone --help"),
+)
+"""A node that only relays computes nothing that could be paused, and has no round to finish."""
+
 _WITHOUT_KEYS: Final = ("Ctrl-C leaves", "in another terminal: potluck status, peers, pause, leave")
+_WITHOUT_KEYS_OF_RELAYS: Final = ("Ctrl-C leaves", "in another terminal: potluck status, doctor")
+
+
+def keys_of(view: TrainerView) -> tuple[tuple[str, str, str, str], ...]:
+    return KEYS_OF_RELAYS if view.relays_only else KEYS
 
 
 def frame(scene: Scene, width: int, height: int, look: Look) -> list[Painted]:
@@ -212,7 +225,7 @@ def _body(scene: Scene, width: int, height: int) -> Lines:
     scene = _worth_saying(scene)
     panels, framed = panels_of(scene), height >= FRAMED_FROM
     if scene.helps:
-        return stacked([_help()], width, height, framed=framed)
+        return stacked([_help(scene.view)], width, height, framed=framed)
     for one in (*panels, *_said(scene.said)):
         if one.name == scene.chosen:
             return stacked([one], width, height, framed=framed)
@@ -260,10 +273,10 @@ def _in_full(text: str, width: int) -> list[str]:
     return [part for one in folds for part in chop_cells(one, max(width, 2)) or [""]]
 
 
-def _help() -> Panel:
+def _help(view: TrainerView) -> Panel:
     def lines(width: int, _height: int) -> Lines:
         found = []
-        for key, _, does, command in KEYS:
+        for key, _, does, command in keys_of(view):
             row = Text().append(f" {key:<5}", "bold").append(does)
             room = width - row.cell_len - 2
             if len(command) <= room:
@@ -293,9 +306,10 @@ def _foot(scene: Scene, room: int) -> Text:
         return Text(clip(clean(scene.note), room), "bold")
     if scene.view.phase in (TrainerPhase.LEAVING, *ENDED) or not scene.keys:
         is_over = scene.view.phase in (TrainerPhase.LEAVING, *ENDED)
-        return Text("" if is_over else fit(_WITHOUT_KEYS, room), "dim")
+        words = _WITHOUT_KEYS_OF_RELAYS if scene.view.relays_only else _WITHOUT_KEYS
+        return Text("" if is_over else fit(words, room), "dim")
     line = Text()
-    for key, name, _, _ in KEYS:
+    for key, name, _, _ in keys_of(scene.view):
         if line.cell_len + len(key) + len(name) + 4 > room:
             break
         line.append(f" {key} ", "reverse").append(f" {name}  ")

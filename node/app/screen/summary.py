@@ -1,7 +1,8 @@
 """What stays on the terminal after the end of a session: how it ended, what can be done now, where
 the run stood, what this peer gave, and the last warnings. Pure.
 
-It is empty for a session without any contribution or failure. A second Ctrl-C ends everything in
+It is empty for a session without any contribution or failure. A node that only relays has given
+its traffic. A second Ctrl-C ends everything in
 the middle of leaving; then only the summary shows what the session gave.
 """
 
@@ -23,6 +24,7 @@ from node.app.screen.panels import (
     given_words,
 )
 from node.app.screen.picture import placed, room_of, state_lines, title
+from node.core.caps.units import in_words
 from node.core.training_view import ENDED, TrainerPhase, TrainerView
 
 WARNINGS_KEPT: Final = 3
@@ -44,7 +46,8 @@ def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
     given = view.contribution
     gave = bool(given.steps or given.alone_steps or given.lost_samples)
     failed = view.phase in (TrainerPhase.REFUSED, TrainerPhase.FAILED)
-    if not (gave or failed or warnings or (view.phase is TrainerPhase.LEFT and view.epoch)):
+    was_there = view.phase is TrainerPhase.LEFT and (view.epoch or view.relays_only)
+    if not (gave or failed or warnings or was_there):
         return []
     room = room_of(width)
     says, to_do = state_lines(view, room, LINES_TO_BE_READ, LINES_TO_BE_READ)
@@ -52,7 +55,9 @@ def summary(scene: Scene, clock: str, width: int, height: int) -> list[Text]:
     lines: Lines = [title(view, room, since), *says, *to_do]
     stays = len(lines)
     warned = [line for one in warnings for line in event_lines(one, room, LINES_OF_ONE)]
-    if gave or view.epoch:
+    if view.relays_only:
+        lines += _relayed(scene, room)
+    elif gave or view.epoch:
         step, *others = _figures(view, room)
         free = height - len(lines) - 1 - len(others) - len(warned)
         has_chart = len(view.losses) > 1 and free >= CHART_LINES
@@ -73,10 +78,25 @@ def _figures(view: TrainerView, room: int) -> Lines:
         words = given_words(view)
         if words:
             found.append(_named("given", words, room, " · "))
-    if view.traffic.sent_bytes or view.traffic.received_bytes:
-        up, down = carried_words(view.traffic)
-        found.append(_named("traffic", (up, f"{down} in all"), room, "   "))
-    return found
+    return [*found, *_traffic(view, room)]
+
+
+def _relayed(scene: Scene, room: int) -> Lines:
+    """What a node did that only relays."""
+    relay = None if scene.node is None else scene.node.relay
+    found = []
+    if relay is not None:
+        made = "1 circuit" if relay.circuits_made == 1 else f"{count(relay.circuits_made)} circuits"
+        words = (made, in_words(relay.carried_bytes))
+        found.append(_named("relayed", words, room, " · "))
+    return [*found, *_traffic(scene.view, room)]
+
+
+def _traffic(view: TrainerView, room: int) -> Lines:
+    if not (view.traffic.sent_bytes or view.traffic.received_bytes):
+        return []
+    up, down = carried_words(view.traffic)
+    return [_named("traffic", (up, f"{down} in all"), room, "   ")]
 
 
 def _named(name: str, words: tuple[str, ...], room: int, between: str) -> Text:

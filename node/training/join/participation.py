@@ -284,8 +284,8 @@ async def _train(
                 own = None if experts.host is None else experts.host.runtime
                 options = replace(options, experts=experts.directory, own_experts=own)
             return await _train_samples(node, part, session, prepared, prepared.ready, options)
+        from node.core.traffic_meter import TrafficMeter
         from node.training.serving import serve_until_left
-        from node.training.watched import TrafficMeter
 
         caps = watched.caps
         meter = TrafficMeter(caps.upload_bytes_per_second, caps.download_bytes_per_second)
