@@ -63,6 +63,7 @@ class RunPeerView(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     said_name: str = ""
     role: str = ""  # trains or auxiliary; "" if it does not say
+    device: str = ""  # what computes its samples, as it says: cpu, cuda, mps; cleaned
     keeps: bool = False  # whether it keeps the run's checkpoints
     reach: str = "none"  # none, direct, punched or relayed
     epoch: int | None = None

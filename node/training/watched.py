@@ -140,6 +140,7 @@ def peer_view(
         view,
         said_name=cleaned(slot.name),
         role=slot.role,
+        device=cleaned(slot.device),
         keeps=slot.keeps,
         epoch=slot.epoch,
         samples=slot.samples,

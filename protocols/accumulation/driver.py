@@ -99,10 +99,14 @@ class Driver:
         description: TrainingDescription,
         batch: int = 0,
         batch_seconds: float = 0.0,
+        device: str = "",
     ) -> None:
-        """`batch`, `batch_seconds`: the samples of the first batch and its duration, if known."""
+        """`batch`, `batch_seconds`: the samples of the first batch and its duration, if known.
+        `device`: what computes them, for others to read."""
         self._description, signature = description, description.digest
-        self.standing = Standing(bridge, steps, mode, history=history, signature=signature)
+        self.standing = Standing(
+            bridge, steps, mode, history=history, signature=signature, device=device
+        )
         self.standing.is_to_compute(batch, batch_seconds)
         kept = None if bridge.keeper is None else bridge.keeper.newest()
         if kept is not None:

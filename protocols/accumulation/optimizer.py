@@ -236,6 +236,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             description=description,
             batch=batch,
             batch_seconds=batch_seconds,
+            device=self._parameters.device.type,
         )
         self._driver.enter()
         self._show_inner()

@@ -40,6 +40,7 @@ SIGNATURE_BYTES: Final = 16
 STATE_DIGEST_BYTES: Final = 32
 LONGEST_TORCH = 32  # characters of a version such as 2.13.0+cu130
 LONGEST_NAME = 24  # characters; four bytes each at most
+LONGEST_DEVICE = 8  # characters of what torch calls it
 SLOT_LIMIT_BYTES = 320  # some 150 are used, and a hundred more with the longest name
 MOST_PEERS = 1024  # of one run, as many as one group of averaging may have
 
@@ -88,6 +89,8 @@ class ProgressSlot(Message, frozen=True):
       results that it keeps lead on from there to its own epoch and history.
     - `step_peers`: how many peers were in the step that made its state; 0 if it does not know.
     - `uplink`: the class of its link; the fastest of a cohort is its head (moshpit/cohorts.py).
+    - `device`: what computes its samples, as torch calls it (cpu, cuda, mps), for people to read;
+      empty if nothing does. Clean it before you show it.
     - `came_seconds`: if it was not in the round that began this epoch, how long after that round it
       came; negative if it was in it. It does not change within an epoch.
     """
@@ -121,6 +124,7 @@ class ProgressSlot(Message, frozen=True):
     step_peers: Annotated[int, Meta(ge=0, le=MOST_COHORTS * LARGEST_GROUP)] = 0
     earlier_digest: Annotated[bytes, Meta(max_length=STATE_DIGEST_BYTES)] = b""
     uplink: Annotated[int, Meta(ge=0, le=LARGEST_UPLINK)] = 0
+    device: Annotated[str, Meta(max_length=LONGEST_DEVICE)] = ""
 
     @property
     def was_in_round(self) -> bool:

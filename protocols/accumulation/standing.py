@@ -56,6 +56,7 @@ from protocols.accumulation.lifecycle import (
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.progress_slot import (
     LARGEST_SAMPLES,
+    LONGEST_DEVICE,
     LONGEST_SECONDS,
     LONGEST_TORCH,
     ProgressSlot,
@@ -103,10 +104,18 @@ class Standing:
     takes the samples.)"""
 
     def __init__(
-        self, bridge: Bridge, steps: Steps, mode: Mode, *, history: bytes, signature: bytes
+        self,
+        bridge: Bridge,
+        steps: Steps,
+        mode: Mode,
+        *,
+        history: bytes,
+        signature: bytes,
+        device: str = "",
     ) -> None:
         self._bridge, self._steps, self._mode = bridge, steps, mode
         self._signature = signature
+        self._device = "" if mode.auxiliary else device[:LONGEST_DEVICE]
         self._lifecycle = Lifecycle(mode, epoch=0, history=history)
         self._telling = threading.Lock()
         self._round: OwnRound | None = None
@@ -305,6 +314,7 @@ class Standing:
             under_way=0.0 if self._computes else -1.0,
             beside=life.samples if is_averaging else 0,
             leaves=self._leaves,
+            device=self._device,
         )
 
 

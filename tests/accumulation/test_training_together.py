@@ -355,6 +355,22 @@ def test_a_peer_says_in_its_slot_that_it_is_a_client_and_how_fast_its_link_is() 
     trio.run(main)
 
 
+@pytest.mark.slow
+def test_a_peer_says_in_its_slot_what_computes_its_samples() -> None:
+    def train(bridge: Bridge, number: int) -> None:
+        optimizer_of(model_of(), bridge, auxiliary=number == 1)
+        wait_for_company(bridge, 1)
+
+    async def main() -> None:
+        async with training_world() as world:
+            peers = [await world.peer("trains", SMALL), await world.peer("helps", SMALL)]
+            await world.train(peers, train)
+            slots = await peers[0].slots()
+            assert [slots[one.peer].device for one in peers] == ["cpu", ""]
+
+    trio.run(main)
+
+
 async def three(world: TrainingWorld) -> list[Tensor]:
     """Two peers train, and one helps without data."""
 

@@ -84,13 +84,15 @@ async def test_a_peers_name_is_shown_and_cannot_look_like_our_own_words(
     columns: int,
 ) -> None:
     on_a_terminal(monkeypatch, columns)
-    view = TrainerView(run="poem", peers=(EVE, RunPeerView(peer=PEER, name="code:ann")))
+    ann = RunPeerView(peer=PEER, name="code:ann", role="trains", device="cuda")
+    view = TrainerView(run="poem", peers=(EVE, ann))
     code, text = await said(tmp_path, capsys, "peers", **{VIEW_KEY: view})
     assert code == 0
     assert "\x1b" not in text
     assert "\u202e" not in text
     lines = text.splitlines()
     assert f"code:ann, {PEER}" in lines
+    assert any("trains on cuda" in line for line in lines)
     assert all(len(line) <= columns for line in lines)
     assert not any(line.strip().endswith("eve") for line in lines), "it has broken a line"
 

@@ -60,6 +60,8 @@ async def test_every_view_is_drawn_at_every_size_without_a_complaint(
         assert tab.troubles == []
         assert [one.removeprefix(url).split("?")[0] for one in tab.requests] == ["/", "/events"]
         assert [text(tab, "board").count(one) for one in ("5 of 5", "4 of 5")] == [5, 1]
+        assert "limited by computing: 1.9" in text(tab, "rate-more")
+        assert [text(tab, "people").count(one) for one in ("cuda", "mps", "cpu")] == [3, 1, 1]
 
     await seen(PageScene(peers=6), look)
 

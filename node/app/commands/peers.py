@@ -62,7 +62,8 @@ def _facts(peer: dict[str, Any]) -> Iterator[str]:
 
     does = role_words(peer["role"], keeps=peer["keeps"])
     if does:
-        yield f"{does} the checkpoints" if peer["keeps"] else does
+        on = f" on {peer['device']}" if peer.get("device") else ""  # an older node says none
+        yield f"{does} the checkpoints" if peer["keeps"] else f"{does}{on}"
     trip = "" if peer["round_trip_ms"] is None else f", {peer['round_trip_ms']:.1f} ms away"
     yield ("no link to it now" if peer["reach"] == "none" else peer["reach"]) + trip
     if peer["epoch"] is not None:

@@ -138,7 +138,7 @@
     bar("batch-bar", filled);
     say("rate", short(run.rate));
     const both = (run.accumulating || 0) + (run.averaging || 0);
-    say("rate-more", both ? `last step: ${span(run.accumulating)} of computing, ${span(run.averaging)} of averaging` : "");
+    say("rate-more", both ? `limited by ${run.accumulating >= run.averaging ? "computing" : "averaging"}: ${span(run.accumulating)} of computing and ${span(run.averaging)} of averaging in the last step` : "");
     bar("computing", both ? run.accumulating / both : 0);
     bar("averaging", both ? run.averaging / both : 0);
     const isOver = run.steps && run.step >= run.steps;

@@ -201,7 +201,7 @@ def _person(
         "who": who,
         "role": "keeps" if one.keeps else one.role,
         "reach": one.reach,
-        "device": "",
+        "device": one.device,
         "here": None if stay is None else round(now - stay.since),
         "rate": _number(one.samples_per_second, 1),
         "hour": hour,

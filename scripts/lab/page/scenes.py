@@ -105,6 +105,7 @@ class PageScene:
             name=names[number % len(names)] if self.hostile else "",
             said_name=names[number % len(names)],
             role="auxiliary" if number % 9 == 8 else "trains",
+            device=("" if number % 9 == 8 else ("cpu", "cuda", "cuda", "mps")[number % 4]),
             reach=("direct", "punched", "relayed", "none")[number % 4],
             epoch=self.steps,
             samples=40 * number,
