@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DEVELOPMENT = "# --- development"
+DEVELOPMENT, LIBRARIES = "# --- development", "# --- libraries"
 
 # The departures that constraints.txt states itself: see its head.
 KNOWN_DEPARTURES = {("libp2p", "fastecdsa")}
@@ -23,10 +23,13 @@ LEFT_TO_TORCH = re.compile(r"^(nvidia-.*|cuda-.*|triton)$")
 def pins(section: str) -> dict[str, str]:
     """The packages that a section of constraints.txt pins on this platform."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    run, found, development = text.partition(DEVELOPMENT)
+    run, found, further = text.partition(DEVELOPMENT)
+    development, found_too, libraries = further.partition(LIBRARIES)
     assert found
+    assert found_too
+    sections = {"run": run, "development": development, "libraries": libraries}
     pinned = {}
-    for line in {"run": run, "development": development}[section].splitlines():
+    for line in sections[section].splitlines():
         if not line.startswith("#") and "==" in line:
             wanted = Requirement(line)
             if wanted.marker is None or wanted.marker.evaluate():
@@ -72,6 +75,16 @@ def test_exactly_the_packages_that_potluck_needs_are_pinned() -> None:
 @pytest.mark.slow
 def test_exactly_the_further_packages_that_the_tests_need_are_pinned() -> None:
     assert set(pins("development")) == closure({"development"}) - closure(set()) - BUILD_BACKEND
+
+
+@pytest.mark.slow
+def test_exactly_the_further_packages_of_the_large_libraries_are_pinned() -> None:
+    """Their metadata is only there where they are installed."""
+    installed = {canonicalize_name(one.metadata["Name"]) for one in distributions()}
+    if not set(pins("libraries")) <= installed:
+        pytest.skip("not installed: scripts/environment libraries")
+    smaller = closure({"development"}) | closure(set()) | BUILD_BACKEND
+    assert set(pins("libraries")) == closure({"libraries"}) - smaller
 
 
 def test_installed_versions_are_the_pinned_ones() -> None:

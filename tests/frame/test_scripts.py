@@ -97,6 +97,17 @@ def test_development_serves_for_both_and_run_does_not(made: Checkout) -> None:
 
 
 @pytest.mark.slow
+def test_the_large_libraries_serve_for_all_and_development_does_not(made: Checkout) -> None:
+    made.run("scripts/environment", "development")
+    made.asked_of_pip()
+    made.run("scripts/environment", "libraries")
+    assert made.asked_of_pip()
+    for kind in ("run", "development", "libraries"):
+        made.run("scripts/environment", kind)
+    assert made.asked_of_pip() == []
+
+
+@pytest.mark.slow
 def test_an_environment_for_running_has_no_development_packages(checkout: Checkout) -> None:
     kept = checkout.folder / "kept"
     spy = checkout.python.read_text().replace(
@@ -108,6 +119,9 @@ def test_an_environment_for_running_has_no_development_packages(checkout: Checko
     assert "pytest==" not in kept.read_text()
     checkout.run("scripts/environment", "development")
     assert "pytest==" in kept.read_text()
+    assert "wandb==" not in kept.read_text()
+    checkout.run("scripts/environment", "libraries")
+    assert "wandb==" in kept.read_text()
 
 
 @pytest.mark.slow
@@ -305,7 +319,7 @@ WORKERS, TWO_WORKERS = (f"--numprocesses={number} --dist=loadgroup" for number i
 @pytest.fixture
 def tools(made: Checkout) -> Checkout:
     """A checkout whose tools only write down how they were called."""
-    made.run("scripts/environment", "development")
+    made.run("scripts/environment", "libraries")
     for name in ("ruff", "mypy"):
         tool = made.venv / "bin" / name
         tool.write_text(f'#!/bin/sh\necho {name} "$*" >>"$JOURNAL"\n[ "$FAILS" != "{name} $1" ]\n')
