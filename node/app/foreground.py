@@ -80,6 +80,7 @@ def train_in_foreground(
             again=again,
         )
         session.run = part.run
+        session.lets_write = display.draws
         sessions.append(session)
         session.entered()
         session.departure.watch(lambda: _bound_the_end(session.departure.error))

@@ -186,5 +186,6 @@ class TrainerView(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_step: int = 0
     checkpoint_age_seconds: float | None = None  # None before the first one of this session
     troubles: tuple[str, ...] | None = None  # of a backbone peer, as in /healthz; None for others
+    writes: str = ""  # a text by the model, for a screen; untrusted, as the data of the run is
     last_event: str = ""  # in words
     last_event_at: float = 0.0  # seconds since 1970

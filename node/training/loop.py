@@ -43,6 +43,7 @@ from node.core.caps.memory import MemoryUsedUp
 from node.run.out_of_memory import is_out_of_memory
 from node.training.batch_size import BatchSize, PassClock
 from node.training.departure import ROUND_PATIENCE_SECONDS
+from node.training.excerpt import excerpt_of
 from node.training.happenings import (
     Began,
     ExpertsBack,
@@ -190,6 +191,7 @@ class Loop:
         self._position_file = position_file
         self._experts_of = experts_of
         self._missing = _MissingExperts(session)
+        self._excerpt = excerpt_of(task) if session.lets_write else None
         self._batches: TrainingBatches | None = None
         self._position_kept = time.monotonic()
 
@@ -255,6 +257,7 @@ class Loop:
         while self._goes_on(optimizer):
             if self._session.gate.is_open:
                 optimizer.assist(epochs=1, seconds=GATE_SECONDS)
+                self._write_on()
             else:
                 self._rest(optimizer)
         if self._is_complete(optimizer):
@@ -293,6 +296,11 @@ class Loop:
             self._batch_size.took(seconds)
         tell_trouble(self._task, self._session)
         optimizer.step(samples=samples, loss=loss)
+        self._write_on()
+
+    def _write_on(self) -> None:
+        if self._excerpt is not None:
+            self._session.writes = self._excerpt.after_a_batch()
 
     def _computed(self, optimizer: CollaborativeOptimizer, batch: Any) -> Tensor | float | None:
         """The loss, with its gradients computed (on a GPU: launched); None if memory has no room

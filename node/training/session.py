@@ -114,6 +114,10 @@ class TrainingSession:
         """Adds up the records that are here, once this peer keeps some."""
         self.take_served_rows: Callable[[], Mapping[PeerId, int]] = dict
         """The rows that each server of experts has computed for this peer since the last call."""
+        self.lets_write = False
+        """Whether the model is to write a text between batches (excerpt.py), for a screen."""
+        self.writes = ""
+        """That text; the training thread sets it."""
         self.lines: deque[tuple[float, str]] = deque(maxlen=LINES_KEPT)
         self.lines_told = 0
         self.left: Left | None = None
@@ -257,6 +261,7 @@ class TrainingSession:
             if saved is None
             else round(time.monotonic() - self._checkpoint_at, 1),
             troubles=self.troubles,
+            writes=self.writes,
             last_event=self._last_event,
             last_event_at=self._last_event_at,
         )

@@ -90,6 +90,7 @@ TRAINING = TrainerView(
     threads=2,
     micro_batch=32,
     memory_bytes=478_000_000,
+    writes="And all the night the water ran\n  beside the mill, and the tome\nof his the sing",
 )
 
 EVENTS = (

@@ -307,6 +307,25 @@ def test_a_wide_terminal_has_two_columns() -> None:
     )
 
 
+def test_what_the_model_writes_is_shown_in_its_own_lines() -> None:
+    shown = "\n".join(text(STATES["training"], 80, 40))
+    assert "─ it writes ─" in shown
+    assert "│ And all the night the water ran" in shown
+    assert "│   beside the mill, and the tome" in shown
+    assert "it writes" not in "\n".join(text(STATES["training"], 80, 24)), "there is no room"
+    assert "night" in "\n".join(text(replace(STATES["training"], chosen="it writes"), 60, 15))
+    nothing = changed(STATES["training"].view, writes=" \n\n")
+    assert "it writes" not in "\n".join(text(Scene(nothing), 80, 40))
+
+
+def test_a_model_cannot_write_commands_for_the_terminal() -> None:
+    for words in HOSTILE:
+        view = changed(STATES["training"].view, writes=f"{words}\n   {words}")
+        lines = text(replace(STATES["training"], view=view, chosen="it writes"), 80, 24)
+        assert len(lines) == 24
+        assert all(line.isprintable() and len(line) <= 80 for line in lines)
+
+
 def test_a_backbone_shows_what_a_backbone_does() -> None:
     scene = STATES["keeping"]
     scene = replace(scene, view=changed(scene.view, troubles=()), node=BACKBONE)

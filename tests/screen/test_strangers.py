@@ -62,7 +62,7 @@ def test_nothing_that_is_said_leaves_its_place(
     )
     view = changed(TRAINING, phase=phase, run=said, person=said, doing=said, advice=said)
     view = changed(view, device=said, checkpoint=said, peer=said, peers=(peer,) * 3)
-    view = changed(view, troubles=(said,), keeps_only=keeps)
+    view = changed(view, troubles=(said,), keeps_only=keeps, writes=said)
     status = NodeStatus(links=(LinkStatus(peer=said, reach=said),))
     events = (SceneEvent("21:00:00", said, warns=True),) * 3
     scene = Scene(view, events, node=status, said=(said,), note=said)

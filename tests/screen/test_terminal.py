@@ -291,7 +291,8 @@ async def test_tab_goes_through_all_panels_and_back_to_them_together(pseudo: Pse
         screen.printed("an invite")
         screen.show(TRAINING)
         await pseudo.until("─ peers")
-        for name in ("loss", "batch", "peers", "this machine", "events", "printed"):
+        names = ("loss", "batch", "peers", "this machine", "it writes", "events", "printed")
+        for name in names:
             pseudo.type(b"\t")
             await until(lambda name=name: _panels(pseudo) == [name], PATIENCE_SECONDS)
             if name == "peers":  # another panel comes, before this one

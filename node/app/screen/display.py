@@ -67,8 +67,11 @@ class PlainView:
 
 
 class Display(Protocol):
+    """`draws`: it shows the state itself, and not only events."""
+
     lines: LineQueue
     shown: Shown
+    draws: bool
 
     async def run(self) -> None:
         """Show until finished; frames until cancelled."""
@@ -105,6 +108,8 @@ def display_for(output: Output) -> Iterator[Display]:
 class LineDisplay:
     """A terminal with --plain gets lines broken between words; a pipe or a program, whole lines."""
 
+    draws = False
+
     def __init__(self, output: Output) -> None:
         self.lines = LineQueue(output, None if output.json else write_folded)
         self.shown: Shown = PlainView(self.lines)
@@ -134,6 +139,8 @@ def write_folded(descriptor: int, line: str) -> None:
 class ScreenDisplay:
     """Printed text stays on the normal screen. A log line is an event, and also goes to stderr if
     that is a file."""
+
+    draws = True
 
     def __init__(self, output: Output, terminal: Terminal, stderr: int = STDERR) -> None:
         self._terminal = terminal

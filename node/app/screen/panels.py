@@ -34,6 +34,9 @@ MINE_STYLE, OTHERS_STYLE = "green", "bright_blue"
 CURVE_STYLE: Final = "cyan"
 NAME_CELLS: Final = 10
 BAR_FROM, BAR_MOST = 4, 96  # columns
+LONGEST_TEXT: Final = 400  # characters
+TEXT: Final = "it writes"  # the name of the panel with what the model writes
+TEXT_LINES: Final = 6
 READABLE: Final = 140
 """Columns: a wider line of words is no easier to read."""
 
@@ -81,6 +84,7 @@ def panels_of(scene: Scene) -> list[Panel]:
         backbone_panel(view, scene.node),
         peers_panel(view),
         machine_panel(scene),
+        text_panel(view),
         events_panel(scene),
     ]
     return [one for one in found if one is not None]
@@ -182,6 +186,27 @@ def given_words(view: TrainerView) -> tuple[str, ...]:
     nothing = "" if accepted or alone else "no samples are accepted yet: that comes with a step"
     lost = f"{count(given.lost_samples)} in none" if given.lost_samples else ""
     return (nothing, accepted, share, alone, lost)
+
+
+# -- what the model writes
+
+
+def text_panel(view: TrainerView) -> Panel | None:
+    written = view.writes
+    if not written.strip():
+        return None
+    return Panel(TEXT, "", lambda *room: _text(written, *room), 1, TEXT_LINES, priority=8)
+
+
+def _text(written: str, width: int, height: int) -> list[Text]:
+    """The text in its own lines, without empty ones."""
+    width = min(width, READABLE)
+    found: list[Text] = []
+    for row in written[:LONGEST_TEXT].split("\n"):
+        indent = " " * min(len(row) - len(row.lstrip(" ")), width // 4)
+        lines = wrap(clean(row), width - len(indent), height)
+        found += [Text(clip(indent + one, width)) for one in lines]
+    return found[:height]
 
 
 # -- peers

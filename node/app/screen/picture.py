@@ -27,6 +27,7 @@ from node.app.screen.panels import (
     FREE,
     MINE,
     READABLE,
+    TEXT,
     Scene,
     panels_of,
 )
@@ -71,6 +72,7 @@ MARGIN_FROM: Final = 40
 TWO_COLUMNS_FROM: Final = 100
 GAP: Final = 1  # columns between the two
 FRAMED_FROM: Final = 24  # lines
+TEXT_FROM: Final = 30  # lines: below, what the model writes has room only by itself (tab)
 LEFT_SHARE: Final = 0.55  # of the columns: the curve and the batch
 BELOW: Final = ("events",)  # over both columns
 RIGHT: Final = ("backbone", "experts", "peers", "this machine")
@@ -229,6 +231,8 @@ def _body(scene: Scene, width: int, height: int) -> Lines:
     for one in (*panels, *_said(scene.said)):
         if one.name == scene.chosen:
             return stacked([one], width, height, framed=framed)
+    if height < TEXT_FROM:
+        panels = [one for one in panels if one.name != TEXT]
     if width < TWO_COLUMNS_FROM:
         return stacked(panels, width, height, framed=framed)
     right = [one for one in panels if one.name in RIGHT]
