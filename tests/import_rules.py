@@ -57,11 +57,13 @@ INSIDE = {
     "node.training": (
         "account",
         "departure",
+        "excerpt",
         "loop",
         "loss_curve",
         "network_watch",
         "owners_pause",
         "phases",
+        "thinned",
         "trainer",
         "watched",
     ),

@@ -5,9 +5,9 @@
     history.look(session.view().peers)             # every few seconds
     history.curve.points, history.stays, history.events
 
-A curve has one point for each of the newest `RECENT_STEPS` steps. Older ones are means of `width`
-steps in a row; if there are more than `OLD_POINTS` of them, the width doubles. So the curve reaches
-back to the first step, and the newest steps are all there.
+A curve has one point for each of the newest `RECENT_STEPS` steps. Older ones are means of some
+steps in a row, at most `OLD_POINTS` of them (thinned.py). So the curve reaches back to the first
+step, and the newest steps are all there.
 
 Promises: nothing grows with the length of the run or the number of strangers. A value that is not a
 finite number is left out. Times are seconds of the run's own clock, which never goes back: in one
@@ -40,6 +40,7 @@ from node.training.happenings import (
     Resumed,
     RunComplete,
 )
+from node.training.thinned import Thinned
 from node.training.words import words_of
 from protocols.accumulation.events import (
     CaughtUp,
@@ -151,12 +152,11 @@ NOTHING_KEPT: Final = Beside()
 
 class Curve:
     """Invariant: the points are in the order of their steps; the last `RECENT_STEPS` steps have one
-    each, and there are at most `OLD_POINTS` others, one for `width` steps each."""
+    each, and there are at most `OLD_POINTS` others (thinned.py)."""
 
     def __init__(self, points: Iterable[Point] = ()) -> None:
-        self._old: list[Point] = []
+        self._old = Thinned(OLD_POINTS, together)
         self._recent: deque[Point] = deque()
-        self.width = 1
         for one in points:
             self.add(one)
 
@@ -166,32 +166,16 @@ class Curve:
 
     @property
     def last(self) -> Point | None:
-        return self._recent[-1] if self._recent else self._old[-1] if self._old else None
+        return self._recent[-1] if self._recent else self._old.last
 
     def add(self, point: Point) -> None:
         while self._recent and self._recent[-1].step >= point.step:
             self._recent.pop()
         if not self._recent:
-            while self._old and self._old[-1].step >= point.step:
-                self._old.pop()
+            self._old.drop_from(point.step)
         self._recent.append(point)
         if len(self._recent) > RECENT_STEPS:
-            self._grow_old(self._recent.popleft())
-
-    def _grow_old(self, point: Point) -> None:
-        self._merge(point)
-        while len(self._old) > OLD_POINTS:
-            self.width *= 2
-            points, self._old = self._old, []
-            for one in points:
-                self._merge(one)
-
-    def _merge(self, new: Point) -> None:
-        last = self._old[-1] if self._old else None
-        if last is None or (last.step - 1) // self.width != (new.step - 1) // self.width:
-            self._old.append(new)
-        else:
-            self._old[-1] = together(last, new)
+            self._old.add(self._recent.popleft())
 
 
 def together(first: Point, second: Point) -> Point:

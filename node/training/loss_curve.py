@@ -4,8 +4,8 @@
     curve.note(312, 2.07)           # the run's loss in its 312th step
     curve.points                    # ((1, 5.49), ..., (312, 2.07)), at most LOSSES_KEPT of them
 
-Each point is the mean of `width` steps in a row. When there are too many, the width doubles and
-neighbours are merged, so the curve always reaches back to the first known step.
+Each point is the mean of some steps in a row, so the curve always reaches back to the first known
+step (thinned.py). The page has a history of its own (history.py), with more than the loss.
 
 A run may go back to a checkpoint and make a step again. Then the later points are dropped.
 """
@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 
 from node.core.training_view import LOSSES_KEPT
+from node.training.thinned import Thinned
 
 LARGEST_FILE_BYTES = 128 << 10  # LOSSES_KEPT points take some 20 KB
 LARGEST_STEP = 1 << 40
@@ -28,7 +29,7 @@ LARGEST_STEP = 1 << 40
 Step = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
 
 
-class _Point(msgspec.Struct, array_like=True):
+class _Point(msgspec.Struct, frozen=True, array_like=True):
     """The mean loss of `count` steps, the last of which is `step`."""
 
     step: Step
@@ -42,12 +43,17 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
     points: Annotated[list[_Point], msgspec.Meta(max_length=LOSSES_KEPT)]
 
 
-class LossCurve:
-    """Invariant: the points are in the order of their steps, at most one for `_width` steps."""
+def _together(first: _Point, second: _Point) -> _Point:
+    count = first.count + second.count
+    loss = first.loss + (second.loss - first.loss) * second.count / count
+    return _Point(second.step, loss, count)
 
-    def __init__(self) -> None:
-        self._width = 1
-        self._points: list[_Point] = []
+
+class LossCurve:
+    """The points are in the order of their steps."""
+
+    def __init__(self, width: int = 1) -> None:
+        self._points = Thinned(LOSSES_KEPT, _together, width=width)
 
     @property
     def points(self) -> tuple[tuple[int, float], ...]:
@@ -56,35 +62,19 @@ class LossCurve:
     def note(self, step: int, loss: float) -> None:
         if not math.isfinite(loss):
             return
-        while self._points and self._points[-1].step >= step:
-            self._points.pop()
-        self._add(_Point(step, loss, 1))
-        while len(self._points) > LOSSES_KEPT:
-            self._width *= 2
-            points, self._points = self._points, []
-            for one in points:
-                self._add(one)
-
-    def _add(self, new: _Point) -> None:
-        last = self._points[-1] if self._points else None
-        if last is None or (last.step - 1) // self._width != (new.step - 1) // self._width:
-            self._points.append(new)
-            return
-        count = last.count + new.count
-        last.loss += (new.loss - last.loss) * new.count / count
-        last.step, last.count = new.step, count
+        self._points.drop_from(step)
+        self._points.add(_Point(step, loss, 1))
 
     # -- on the disk
 
     def as_bytes(self, run: str) -> bytes:
         """`run`: the run that the curve belongs to."""
-        return msgspec.json.encode(_Kept(run, self._width, self._points))
+        return msgspec.json.encode(_Kept(run, self._points.width, list(self._points)))
 
     @staticmethod
     def read(path: Path, run: str) -> LossCurve:
         """Read a file of `keep`. OSError or ValueError if it cannot be read, or is another
         run's."""
-        curve = LossCurve()
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)
         if len(data) > LARGEST_FILE_BYTES:
@@ -95,7 +85,9 @@ class LossCurve:
         steps = [one.step for one in kept.points]
         if sorted(set(steps)) != steps:
             raise ValueError(f"The steps in {path} are not in order.")
-        curve._width, curve._points = kept.width, kept.points
+        curve = LossCurve(kept.width)
+        for one in kept.points:
+            curve._points.add(one)
         return curve
 
 
