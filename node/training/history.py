@@ -258,6 +258,20 @@ class RunHistory:
             case _:
                 pass
 
+    def begin_with(self, losses: Iterable[tuple[int, float]]) -> None:
+        """The run's curve as this peer knows it from before there was a history: each loss with the
+        last of its steps. When they were made is not known."""
+        if self.curve.last is not None:
+            return
+        before, most = 0, float(self._target())
+        for step, loss in losses:
+            steps = step - before
+            if steps < 1 or not abs(loss) < LARGEST:
+                continue
+            samples, total = min(LARGEST, most * steps), min(LARGEST, most * step)
+            self.curve.add(Point(step, steps, loss, samples, total, 0.0, 0.0, 0))
+            before = step
+
     def look(self, peers: Iterable[RunPeerView]) -> None:
         """Note which peers are there now."""
         now = self.seconds

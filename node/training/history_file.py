@@ -6,6 +6,9 @@
 What is new is written every few seconds and at the end, in a thread. Points of the curve are rows;
 everything else is one small document. A full disk costs the history, not the training.
 
+A page that is served for the first time begins with the losses that the screen's curve has of
+earlier sessions (loss_curve.py).
+
 Promises: bounded as history.py is, and nothing is read from the file that is larger than what is
 written. A file that cannot be ours is moved aside, and the history begins anew (sqlite_file.py).
 Whatever stands in the file, the node starts; a file that somebody else has locked costs no more
@@ -29,6 +32,7 @@ import trio
 from node.core.disk_trouble import disk_trouble
 from node.core.private_file import FOLDER_MODE
 from node.core.sqlite_file import FileKind, NotOurs, open_or_begin_anew
+from node.training.happenings import Began, Happening
 from node.training.history import OLD_POINTS, RECENT_STEPS, Beside, Point, RunHistory
 from node.training.session import TrainingSession
 from protocols.blocking import in_thread
@@ -156,7 +160,14 @@ async def open_history(
     history = RunHistory(
         target=target, clock=clock, wall_clock=wall_clock, points=points, beside=beside
     )
-    session.follow(history.take)
+
+    def take(happening: Happening) -> None:
+        if isinstance(happening, Began):
+            known = session.account.curve.points
+            history.begin_with(one for one in known if one[0] <= happening.epoch)
+        history.take(happening)
+
+    session.follow(take)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_write_on, file, history, session)

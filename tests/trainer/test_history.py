@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from node.core.training_view import RunPeerView
-from node.training.happenings import Notice, Preparing
+from node.training.happenings import Began, Notice, Preparing
 from node.training.history import (
     LONGEST_GAP_SECONDS,
     MOST_EVENTS,
@@ -315,6 +315,25 @@ async def test_a_file_that_cannot_be_read_is_not_written_either(
             session.happened(step(0, 9.0))
     assert "the page shows only this session: disk I/O error" in caplog.text
     assert loaded(path)[0] == before
+
+
+async def test_a_page_that_comes_late_has_the_losses_of_the_sessions_before(tmp_path: Path) -> None:
+    session = TrainingSession(Recorded())
+    for made in range(1, 9):
+        session.account.curve.note(made, 1.0 / made)
+    async with open_history(tmp_path / "a", session, target=lambda: TARGET) as found:
+        session.happened(Began("poem", 6))  # the run was begun anew from a checkpoint
+        assert [(one.step, one.loss) for one in found.curve.points] == [
+            (made, 1.0 / made) for made in range(1, 7)
+        ]
+        assert [one.total for one in found.curve.points] == [100.0 * made for made in range(1, 7)]
+        session.happened(step(6, 0.5))
+        assert found.curve.points[-1].total == 700.0
+    session = TrainingSession(Recorded())
+    session.account.curve.note(1, 9.0)
+    async with open_history(tmp_path / "a", session, target=lambda: TARGET) as found:
+        session.happened(Began("poem", 7))
+        assert found.curve.points[0].loss == 1.0, "its own history counts, once it has one"
 
 
 @contextlib.contextmanager

@@ -445,7 +445,7 @@ def _backbone(view: TrainerView, node: NodeStatus | None, width: int) -> list[Te
         words = clean("; ".join(view.troubles)) or well
         found.append(line("health", clip(words, room), "bold" if view.troubles else ""))
     if not view.relays_only:
-        kept = "no checkpoint is written yet: the first follows the volunteers' steps"
+        kept = "none written since the start: the next one follows the volunteers' steps"
         if age is not None:
             kept = f"step {count(view.checkpoint_step)}, written {time_span(age)} ago"
         found.append(line("kept", clip(kept, room)))
