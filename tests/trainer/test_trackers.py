@@ -28,6 +28,7 @@ from node.app.backbone import PREFIX, BackboneRecord, metrics_text
 from node.app.cli.output import Output
 from node.app.commands import run_start
 from node.app.main import main
+from node.app.page.feed import row
 from node.core.tracker import JSONL, MLFLOW, TENSORBOARD, WANDB, NamedTracker, read_tracker
 from node.core.training_view import TrainerView
 from node.core.wrong_use import WrongUse
@@ -37,6 +38,7 @@ from node.run.signed import SignedDefinition, read_signed, sign_definition
 from node.training import trackers
 from node.training.figures import RunFigures
 from node.training.happenings import Began, Happening, Notice
+from node.training.history import RunHistory
 from node.training.join.participation import Participation, take_part
 from node.training.session import TrainingSession
 from node.training.trackers import TrackerMissing, check_trackers, track
@@ -164,7 +166,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # raised inside the libraries
 @pytest.mark.parametrize("kind", READERS)
-async def test_a_tracker_holds_the_numbers_of_metrics(kind: str, tmp_path: Path) -> None:
+async def test_a_tracker_holds_the_numbers_of_metrics_and_of_the_page(
+    kind: str, tmp_path: Path
+) -> None:
     library = trackers.LIBRARIES.get(kind)
     if library is not None and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed: the extra `{kind}`")
@@ -188,6 +192,12 @@ async def test_a_tracker_holds_the_numbers_of_metrics(kind: str, tmp_path: Path)
                 )
 
         session.follow(scrape)
+        history = RunHistory(
+            target=lambda: DEFINITION.training.step_samples,
+            clock=time.monotonic,
+            wall_clock=time.time,
+        )
+        session.follow(history.take)
         async with track([tracker], session, name="ann"):
             await until(lambda: "RunComplete" in ann.shown.kinds(), PATIENCE_SECONDS)
     notices = [one.words for one in ann.shown.happenings if isinstance(one, Notice)]
@@ -208,6 +218,11 @@ async def test_a_tracker_holds_the_numbers_of_metrics(kind: str, tmp_path: Path)
         assert found[step]["run/peers"] == others + 1
         assert scraped["epoch"] == step
         assert set(found[step]) - {"own/samples_per_second"} == NAMES
+    on_the_page = {step: (loss, total) for step, loss, total, *_ in map(row, history.curve.points)}
+    assert on_the_page == {
+        step: (float(f"{one['train/loss']:.6g}"), one["train/samples"])
+        for step, one in found.items()
+    }
     rates = [found[step]["train/learning_rate"] for step in sorted(found)]
     full = DEFINITION.optimizer["lr"]
     assert rates == pytest.approx([full / 4, full / 2, full * 3 / 4])
