@@ -94,3 +94,20 @@ def test_transformers_counts_the_same_parameters(size: str, whole: int, alone: i
         assert sum(p.numel() for p in AlbertForPreTraining(config).parameters()) == whole
         assert sum(p.numel() for p in AlbertModel(config).parameters()) == alone
     assert sum(p.numel() for p in ours.parameters()) == whole
+
+
+def test_a_runs_tokenizer_beside_the_model_is_read_with_it(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoTokenizer
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    numbers = {one: number for number, one in enumerate([*letters, "li", "ne"])}
+    of_the_run = Tokenizer(models.BPE(numbers, [("l", "i"), ("n", "e")]))
+    of_the_run.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    of_the_run.decoder = decoders.ByteLevel()
+    written(tmp_path, {"name": "gpt", "size": "tiny", "vocabulary": len(numbers)})
+    of_the_run.save(str(tmp_path / "tokenizer.json"))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    text = "a line, and another line"
+    assert theirs(text)["input_ids"] == of_the_run.encode(text).ids
+    assert theirs.decode(of_the_run.encode(text).ids) == text
