@@ -334,12 +334,12 @@ def test_a_request_that_the_end_overtakes_is_answered_and_harms_nobody() -> None
 
 
 @pytest.mark.slow
-def test_a_peer_says_in_its_slot_that_it_is_a_client_and_how_fast_its_link_is() -> None:
+def test_a_peer_says_in_its_slot_that_it_is_a_client_and_how_fast_its_machine_is() -> None:
     """No peer can dial a client, so no peer should ask it for its state. The head of a cohort is
-    the one with the fastest link."""
+    the one with the fastest link. And who brings samples says what computes them."""
 
-    def train(bridge: Bridge, _number: int) -> None:
-        optimizer_of(model_of(), bridge, auxiliary=True)
+    def train(bridge: Bridge, number: int) -> None:
+        optimizer_of(model_of(), bridge, auxiliary=number == 1)
         wait_for_company(bridge, 1)
 
     async def main() -> None:
@@ -351,21 +351,6 @@ def test_a_peer_says_in_its_slot_that_it_is_a_client_and_how_fast_its_link_is() 
             assert [slots[one.peer].client for one in peers] == [False, True]
             assert [slots[one.peer].uplink for one in peers] == [0, 2]
             assert not slots[peers[1].peer].state_digest
-
-    trio.run(main)
-
-
-@pytest.mark.slow
-def test_a_peer_says_in_its_slot_what_computes_its_samples() -> None:
-    def train(bridge: Bridge, number: int) -> None:
-        optimizer_of(model_of(), bridge, auxiliary=number == 1)
-        wait_for_company(bridge, 1)
-
-    async def main() -> None:
-        async with training_world() as world:
-            peers = [await world.peer("trains", SMALL), await world.peer("helps", SMALL)]
-            await world.train(peers, train)
-            slots = await peers[0].slots()
             assert [slots[one.peer].device for one in peers] == ["cpu", ""]
 
     trio.run(main)

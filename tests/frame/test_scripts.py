@@ -88,22 +88,15 @@ def test_it_is_brought_up_to_date_when_what_it_is_made_from_changes(
 
 
 @pytest.mark.slow
-def test_development_serves_for_both_and_run_does_not(made: Checkout) -> None:
+def test_a_larger_environment_serves_for_the_smaller_and_not_the_other_way(made: Checkout) -> None:
     made.run("scripts/environment", "development")
     assert made.asked_of_pip()
     made.run("scripts/environment", "run")
     made.run("scripts/environment", "development")
     assert made.asked_of_pip() == []
-
-
-@pytest.mark.slow
-def test_the_large_libraries_serve_for_all_and_development_does_not(made: Checkout) -> None:
-    made.run("scripts/environment", "development")
-    made.asked_of_pip()
     made.run("scripts/environment", "libraries")
     assert made.asked_of_pip()
-    for kind in ("run", "development", "libraries"):
-        made.run("scripts/environment", kind)
+    made.run("scripts/environment", "development")
     assert made.asked_of_pip() == []
 
 

@@ -96,6 +96,7 @@ def test_transformers_counts_the_same_parameters(size: str, whole: int, alone: i
     assert sum(p.numel() for p in ours.parameters()) == whole
 
 
+@pytest.mark.soak
 def test_a_runs_tokenizer_beside_the_model_is_read_with_it(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoTokenizer

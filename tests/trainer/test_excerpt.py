@@ -11,7 +11,7 @@ from models.gpt import GPT, GPTSettings
 from node.run.building import build_task
 from node.run.definition import read_definition
 from node.training import excerpt
-from node.training.excerpt import LENGTH, SHARE, Excerpt, excerpt_of
+from node.training.excerpt import SHARE, Excerpt, excerpt_of
 from node.training.trainer import TrainerOptions, train_run
 from protocols.testing.world import SimulatedWorld
 from tests.runs.definitions import TEXT, changed, with_line
@@ -19,6 +19,7 @@ from tests.trainer.training_nodes import TrainingNode, training_node
 
 SMALLEST = GPTSettings(context=8, width=16, layers=1, heads=2)
 PASS_SECONDS = 0.25
+LENGTH = 20  # bytes, of a short text
 FIGURES = changed(
     'name = "gpt"\nsize = "tiny"\ncontext = 16\nwidth = 16\nlayers = 1\nheads = 2\n',
     'name = "classifier"\n',
@@ -50,7 +51,8 @@ def test_it_takes_a_hundredth_of_the_time() -> None:
     assert clock.passes == pytest.approx(SHARE * clock.now / PASS_SECONDS, abs=1)
 
 
-def test_a_whole_text_stays_until_the_next_one() -> None:
+def test_a_whole_text_stays_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(excerpt, "LENGTH", LENGTH)
     model = GPT(SMALLEST, 0)
     clock = Clock(model)
     writing, seen = Excerpt(model, clock), list[str]()
