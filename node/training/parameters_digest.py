@@ -16,16 +16,17 @@ from collections.abc import Mapping
 from blake3 import blake3
 from torch import Tensor
 
-from protocols.tensors import raw_bytes
+from protocols.tensors import ByteReader
 
 DIGEST_BYTES = 16  # enough, as nobody searches for two models with one digest
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """The digest of these tensors, whatever their order and their device."""
-    whole = blake3()
+    whole, reader = blake3(), ByteReader()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = tensors[name]
         whole.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        whole.update(raw_bytes(tensor))
+        for part in reader.parts(tensor):
+            whole.update(part)
     return whole.hexdigest(DIGEST_BYTES)

@@ -27,7 +27,7 @@ from protocols.accumulation.signature import LONGEST_OPTIMIZER_NAME
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, as_setting
 from protocols.errors import ProtocolMisuse
-from protocols.tensors import CODECS, raw_bytes
+from protocols.tensors import CODECS, ByteReader
 
 _PARAMETERS = b"potluck initial parameters 1\0"
 
@@ -189,7 +189,8 @@ def _settings(group: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def first_of(steps: Steps, run: str, signature: bytes) -> bytes:
     """The history of a run that begins with these parameters."""
-    parameters = blake3(_PARAMETERS)
+    parameters, reader = blake3(_PARAMETERS), ByteReader()
     for _, one in sorted(steps.shared.everything, key=lambda pair: pair[0]):
-        parameters.update(raw_bytes(one.detach().to("cpu").contiguous().view(-1)))
+        for part in reader.parts(one):
+            parameters.update(part)
     return first_history(run, signature, parameters.digest())

@@ -12,6 +12,7 @@ from protocols.tensors.codecs import (
 )
 from protocols.tensors.gpu import GPUS, gpu_of, is_on_gpu, record
 from protocols.tensors.messages import (
+    ByteReader,
     DtypeName,
     TensorHeader,
     accumulate,
@@ -30,6 +31,7 @@ __all__ = [
     "GPUS",
     "ONE_IN",
     "SERIAL_VALUES",
+    "ByteReader",
     "CodecName",
     "DtypeName",
     "NotFinite",

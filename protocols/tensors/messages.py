@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import torch
 from msgspec import Meta
@@ -39,8 +39,10 @@ from protocols.tensors.codecs import (
     received_over,
     require_finite,
 )
+from protocols.tensors.gpu import is_on_gpu
 
 __all__ = [
+    "ByteReader",
     "NotFinite",
     "TensorHeader",
     "accumulate",
@@ -241,6 +243,33 @@ def raw_bytes(tensor: Tensor) -> memoryview:
         return memoryview(b"")
     array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
     return memoryview(array)
+
+
+STAGED_BYTES: Final = 4 << 20  # a GPU copies them in a fifth of a millisecond
+
+
+class ByteReader:
+    """Reads the bytes of tensors on any device. Those on a GPU come through one buffer, so that the
+    host has no copy of a whole tensor, and allocates nothing for each.
+
+        reader = ByteReader()
+        for part in reader.parts(tensor): digest.update(part)      # valid until the next one
+    """
+
+    def __init__(self) -> None:
+        self._staged: Tensor | None = None
+
+    def parts(self, tensor: Tensor) -> Iterator[memoryview]:
+        there = tensor.detach().contiguous().view(-1)
+        if there.device.type == "cpu":
+            yield raw_bytes(there)
+            return
+        if self._staged is None:
+            pinned = is_on_gpu(there)
+            self._staged = torch.empty(STAGED_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        for part in torch.split(there, STAGED_BYTES // there.element_size()):
+            place = self._staged[: part.nbytes].view(part.dtype)
+            yield raw_bytes(place.copy_(part))
 
 
 def _flat(tensor: Tensor) -> Tensor:
