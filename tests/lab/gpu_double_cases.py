@@ -20,6 +20,7 @@ from node.training.batch_size import PassClock
 from protocols.accumulation.accumulator import Accumulator
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.steps import GradientSteps
+from tests.new_tensors import NewTensors
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="torch has one kind of GPU")
 
@@ -307,3 +308,12 @@ def test_a_model_for_the_double_is_packed_and_takes_what_a_plain_loop_holds(gpu:
     copies = (gpu.max_memory_allocated() - before) / 4 / task.parameters
     assert copies == pytest.approx(5.0, abs=0.1)  # with gradients of a pass, and two of AdamW
     assert all(is_packed(one) for one in task.model().parameters())
+
+
+def test_a_model_for_the_double_is_made_in_one_place_of_the_host() -> None:
+    """Each further one would leave a hole, where nothing else fits in."""
+    task = SizeTask(parameters=3 * 1024 * 1024 + 512, batch=2, tokens=1, device=gpu_double.NAME)
+    with NewTensors() as made:
+        task.model()
+    assert len([one for one in made.sizes if one >= 4 * 1024 * 1024]) == 1
+    assert task.of_one_matrix.parameters == 1024 * 1024

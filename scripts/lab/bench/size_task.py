@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,12 @@ class SizeTask:
     sgd: bool = False
     """Whether steps are those of SGD, which take little of the processor's time: those of AdamW
     would be a GPU's work where a pass stands for one."""
+
+    @property
+    def of_one_matrix(self) -> SizeTask:
+        """For a first step, of which torch's imports take seconds. A whole model would leave holes
+        in the host's memory, of up to a copy of the parameters, where nothing else fits in."""
+        return replace(self, parameters=min(self.parameters, WIDTH * WIDTH))
 
     def model(self) -> SizedModel:
         """The same initial parameters in every process."""
@@ -82,19 +88,25 @@ class SizedModel(torch.nn.Module):
         generator = torch.Generator().manual_seed(SEED)
         squares, rest = divmod(parameters, WIDTH * WIDTH)
         shapes = [(WIDTH, WIDTH)] * squares + [(rest,)] * bool(rest)
-        self.weights = torch.nn.ParameterList(
-            torch.nn.Parameter(self._initial(shape, generator).to(device)) for shape in shapes
-        )
         self._tokens, self._pass_seconds = tokens, pass_seconds
         on_device = torch.device(device).type != "cpu"
+        host = torch.empty(math.prod(max(shapes, key=math.prod)))
+        weights = []
+        for shape in shapes:
+            weight = torch.empty(shape, device=device)
+            values = host[: weight.numel()].view(shape) if on_device else weight
+            self._draw(values.view(-1), generator)
+            weights.append(torch.nn.Parameter(weight.copy_(values) if on_device else weight))
+        self.weights = torch.nn.ParameterList(weights)
         self._given = None if on_device else [torch.full_like(one, 1e-3) for one in self.weights]
 
-    def _initial(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        count = math.prod(shape)
-        if not self._is_double or count % gpu_double.REPEATS:
-            return torch.randn(shape, generator=generator) * SPREAD
-        values = torch.randn(count // gpu_double.REPEATS, generator=generator) * SPREAD
-        return values.repeat_interleave(gpu_double.REPEATS).view(shape)
+    def _draw(self, values: Tensor, generator: torch.Generator) -> None:
+        """Write the initial values into this memory, so that none other is left behind."""
+        if not self._is_double or len(values) % gpu_double.REPEATS:
+            torch.randn(len(values), generator=generator, out=values).mul_(SPREAD)
+        else:
+            one_of_each = torch.randn(len(values) // gpu_double.REPEATS, generator=generator)
+            values.view(-1, gpu_double.REPEATS).copy_(one_of_each.mul_(SPREAD)[:, None])
 
     def loss(self, samples: Tensor) -> Tensor:
         if self._is_double:

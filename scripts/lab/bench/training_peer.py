@@ -236,8 +236,10 @@ class TrainingPeer(InOwnNetwork):
         bridge: Bridge,
     ) -> None:
         torch.set_num_threads(manner.threads)
-        if manner.pass_seconds or isinstance(task, SizeTask):
-            plain_steps(task, 1, 1)  # before there is another model in the memory of the device
+        if isinstance(task, SizeTask):
+            plain_steps(task.of_one_matrix, 1, 1)
+        elif manner.pass_seconds:
+            plain_steps(task, 1, 1)
         model, samples = task.model(), task.samples()
         with TrainingLog(path) as log:
             self._catching_up = bridge, log
