@@ -15,7 +15,7 @@ take the step over from them.
 
 Promises: those of a round (round.py). A cohort counts once. If two of its members come to the round
 of the heads, because it has met in two groups, only the one that comes for more peers is listed. If
-both are, all heads discard the round, and the one that was out of turn is avoided.
+both are, all heads discard the round, and do not follow its leader for some time.
 
 Easy to get wrong: a cohort's average is no result. Only the heads' round decides. And cohorts with
 slow links average for longer than others, so heads that are there are waited for that long.
@@ -24,7 +24,8 @@ slow links average for longer than others, so heads that are there are waited fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import trio
@@ -194,7 +195,7 @@ class CohortRounds:
             case Verdict.COMMITTED:
                 assert found.group is not None
                 entries = {one.peer: one for one in found.group.roster.entries}
-                turns = _turns(found.group.roster.entries)
+                turns = {one.peer: one.turn for one in entries.values()}
                 members = in_order(self._run, found.statistics.members, turns)
                 brought = replace(
                     request,
@@ -265,8 +266,7 @@ class CohortRounds:
         self, mine: CohortAverage, cohort: Cohort, found: GroupResult, result: Tensor
     ) -> Outcome:
         rounds: tuple[RoundStatistics, ...] = (mine.statistics,)
-        entries = () if found.group is None else found.group.roster.entries
-        twice = self._twice(entries, found.statistics.members, cohort.count)
+        twice = self._twice(found.statistics.members, cohort.count)
         match found.verdict:
             case Verdict.COMMITTED if not twice:
                 return Committed(
@@ -284,9 +284,11 @@ class CohortRounds:
                     ),
                 )
             case Verdict.COMMITTED:
-                for peer in twice:
-                    self._rounds.avoid(peer)
-                return Discarded(f"A cohort had another head: {', '.join(twice)}.", False, rounds)
+                if found.statistics.leader is not None:
+                    self._rounds.does_not_follow(
+                        found.statistics.leader, "has listed two heads of a cohort"
+                    )
+                return Discarded(f"A cohort had two heads: {', '.join(twice)}.", False, rounds)
             case Verdict.LEFT_OUT:
                 return LeftOut(found.statistics.members, found.digest, rounds)
             case Verdict.ALONE if not mine.entries:
@@ -298,17 +300,11 @@ class CohortRounds:
                 reason = found.statistics.reason
                 return Discarded(reason, in_doubt, rounds, found.begun_without)
 
-    def _twice(
-        self, entries: Sequence[Entry], heads: tuple[PeerId, ...], count: int
-    ) -> tuple[PeerId, ...]:
-        """Those of these heads whose cohort has another one that comes before them in order."""
-        seen, found = set[int](), []
-        for peer in in_order(self._run, heads, _turns(entries)):
-            number = cohort_of(self._run, peer, count)
-            if number in seen:
-                found.append(peer)
-            seen.add(number)
-        return tuple(found)
+    def _twice(self, heads: tuple[PeerId, ...], count: int) -> list[PeerId]:
+        """Those of these heads whose cohort has another one."""
+        number_of = {peer: cohort_of(self._run, peer, count) for peer in heads}
+        times = Counter(number_of.values())
+        return [peer for peer in heads if times[number_of[peer]] > 1]
 
     async def _offer(
         self, shelf: ResultShelf, found: GroupResult, outcome: Committed, request: RoundRequest
@@ -386,7 +382,7 @@ class CohortRounds:
         )
         try:
             await said.check(terms, layout, cohort.heads)
-            if self._twice(said.roster.entries, said.heads, cohort.count):
+            if self._twice(said.heads, cohort.count):
                 raise RemoteMisbehaviour("It hands down a result with a cohort in it twice.")
         except NoDecision:
             raise
@@ -394,7 +390,3 @@ class CohortRounds:
             log.warning("%s, the head of this peer's cohort, lies: %s", head, error.what)
             self._is_last_for_now(head)
             raise
-
-
-def _turns(entries: Sequence[Entry]) -> dict[PeerId, int]:
-    return {one.peer: one.turn for one in entries}

@@ -256,7 +256,7 @@ class GroupRounds:
             return _without_group(search, began, Verdict.ALONE, error)
         except PotluckError as error:
             if isinstance(error, NeverListed) and error.leader is not None:
-                self._does_not_follow(error.leader, "did not close its list")
+                self.does_not_follow(error.leader, "did not close its list")
             elif isinstance(error, NoGroup):
                 self._doubts.were_in_vain(error.there)
             return _without_group(search, began, Verdict.NO_GROUP, error)
@@ -278,10 +278,6 @@ class GroupRounds:
         """Nothing has come of the last round."""
         self._matchmaker.forget_list(self._key)
 
-    def avoid(self, peer: PeerId) -> None:
-        """It took part out of turn: do not list it for some rounds."""
-        self._doubts.held_up(peer)
-
     def _judge(self, result: GroupResult, finished: Finished) -> None:
         """Doubt who was left out of a round that this peer itself has seen it hold up, and a leader
         that did not do what it was its turn to do."""
@@ -302,13 +298,14 @@ class GroupRounds:
             self._shell.bandwidth.was_late()
         led_nowhere = leader in finished.course.idle
         if led_nowhere or group.leader in told:
-            self._does_not_follow(leader, "held up the round that it led")
+            self.does_not_follow(leader, "held up the round that it led")
         if result.verdict is Verdict.COMMITTED:
             self._doubts.was_in(result.statistics.members)
             if leader in result.statistics.members and not led_nowhere:
                 self._doubts.has_led(leader)
 
-    def _does_not_follow(self, leader: PeerId, what: str) -> None:
+    def does_not_follow(self, leader: PeerId, what: str) -> None:
+        """This leader is passed over for some time, because of what it did."""
         rounds = self._doubts.led_nowhere(leader)
         log.warning(
             "%s %s. It is not followed here for %d rounds or %.0f seconds.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -15,8 +16,10 @@ from protocols.errors import Busy, DeadlineExceeded, PotluckError
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit import handing_on
+from protocols.moshpit.cohort_round import HEADS_ROUND
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
 from protocols.moshpit.encoded_result import chunks
+from protocols.moshpit.group import group_key
 from protocols.moshpit.handing_down import (
     DECISION,
     MOST_HELD_OF_PEER,
@@ -29,6 +32,7 @@ from protocols.moshpit.handing_down import (
 )
 from protocols.moshpit.known_peers import WaitingJoins
 from protocols.moshpit.outcome import Committed, Discarded
+from protocols.moshpit.roster import hash_order
 from protocols.rpc import Empty
 from protocols.testing.world import NodeSettings, SimulatedWorld
 from tests.dht.members import simulated
@@ -383,16 +387,22 @@ async def test_a_stranger_learns_no_decision(world: SimulatedWorld) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lists_both", [False, True])
 def test_a_cohort_counts_once_whoever_comes_as_its_head(
-    lists_both: bool, monkeypatch: pytest.MonkeyPatch
+    lists_both: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A second peer of a cohort goes to the heads' round, out of turn. A leader that lists it costs
-    all the round."""
+    all the round, and is not followed where it would lead the next."""
     if lists_both:
         monkeypatch.setattr(WaitingJoins, "seated", property(list))
-    simulated(partial(a_second_head_comes, lists_both))()
+    simulated(partial(a_second_head_comes, lists_both, caplog))()
 
 
-async def a_second_head_comes(lists_both: bool, world: SimulatedWorld) -> None:
+def heads_key(epoch: int) -> str:
+    return group_key(SETTINGS.run, epoch, HEADS_ROUND, f"{COUNT}.heads")
+
+
+async def a_second_head_comes(
+    lists_both: bool, caplog: pytest.LogCaptureFixture, world: SimulatedWorld
+) -> None:
     peers = await averagers(world, 14)
     cohorts = Cohorts(peers)
     cohort = max(cohorts.of.values(), key=len)
@@ -410,8 +420,14 @@ async def a_second_head_comes(lists_both: bool, world: SimulatedWorld) -> None:
     found = await ended(others, [events[one] for one in others])
     if lists_both:
         assert all(isinstance(one.outcome, Discarded) for one in found)
-        events = {one: cohorts.begin(one, epoch=1) for one in others}
-        found = await ended(others, [events[one] for one in others])
+        assert "has listed two heads of a cohort. It is not followed" in caplog.text
+        led = min(cohorts.heads, key=lambda one: hash_order(heads_key(0), one))
+        epoch = next(
+            epoch
+            for epoch in itertools.count(1)
+            if led != min(cohorts.heads, key=lambda one: hash_order(heads_key(epoch), one))
+        )
+        found = await ended(others, [cohorts.begin(one, epoch=epoch) for one in others])
     check_same(found)
     assert getattr(found[0].outcome, "weight", 0.0) == len(others)
 
