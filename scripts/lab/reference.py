@@ -49,7 +49,8 @@ traffic and processor time:
 ```
 
 Which claims of the papers can be measured again. [results.md](results.md) has what was found;
-`scripts/reproduce --all` takes up to three hours, and `scripts/reproduce --short` minutes:
+`scripts/reproduce --all` takes about an hour on a core without other work, and
+`scripts/reproduce --short` minutes. Both end with how long it took and how many claims hold:
 
 ```sh
 ./scripts/reproduce

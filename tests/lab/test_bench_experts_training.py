@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from lab.bench.experts_convergence import in_flight, name_of, numbers, summary
-from lab.bench.experts_delay import figures_of
+from lab.bench.experts_delay import figures_of, medians_of
 from lab.bench.experts_tasks import (
     ACTIVE,
     HELD_OUT_DIGITS,
     DigitsTask,
     ExpertTask,
     TextTask,
+    make_identity,
     read_digits,
 )
 from models.experts import build_expert
@@ -85,6 +86,17 @@ def test_what_is_kept_is_compared_with_the_least_delay() -> None:
     assert [row["naive_kept"] for row in told["delays"]] == [0.1, 1.0, 0.02]
 
 
+def test_of_several_turns_the_medians_are_told() -> None:
+    def turn(first: float, second: float) -> list[dict[str, float]]:
+        return [
+            {"delay_ms": 0.0, "async_per_s": first, "naive_per_s": first / 2},
+            {"delay_ms": 200.0, "async_per_s": second, "naive_per_s": second / 2},
+        ]
+
+    told = medians_of([turn(4.0, 3.0), turn(1.0, 4.0), turn(5.0, 2.0)])
+    assert told == turn(4.0, 3.0)
+
+
 @pytest.mark.parametrize(
     ("at_200", "at_1000", "met"), [(9.5, 8.5, True), (9.4, 9.0, False), (9.5, 8.4, False)]
 )
@@ -118,6 +130,18 @@ def test_the_active_experts_take_the_multiplications_of_the_dense_network(task: 
 
     dense, expert = multiplications(is_dense=True), multiplications(is_dense=False)
     assert ACTIVE * expert == pytest.approx(dense, rel=0.01)
+
+
+def test_an_expert_that_begins_as_identity_gives_back_what_it_gets_and_can_learn() -> None:
+    task = DigitsTask(begins_as_identity=True)
+    network = build_expert(task.expert(is_dense=False), seed=3)
+    rows = torch.randn(5, task.width)
+    assert not torch.equal(network(rows), rows)
+    make_identity(network)
+    changed = network(rows)
+    assert torch.equal(changed, rows)
+    changed.square().sum().backward()
+    assert network.output.weight.grad.abs().max() > 0.0
 
 
 def test_every_seed_has_texts_of_its_own() -> None:

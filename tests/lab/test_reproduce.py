@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
+from lab.bench.processes import BenchFailed
 from lab.reproduce import command
 from lab.reproduce.claim import Bearing, Claim, ClaimFigures, Condition, Picture
+from lab.reproduce.learning_at_home import (
+    as_good_as_dense_when_late,
+    costs_little,
+    reaches_dense,
+)
 from lab.reproduce.page import STATEMENTS, sections_of
 from node.app.cli.exit_codes import DONE, FAILED
 from node.core.wrong_use import WrongUse
@@ -57,9 +63,26 @@ def test_the_exit_code_says_whether_every_claim_holds_or_is_explained(
 ) -> None:
     monkeypatch.setattr(command, "CLAIMS", (claim("one", RIGHT), claim("other", check)))
     assert reproduce("--short", "--json") == code
-    told = objects(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    told = objects(printed.out)
     assert [one["name"] for one in told] == ["one", "other"]
     assert told[0]["verdict"] == "holds"
+    assert "2 measured in 0 min 0 s" in printed.err
+    assert f"The exit code is {code}." in printed.err
+
+
+def test_a_claim_that_cannot_be_measured_fails_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(_short: bool, _say: object) -> ClaimFigures:
+        raise BenchFailed("A node did not answer.")
+
+    broken = Claim("one", "a paper", "A claim.", "Nothing.", measure)
+    monkeypatch.setattr(command, "CLAIMS", (broken, claim("other", RIGHT)))
+    assert reproduce("--short", "--json") == FAILED
+    printed = capsys.readouterr()
+    assert [one["name"] for one in objects(printed.out)] == ["other"]
+    assert "one was not measured. A node did not answer." in printed.err
 
 
 def test_without_a_name_the_claims_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +122,53 @@ def test_the_page_has_only_claims_that_there_are() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert set(sections_of(page)) <= set(names)
     assert {name for _, shown_by in STATEMENTS for name in shown_by} <= set(names)
+
+
+def model(final: float, training_loss: float) -> dict[str, Any]:
+    return {"final": final, "training_loss": training_loss}
+
+
+@pytest.mark.parametrize(
+    ("calm", "late", "explained"),
+    [
+        (model(0.96, 0.05), model(0.95, 0.2), True),
+        (model(0.96, 0.11), model(0.95, 0.2), False),  # it has not learnt its digits either
+        (model(0.99, 0.05), model(0.95, 0.2), False),  # it is behind because of the delays
+        (model(0.975, 0.05), model(0.95, 0.2), False),  # for the most part
+        (model(0.973, 0.11), model(0.968, 0.2), True),  # it is not far behind without them
+    ],
+)
+def test_a_mixture_is_behind_for_a_reason_only_if_it_is_so_without_delays_and_has_learnt_its_digits(
+    calm: dict[str, Any], late: dict[str, Any], explained: bool
+) -> None:
+    trained = {(1, 0.0): model(0.98, 0.1), (16, 0.0): calm, (16, 100.0): late}
+    check = reaches_dense(trained)
+    assert not check.holds
+    assert bool(check.because) is explained
+
+
+@pytest.mark.parametrize(("late", "holds"), [(0.955, True), (0.94, False)])
+def test_delays_and_failures_may_cost_a_mixture_a_hundredth(late: float, holds: bool) -> None:
+    trained = {
+        (1, 0.0): model(0.98, 0.1),
+        (1, 100.0): model(0.97, 0.1),
+        (16, 0.0): model(0.96, 0.1),
+        (16, 100.0): model(late, 0.2),
+    }
+    assert costs_little(trained).holds is holds
+
+
+@pytest.mark.parametrize(("late", "holds"), [(0.935, True), (0.925, False)])
+def test_a_mixture_is_compared_with_the_dense_network_of_the_longest_delay(
+    late: float, holds: bool
+) -> None:
+    trained = {
+        (1, 0.0): model(0.98, 0.1),
+        (1, 1000.0): model(0.94, 0.1),
+        (16, 100.0): model(0.9, 0.1),
+        (16, 1000.0): model(late, 0.2),
+    }
+    assert as_good_as_dense_when_late(trained).holds is holds
 
 
 def of_the_lab(home: Path, *words: str) -> dict[str, dict[str, Any]]:

@@ -14,8 +14,9 @@ default size here is the smallest whose batches take clearly longer on one core.
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,11 +39,13 @@ PATIENCE_SECONDS = 3600.0  # no call is given up, so that all delays have the sa
 @dataclass(frozen=True)
 class DelayEffort:
     """`seconds` of measuring for each delay, at least, from the moment on when the first batches in
-    flight are done."""
+    flight are done. With more `turns` all delays are measured again, and medians are told, so that
+    other work on the machine meets all delays alike."""
 
     delays_ms: tuple[float, ...]
     in_flight: int = 64
     seconds: float = 15.0
+    turns: int = 1
     layers: int = 2
     width: int = 256
     inner: int = 1024
@@ -60,19 +63,39 @@ async def measure_delays(effort: DelayEffort, say: Talk) -> dict[str, Any]:
 
     torch.set_num_threads(1)  # there are threads enough
     machine, began = machine_facts(), time.monotonic()
-    rows = []
-    for delay in effort.delays_ms:
-        asynchronous, naive = [
-            await in_guest_thread(partial(_batches_per_second, effort, delay, in_flight))
-            for in_flight in (effort.in_flight, 1)
-        ]
-        rows.append({"delay_ms": delay, "async_per_s": asynchronous, "naive_per_s": naive})
-        say(f"{delay:g} ms: {asynchronous:.2f}/s with many in flight, {naive:.2f}/s with one")
-    return figures_of(rows) | {
+    turns = []
+    for _ in range(effort.turns):
+        rows = []
+        for delay in effort.delays_ms:
+            (asynchronous, _), (naive, processor) = [
+                await in_guest_thread(partial(_trained, effort, delay, in_flight))
+                for in_flight in (effort.in_flight, 1)
+            ]
+            rows.append(
+                {
+                    "delay_ms": delay,
+                    "async_per_s": asynchronous,
+                    "naive_per_s": naive,
+                    "naive_processor_s": processor,
+                }
+            )
+            say(f"{delay:g} ms: {asynchronous:.2f}/s with many in flight, {naive:.2f}/s with one")
+        turns.append(rows)
+    medians = medians_of(turns)
+    return figures_of(medians) | {
+        "naive_processor_s": round(min(row["naive_processor_s"] for row in medians), 4),
         "settings": asdict(effort),
         "machine": machine,
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def medians_of(turns: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:
+    """The rows of the delays, each with the medians over the turns."""
+    return [
+        {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        for rows in zip(*turns, strict=True)
+    ]
 
 
 def figures_of(rows: list[dict[str, float]]) -> dict[str, Any]:
@@ -100,29 +123,30 @@ def bar_of(delay_ms: float) -> float:
     return next((kept for longest, kept in BARS if delay_ms <= longest), 0.0)
 
 
-def _batches_per_second(
+def _trained(
     effort: DelayEffort, delay_ms: float, in_flight: int, portal: Portal
-) -> float:
-    """Train for the measuring time, in a thread of its own."""
+) -> tuple[float, float]:
+    """Train for the measuring time, in a thread of its own. Returns the batches per second, and how
+    many seconds the processor computed for one, whatever else the machine did."""
     import torch
 
     from protocols.experts import AsyncTrainer
 
     model = _model(effort, delay_ms / 1000.0, portal)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    count, began = 0, 0.0
+    count, began, computed = 0, 0.0, 0.0
     for turn, _ in enumerate(AsyncTrainer(model, _loss_of, in_flight=in_flight).run(_data(effort))):
         optimizer.step()
         optimizer.zero_grad()
         now = time.monotonic()
         if turn < in_flight:
-            began = now  # again and again, until those are done that all began at once
+            began, computed = now, time.process_time()  # until those that began at once are done
             continue
         count += 1
         # whole rounds of those in flight: they began together, and some are still in step
         if count % in_flight == 0 and now - began >= effort.seconds:
             portal.post(portal.end)  # what is in flight would take another second or twenty
-            return count / (now - began)
+            return count / (now - began), (time.process_time() - computed) / count
     raise AssertionError("the data has no end")
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import gzip
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from protocols.guest import Portal
 ACTIVE = 4  # experts of an example; each has a quarter of the dense twin's multiplications
 BALANCE = 0.01
 LAST_LOOKS = 3  # the final value is their mean
+LAST_SHARE = 10  # the loss in training is the mean over the last of so many parts
 LEAST_RATE = 0.05  # the learning rate falls to this share of its first value
 SEEDS_APART = 1000  # every expert of a training has a seed of its own
 
@@ -47,7 +49,8 @@ class ExpertTask(Protocol):
     """- `examples`: of a mixture, in a batch.
     - `batches_per_step`: of the trunk.
     - `learning_rate`, `dense_learning_rate`: of the model with experts, and of its dense twin.
-    - `expert`: the settings of one (models/experts.py).
+    - `expert`: the settings of one (models/experts.py), and `begins_as_identity`: whether its
+      output layer begins with zeros, so that it changes nothing until it has learnt something.
     - `value`: what `value_of` says of a model; `is_loss`: less is better.
     """
 
@@ -59,6 +62,7 @@ class ExpertTask(Protocol):
     dense_learning_rate: float
     value: str
     is_loss: bool
+    begins_as_identity: bool
 
     def expert(self, *, is_dense: bool) -> dict[str, Any]: ...
     def model(self, mixture: Mixture) -> nn.Module: ...
@@ -73,6 +77,7 @@ class ExpertTask(Protocol):
 
 DIGITS = Path(__file__).with_name("digits.csv.gz")
 HELD_OUT_DIGITS = 360
+DIGITS_TO_LEARN = 1797 - HELD_OUT_DIGITS
 SPLIT_SEED = 0
 CONTRAST = 2.5  # brings most pixels' deviation near 1
 
@@ -106,6 +111,14 @@ def quarter_of(width: int, inner: int) -> int:
     return round(math.sqrt(width * width + quarter) - width)
 
 
+def make_identity(network: nn.Module) -> None:
+    """Let a feed-forward block give back what it gets, until its output layer has learnt."""
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.startswith("output."):
+                parameter.zero_()
+
+
 class DigitsTask:
     """Section 4.2 of the paper, on fewer and smaller images."""
 
@@ -118,7 +131,8 @@ class DigitsTask:
     value = "accuracy"
     is_loss = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, begins_as_identity: bool = False) -> None:
+        self.begins_as_identity = begins_as_identity
         images, digits = read_digits()
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SPLIT_SEED))
         images = images[order]
@@ -193,6 +207,7 @@ class TextTask:
     learning_rate, dense_learning_rate = 4e-3, 2e-3  # the best of 2 and 4e-3; of 1, 2, 4, 8e-3
     value = "loss"
     is_loss = True
+    begins_as_identity = False
 
     def __init__(self) -> None:
         text, window = read_text(TEXT_BYTES), self.settings.context + 1
@@ -281,11 +296,12 @@ class _Training:
         task, arm = self._task, self._arm
         settings, first = task.expert(is_dense=arm.is_dense), layer * grid.cells
         seed = self._seed * SEEDS_APART
+        networks = [build_expert(settings, seed=seed + first + at) for at in range(grid.cells)]
+        if task.begins_as_identity:
+            for network in networks:
+                make_identity(network)
         return LocalExperts(
-            {
-                grid.at(at): build_expert(settings, seed=seed + first + at)
-                for at in range(grid.cells)
-            },
+            {grid.at(at): network for at, network in enumerate(networks)},
             lambda parameters: self._optimizer(parameters, (1.0 - arm.failure_rate) ** 2),
             examples_per_step=1
             + task.examples * (task.batches_per_step - 1) * arm.active // arm.experts,
@@ -321,8 +337,10 @@ class _Training:
         optimizer = self._optimizer(self._model.parameters())
         trainer = AsyncTrainer(self._model, self._share_of_loss, in_flight=self._arm.in_flight)
         curve, staleness = [(0, self._look())], 0
+        losses = deque[float](maxlen=max(1, self._batches // LAST_SHARE))
         for turn, done in enumerate(trainer.run(task.batches(self._seed)), start=1):
             staleness += done.staleness
+            losses.append(done.loss * task.batches_per_step)
             if turn % task.batches_per_step == 0:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -334,6 +352,7 @@ class _Training:
         return {
             "curve": curve,
             "final": round(sum(values) / len(values), 4),
+            "training_loss": round(sum(losses) / len(losses), 4),
             "dropped": trainer.dropped,
             "staleness": round(staleness / self._batches, 1),
             "failed_calls": round(self._failed_share(), 4),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from lab import NOTHING_MEASURED
+from lab.bench.processes import BenchFailed
 from lab.plot import check_plot
 from lab.reproduce import dedloc, learning_at_home, moshpit, own
 from lab.reproduce.claim import Bearing, Claim
@@ -72,19 +74,33 @@ def run(arguments: argparse.Namespace) -> int:
     folder: Path | None = arguments.into or (None if arguments.short else DOCS)
     if folder is not None:
         check_plot(folder / "plot.svg")
-    code = DONE
+    began, verdicts = time.monotonic(), Counter[Bearing]()
     for claim in chosen:
         try:
             entry = _measured(claim, output, is_short=arguments.short)
         except Stopped:
             output.say(NOTHING_MEASURED)
             raise
+        except BenchFailed as error:  # the others are measured all the same
+            output.say(f"{claim.name} was not measured. {error.what} {error.why}".rstrip())
+            verdicts[Bearing.FAILS] += 1
+            continue
         output.data(entry.as_mapping(), entry.as_text())
         if folder is not None:
             write_page(folder, entry, order=[one.name for one in CLAIMS])
-        if entry.finding.verdict is Bearing.FAILS:
-            code = FAILED
+        verdicts[entry.finding.verdict] += 1
+    code = FAILED if verdicts[Bearing.FAILS] else DONE
+    output.say(_summary(verdicts, time.monotonic() - began, code))
     return code
+
+
+def _summary(verdicts: Counter[Bearing], seconds: float, code: int) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{verdicts.total()} measured in {minutes} min {rest} s: {verdicts[Bearing.HOLDS]} hold, "
+        f"{verdicts[Bearing.EXPLAINED]} deviate for a reason that their figures show, and "
+        f"{verdicts[Bearing.FAILS]} fail. The exit code is {code}."
+    )
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[Claim, ...]:

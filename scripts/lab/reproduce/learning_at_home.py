@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from itertools import product
+from typing import Any, Final
 
 from lab import Talk
 from lab.reproduce.claim import Claim, ClaimFigures, Condition, Picture
@@ -15,6 +18,7 @@ KEPT: Final = 0.85  # of the throughput without delay, with many batches in flig
 KEPT_SHORT: Final = 0.6  # the batches of the short form are too small to hide much
 LOST: Final = 10.0  # times as slow naive model parallelism becomes: an order of magnitude
 LOST_SHORT: Final = 3.0
+PASSES: Final = 4  # of a batch: two mixtures, forward and backward
 
 
 def _throughput(short: bool, say: Talk) -> ClaimFigures:
@@ -23,15 +27,17 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
     from lab.bench.experts_delay import DelayEffort, measure_delays
 
     effort = (
-        DelayEffort((0.0, 20.0), in_flight=32, seconds=1.0, width=128, inner=256, batch=64)
+        DelayEffort((0.0, 20.0), 32, seconds=1.0, turns=3, width=128, inner=256, batch=64)
         if short
-        else DelayEffort((0.0, 50.0, 100.0, 200.0))
+        else DelayEffort((0.0, 50.0, 100.0, 200.0), seconds=6.0, turns=3, inner=384)
     )
     result = trio.run(partial(measure_delays, effort, say))
     told, longest = result["delays"], result["delays"][-1]
-    slower = 1.0 / longest["naive_kept"]
-    alone = 1.0 / told[0]["naive_per_s"]
-    added = 1.0 / longest["naive_per_s"] - alone
+    # Other work on the machine makes computing longer, and delays not. So the processor's time.
+    alone = result["naive_processor_s"]
+    added = 1.0 / longest["naive_per_s"] - 1.0 / told[0]["naive_per_s"]
+    slower = 1.0 + added / alone
+    by_one = 1.0 + PASSES * longest["delay_ms"] / 1000.0 / alone
     kept, lost = (KEPT_SHORT, LOST_SHORT) if short else (KEPT, LOST)
     return ClaimFigures(
         ("delay, ms", f"{effort.in_flight} in flight, batches/s", "one at a time, batches/s"),
@@ -47,10 +53,12 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
             ),
             Condition(
                 f"naive model parallelism becomes {slower:.0f} times as slow ({lost:g} times are "
-                "asked for; the paper: by an order of magnitude).",
+                "asked for; the paper: by an order of magnitude): the processor computes "
+                f"{alone:.3f} s for a batch, and the delays add {added:.2f} s. A pass waits for "
+                "the slowest of 16 calls here; one mean delay for each would make it "
+                f"{by_one:.0f} times as slow.",
                 slower >= lost,
-                because=f"A batch computes for {alone:.2f} s on this processor, and the delays add "
-                f"{added:.1f} s. They make it {lost:g} times as slow if it computes for less than "
+                because=f"They make it {lost:g} times as slow if a batch computes for less than "
                 f"{added / (lost - 1):.2f} s, as on a GPU.",
             ),
         ),
@@ -68,8 +76,13 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
 
 # -- section 4.2: convergence
 
-WORSE: Final = 0.01  # of the held-out digits, than the dense network
+WORSE: Final = 0.01  # of the held-out digits
 LEARNT: Final = 0.5  # of the held-out digits; a tenth is luck
+FAILING: Final = 0.1  # of the calls, where there are delays
+MOST: Final = 0.5  # of what a mixture lacks, for a reason that is not the delays
+
+Trained = Mapping[tuple[int, float], Mapping[str, Any]]
+"""What was measured, by the number of experts (1 is the dense network) and the delay."""
 
 
 def _convergence(short: bool, say: Talk) -> ClaimFigures:
@@ -80,48 +93,123 @@ def _convergence(short: bool, say: Talk) -> ClaimFigures:
     from lab.bench.experts_tasks import Arm, DigitsTask, train
 
     torch.set_num_threads(1)  # there are threads enough
-    batches = 240 if short else 3000
-    arms = [Arm(1, 0.0, 1, 0.0)]
-    for delay in (100.0,) if short else (100.0, 1000.0):
-        arms += [
-            Arm(experts, delay, in_flight(delay), 0.1)
-            for experts in ((16,) if short else (4, 16, 64, 256))
-        ]
-    rows, finals = [], []
-    lines = {}
-    for arm in arms:
-        name = "dense network" if arm.is_dense else f"{arm.experts} experts, {arm.delay_ms:g} ms"
-        say(name)
+    batches = 240 if short else 1500
+    sizes, delays = ((16,), (100.0,)) if short else ((4, 16, 64, 256), (100.0, 1000.0))
+    trained = dict[tuple[int, float], dict[str, Any]]()
+    rows, lines = [], {}
+    for experts, delay in product((1, *sizes), (0.0, *delays)):
+        # without an expert of four the dense network has no result
+        rate = FAILING if delay and experts > 1 else 0.0
+        arm = Arm(experts, delay, in_flight(delay), rate)
+        name = f"{'dense network' if arm.is_dense else f'{experts} experts'}, {delay:g} ms"
+        task = DigitsTask(begins_as_identity=not arm.is_dense)  # the better start for each
         told = trio.run(
-            partial(train, DigitsTask(), arm, seed=0, batches=batches, look_every=batches // 10)
+            partial(train, task, arm, seed=0, batches=batches, look_every=batches // 10)
         )
-        finals.append(told["final"])
+        say(f"{name}: {told['final']:.4f}")
+        trained[experts, delay] = told
         lines[name] = told["curve"]
         rows.append(
-            [name, f"{arm.failure_rate:.0%}", f"{told['final']:.4f}", f"{told['staleness']:.0f}"]
-        )
-    least = min(finals[1:])
+            [name, f"{rate:.0%}", f"{told['final']:.4f}", f"{told['training_loss']:.3f}",
+             f"{told['staleness']:.0f}"]
+        )  # fmt: skip
+    least = min(told["final"] for told in trained.values())
     return ClaimFigures(
-        ("model", "calls that fail", "right on held-out digits", "batches of staleness"),
+        ("model", "calls that fail", "right on held-out digits", "loss in training",
+         "batches of staleness"),
         rows,
         (
             Condition(
                 "every model learns in spite of delays and failures: "
-                f"{min(finals):.2f} of the digits at the least ({LEARNT} are asked for).",
-                min(finals) >= LEARNT,
+                f"{least:.2f} of the digits at the least ({LEARNT} are asked for).",
+                least >= LEARNT,
             ),
-            *(() if short else (_reaches_dense(finals[0], least),)),
+            *(() if short else _beside_others(trained)),
         ),
         Picture(lines, "batches", "right on held-out digits"),
+    )  # fmt: skip
+
+
+def _beside_others(trained: Trained) -> tuple[Condition, ...]:
+    return costs_little(trained), as_good_as_dense_when_late(trained), reaches_dense(trained)
+
+
+def costs_little(trained: Trained) -> Condition:
+    """Each mixture beside the same one that is trained in the ordinary way."""
+    costs = {
+        (experts, delay): trained[experts, 0.0]["final"] - told["final"]
+        for (experts, delay), told in trained.items()
+        if delay
+    }
+    dense = max(cost for (experts, _), cost in costs.items() if experts == 1)
+    mixtures = [cost for (experts, _), cost in costs.items() if experts > 1]
+    mean = statistics.fmean(mixtures)
+    return Condition(
+        f"delays and failures cost the mixtures {mean:.3f} of the held-out digits in the mean, "
+        f"and {max(mixtures):.3f} at most, beside the same mixtures without them ({WORSE:g} are "
+        f"allowed in the mean). Delays alone cost the dense network up to {dense:.3f}.",
+        mean <= WORSE,
     )
 
 
-def _reaches_dense(dense: float, least: float) -> Condition:
+def as_good_as_dense_when_late(trained: Trained) -> Condition:
+    """The paper's own comparison: all models are trained with the same delay."""
+    longest = max(delay for _, delay in trained)
+    dense = trained[1, longest]["final"]
+    least = min(told["final"] for (e, delay), told in trained.items() if e > 1 and delay == longest)
     return Condition(
-        f"every mixture reaches the dense network but for {WORSE:g}: {least:.4f} at the least "
-        f"beside {dense:.4f}.",
+        f"with {longest:g} ms every mixture reaches the dense network that has this delay, too, "
+        f"but for {WORSE:g}: {least:.4f} at the least beside {dense:.4f}, though a tenth of the "
+        "mixtures' calls fail.",
         least >= dense - WORSE,
     )
+
+
+def reaches_dense(trained: Trained) -> Condition:
+    dense = trained[1, 0.0]
+    finals = {key: told["final"] for key, told in trained.items() if key[0] > 1}
+    behind = sorted({e for (e, _), final in finals.items() if final < dense["final"] - WORSE})
+    return Condition(
+        f"every mixture reaches the dense network but for {WORSE:g}: {min(finals.values()):.4f} "
+        f"at the least beside {dense['final']:.4f}.",
+        not behind,
+        because=_why_behind(behind, trained),
+    )
+
+
+def _why_behind(behind: Sequence[int], trained: Trained) -> str:
+    """Why these mixtures are behind, if their figures without delays and failures show it."""
+    from lab.bench.experts_tasks import ACTIVE, DIGITS_TO_LEARN
+
+    dense = trained[1, 0.0]
+    calm = {experts: trained[experts, 0.0] for experts in behind}
+    overfit = [e for e in behind if calm[e]["training_loss"] <= dense["training_loss"]]
+    for experts in behind:
+        lacking = dense["final"] - calm[experts]["final"]
+        worst = min(told["final"] for key, told in trained.items() if key[0] == experts)
+        if lacking < (dense["final"] - worst) * MOST:
+            return ""
+        if lacking > WORSE and experts not in overfit:
+            return ""
+    finals = _listed([f"{told['final']:.4f}" for told in calm.values()])
+    why = (
+        f"Most of that is there without delays and failures, too: so those of {_listed(behind)} "
+        f"experts have {finals}."
+    )
+    if overfit:
+        losses = _listed([f"{calm[experts]['training_loss']:.3f}" for experts in overfit])
+        why += (
+            f" Those of {_listed(overfit)} have learnt the digits that they train on better than "
+            f"the dense network, with losses of {losses} beside {dense['training_loss']:.3f}. They "
+            f"lack more digits: of {DIGITS_TO_LEARN:,}, an expert of {overfit[-1]} gets "
+            f"{ACTIVE * DIGITS_TO_LEARN / overfit[-1]:.0f}, where MNIST has 60,000."
+        )
+    return why
+
+
+def _listed(things: Sequence[object]) -> str:
+    words = [str(thing) for thing in things]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 # -- section 3.2 and algorithm 1: the gate
@@ -147,7 +235,12 @@ def _gate(short: bool, say: Talk) -> ClaimFigures:
     times = [seconds for _, seconds in lines["search"]]
     growth, more = times[-1] / times[0], (sides[-1] / sides[0]) ** DEEP
     return ClaimFigures(
-        ("experts", "prefixes read for a batch", "prefixes for each expert", "ms for a batch"),
+        (
+            "experts",
+            "prefixes read for a batch",
+            "prefixes for each expert",
+            "processor's ms for a batch",
+        ),
         rows,
         (
             Condition(
@@ -161,7 +254,7 @@ def _gate(short: bool, say: Talk) -> ClaimFigures:
             ),
             Condition("every search finds what a look at all experts finds.", not wrong),
         ),
-        Picture(lines, "experts", "ms for a batch", is_log=True),
+        Picture(lines, "experts", "processor's ms for a batch", is_log=True),
     )
 
 
@@ -181,13 +274,13 @@ def _search(side: int, tries: int) -> tuple[float, int, int]:
     for _ in range(tries):
         with torch.no_grad():
             scores = gate(torch.randn(EXAMPLES, 32))
-        began = time.perf_counter()
+        began = time.thread_time()  # other work of the machine does not count
         search, read = BeamSearch(scores, CHOSEN, grid), 0
         while prefixes := search.wanted():
             read += len(prefixes)
             search.take(dict.fromkeys(prefixes, below))
         found = search.best()
-        fastest = min(fastest, time.perf_counter() - began)
+        fastest = min(fastest, time.thread_time() - began)
         most_read = max(most_read, read)
         everywhere = (scores[0][:, :, None] + scores[1][:, None, :]).flatten(1)
         best = everywhere.topk(CHOSEN, dim=1).indices.tolist()
@@ -204,10 +297,15 @@ CLAIMS: Final = (
         "Many batches in flight keep the throughput with delays up to 200 ms, where model "
         "parallelism falls by an order of magnitude (three regions: 300.8 against 7.23 examples "
         "per second).",
-        "Two mixtures of 16 experts of 256 → 1,024 → 1,024 → 256 on one processor in place of 224 "
+        "Two mixtures of 16 experts of 256 → 384 → 384 → 256 on one processor in place of 224 "
         "blocks of 1,024 → 4,096 on four GPUs, and batches of 256 in place of 2,048; in the short "
-        "form smaller still, with 20 ms. Experts are in one process, and each call is late by an "
-        "exponential time. Naive is one batch at a time through the same layers.",
+        "form smaller still, with 20 ms. So a pass computes for 20 to 35 ms, as in the paper: its "
+        "103 GFLOP forward, and three times as many backward, are 12 and 35 ms at the 8.9 TFLOPS "
+        "of its GPU. Experts are in one process, and each call is late by an exponential time. "
+        "Naive is one batch at a time through the same layers. All delays are measured three times "
+        "in turn, and the figures are medians. How many times as slow naive becomes is counted "
+        "with the processor's time for a batch, so that other work on the machine does not count "
+        "as computing.",
         _throughput,
     ),
     Claim(
@@ -215,9 +313,13 @@ CLAIMS: Final = (
         "Learning@home, section 4.2 and figure 5; thesis, section 3.1",
         "Mixtures of which four experts are active reach what a dense network of equal compute "
         "reaches, with delays of 100 ms and 1 s and a tenth of the calls failing.",
-        "Two mixtures in place of four, 1,797 digits of 8 × 8 pixels in place of MNIST, one seed "
-        "of five. 4 to 256 experts; in the short form 16, with 100 ms and 240 batches in place of "
-        "3,000, which are too few to compare a mixture with the dense network.",
+        "1,797 digits of 8 × 8 pixels in place of MNIST, one seed of five, 1,500 batches of four. "
+        "4 to 256 experts of a 16th of the paper's width, each with a quarter of the dense "
+        "network's multiplications; in the short form 16, with 100 ms and 240 batches, which are "
+        "too few to compare a mixture with the dense network. The output layer of each expert "
+        "begins with zeros; as potluck builds experts, with random ones, 256 experts came to 0.92 "
+        "after 1,000 batches without delays. The dense network begins as potluck builds it, which "
+        "is no worse for it.",
         _convergence,
     ),
     Claim(
