@@ -114,6 +114,8 @@ class CohortRounds:
         self._waiting = trio.CancelScope()
         self._epoch = -1
         self._shelf: ResultShelf | None = None
+        self._heads: frozenset[PeerId] = frozenset()
+        """Of the last averaging that has a result. What slots tell of the heads may be older."""
         self._idle = BoundedMap[PeerId, float](MOST_IDLE)
 
     def overtaken(self, epoch: int) -> None:
@@ -133,6 +135,12 @@ class CohortRounds:
         await self._down.handed_on()
 
     async def average(self, request: RoundRequest, cohort: Cohort) -> Outcome:
+        outcome = await self._average(request, cohort)
+        if isinstance(outcome, Committed):
+            self._heads = frozenset(outcome.members)
+        return outcome
+
+    async def _average(self, request: RoundRequest, cohort: Cohort) -> Outcome:
         mine = await self._in_cohort(request, cohort)
         if not isinstance(mine, CohortAverage):
             return mine
@@ -381,7 +389,8 @@ class CohortRounds:
             layout.digest_in_chunks(self._settings.chunk_bytes),
         )
         try:
-            await said.check(terms, layout, cohort.heads)
+            known = [heads for heads in (cohort.heads, self._heads) if heads]
+            await said.check(terms, layout, known)
             if self._twice(said.heads, cohort.count):
                 raise RemoteMisbehaviour("It hands down a result with a cohort in it twice.")
         except NoDecision:

@@ -66,6 +66,10 @@ LEAVING_SECONDS: Final = 2.0  # a node that trains may be ended earlier (node/tr
 MOST_HELD: Final = 2 * LARGEST_GROUP
 MOST_HELD_OF_PEER: Final = 4  # a member asks for a decision and for its bytes
 SHELVES_KEPT: Final = 2  # each has the bytes of a result
+KNOWN_DIVISOR: Final = 3
+"""A member takes a result if a third of the heads that it knows were listed. When a network is cut
+in two, the larger side may lack nearly half of them, and in some cohorts others become head."""
+
 DECISION_BYTES: Final = 128 << 10  # 350 for each head
 
 RoundId = Annotated[bytes, Meta(min_length=ROUND_ID_BYTES, max_length=ROUND_ID_BYTES)]
@@ -140,9 +144,10 @@ class HeadsDecision(Message, frozen=True):
         weights = (self.roster.entries[place].weight for place in self.members)
         return float(sum(min(weight, most_weight) for weight in weights))
 
-    async def check(self, terms: Terms, layout: Layout, known: frozenset[PeerId]) -> None:
-        """PotluckError unless it was made by a round under these terms. NoDecision if most of the
-        heads that this peer knows were not listed in it: they may have died, or never heard of it.
+    async def check(self, terms: Terms, layout: Layout, known: Sequence[frozenset[PeerId]]) -> None:
+        """PotluckError unless it was made by a round under these terms. `known`: the heads that
+        this peer knows, from several sources. NoDecision if too few of each were listed in it: they
+        may have died, or never heard of it.
         """
         roster, places = self.roster, range(len(self.roster.entries))
         named = {*self.members, *(one.statement.part for one in self.parts)}
@@ -150,8 +155,9 @@ class HeadsDecision(Message, frozen=True):
             raise RemoteMisbehaviour("It hands down a result of members that are not in its list.")
         if not self.cut.covers(layout):
             raise RemoteMisbehaviour("It hands down a result of another vector.")
-        if 2 * len(known - set(roster.members)) > len(known):
-            raise NoDecision("The head's round was without most of the heads that are known here.")
+        listed = set(roster.members)
+        if known and all(len(one & listed) < len(one) / KNOWN_DIVISOR for one in known):
+            raise NoDecision("The head's round had too few of the heads that are known here.")
         await check_with_pauses(roster, terms)
         round_id = roster.round_id
         for one in self.parts:

@@ -372,6 +372,35 @@ def test_a_head_that_hands_down(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("was_in_a_step", [False, True])
+def test_a_member_takes_nothing_of_heads_that_it_does_not_know(was_in_a_step: bool) -> None:
+    """It knows those of the last step, too: what slots tell may be older. In a large run that was
+    cut, most members refused the next step, and had to fetch it."""
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14)
+        cohorts = Cohorts(peers)
+        if was_in_a_step:
+            check_same(await ended(peers, [cohorts.begin(one) for one in peers]))
+        others = frozenset(one.peer for one in peers) - cohorts.heads
+        events = {one: cohorts.begin(one, epoch=1) for one in peers if one.peer in cohorts.heads}
+        for number, members in cohorts.of.items():
+            told = Cohort(number, COUNT, others - {one.peer for one in members})
+            for one in members[1:]:
+                events[one] = one.begin(epoch=1, expected=len(members), cohort=told)
+        found = await ended(list(events), list(events.values()))
+        if was_in_a_step:
+            check_same(found)
+        for one, it in zip(events, found, strict=True):
+            if one.peer not in cohorts.heads and not was_in_a_step:
+                assert isinstance(it.outcome, Discarded)
+                assert "too few of the heads that are known" in it.outcome.reason
+
+    scenario()
+
+
+@pytest.mark.slow
 @simulated
 async def test_a_stranger_learns_no_decision(world: SimulatedWorld) -> None:
     peers = await averagers(world, 14)
