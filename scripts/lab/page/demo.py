@@ -49,8 +49,9 @@ SAID: Final = """(() => {
 
 @dataclass
 class DemoSeen:
-    """`moments`: by picture, what the page said. `troubles`: errors in the browser's console.
-    `told`: the demo's own events."""
+    """`moments`: by picture, what the page said. `troubles`: errors in the browser's console, up to
+    the last picture of a run that is not complete: then its peers leave, on a fast machine before
+    the last picture, and the page cannot reach them. `told`: the demo's own events."""
 
     moments: dict[str, dict[str, Any]] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
@@ -97,6 +98,8 @@ async def watch_demo(folder: Path) -> DemoSeen:
     def note(tab: Tab, name: str) -> None:
         tab.picture(folder / f"demo-{name}.png")
         seen.moments[name] = tab.evaluate(SAID)
+        if seen.moments[name]["phase"] != "complete":
+            seen.troubles = list(tab.troubles)
 
     async def look(browser: Chromium) -> None:
         await until_told(lambda: has_told("backbone"))
@@ -121,7 +124,6 @@ async def watch_demo(folder: Path) -> DemoSeen:
             for second in MOMENTS:
                 await trio.sleep_until(began + second)
                 await at(f"{second:02d}")
-        seen.troubles = tab.troubles
 
     with (
         tempfile.TemporaryDirectory(prefix="potluck-demo-") as place,
