@@ -66,7 +66,6 @@ MBPS_PER_GIGABIT = 48.0
 
 BYTES_PER_MEGABIT = 125_000.0
 BYTES_PER_VALUE = 4  # float32, as the paper's averaging times are
-DECLARED_UNIT = 1e9  # bytes per second: entries hold whole numbers
 
 # Gb/s of those that compute, and of those that do not.
 SETUPS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -116,15 +115,20 @@ class Setup:
         return min(single, key=lambda fractions: seconds_of(fractions, self.members))
 
     def declared(self, way: str) -> list[Declared]:
-        """The speeds that peers declare so that the round is cut in this way."""
+        """The speeds that peers declare so that the round is cut in this way. Nobody declares more
+        than its link carries, or the others would find it late."""
         n, m = self.peers, sum(self.members.contributes)
+        shares = list(zip(self.fractions(way), self.members.contributes, strict=True))
+        up = [c * (1 - w) + (n - 1) * w for w, c in shares]
+        down = [(m - c) * w + (1 - w) for w, c in shares]
+        carried = [
+            *zip(self.members.up, up, strict=True),
+            *zip(self.members.down, down, strict=True),
+        ]
+        unit = min(real / wanted for real, wanted in carried if wanted)
         return [
-            Declared(
-                up=DECLARED_UNIT * (c * (1 - w) + (n - 1) * w),
-                down=DECLARED_UNIT * ((m - c) * w + (1 - w)),
-                weight=float(c),
-            )
-            for w, c in zip(self.fractions(way), self.members.contributes, strict=True)
+            Declared(unit * sends, unit * takes, float(c))
+            for sends, takes, (_, c) in zip(up, down, shares, strict=True)
         ]
 
     def predicted_seconds(self, way: str, efficiency: float) -> float:
