@@ -54,9 +54,11 @@ def potluck(*words: str, home: Path, **variables: str) -> Completed:
     return _run([*COMMAND, *words], home, variables)
 
 
-def laboratory(*words: str, home: Path, **variables: str) -> Completed:
+def laboratory(
+    *words: str, home: Path, patience: float = PATIENCE_SECONDS, **variables: str
+) -> Completed:
     """The same with `scripts/bench …`, `scripts/simulate …` or `scripts/reproduce …`."""
-    return _run([*LABORATORY, *words], home, variables)
+    return _run([*LABORATORY, *words], home, variables, patience)
 
 
 def potluck_here(*words: str, home: Path, **variables: str) -> Completed:
@@ -97,14 +99,16 @@ def _written(text: io.TextIOWrapper) -> str:
     return text.read()
 
 
-def _run(command: list[str], home: Path, variables: dict[str, str]) -> Completed:
+def _run(
+    command: list[str], home: Path, variables: dict[str, str], patience: float = PATIENCE_SECONDS
+) -> Completed:
     return forge.run(
         command,
         env=environment(home, **variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=patience,
         check=False,
     )
 
