@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from blake3 import blake3
 from torch import Tensor
 
-from protocols.tensors import ByteReader
+from protocols.tensors import TensorReader
 
 DIGEST_BYTES = 16  # enough, as nobody searches for two models with one digest
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """The digest of these tensors, whatever their order and their device."""
-    whole, reader = blake3(), ByteReader()
+    whole, reader = blake3(), TensorReader()
     for name in sorted(tensors):
         tensor = tensors[name]
         whole.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())

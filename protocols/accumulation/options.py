@@ -27,7 +27,7 @@ from protocols.accumulation.signature import LONGEST_OPTIMIZER_NAME
 from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, as_setting
 from protocols.errors import ProtocolMisuse
-from protocols.tensors import CODECS, ByteReader
+from protocols.tensors import CODECS, TensorReader
 
 _PARAMETERS = b"potluck initial parameters 1\0"
 
@@ -189,7 +189,7 @@ def _settings(group: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def first_of(steps: Steps, run: str, signature: bytes) -> bytes:
     """The history of a run that begins with these parameters."""
-    parameters, reader = blake3(_PARAMETERS), ByteReader()
+    parameters, reader = blake3(_PARAMETERS), TensorReader()
     for _, one in sorted(steps.shared.everything, key=lambda pair: pair[0]):
         for part in reader.parts(one):
             parameters.update(part)

@@ -56,7 +56,7 @@ from protocols.accumulation.state_manifest import (
     unpack,
 )
 from protocols.errors import MalformedMessage
-from protocols.tensors import ByteReader, gpu_of, is_on_gpu, raw_bytes
+from protocols.tensors import TensorReader, gpu_of, is_on_gpu, raw_bytes
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in VALUE_TYPES}
 _NAMES: dict[torch.dtype, ValueType] = {_DTYPES[name]: name for name in VALUE_TYPES}
@@ -121,7 +121,7 @@ class LiveState:
 
     def _stream(self) -> Iterator[memoryview]:
         """The bytes of the stream, in order. Each part is valid until the next one."""
-        reader, end = ByteReader(), 0
+        reader, end = TensorReader(), 0
         for spec, start in zip(self.specs, offsets_of(self.specs), strict=True):
             yield _ZEROS[: start - end]
             yield from reader.parts(self.tensors[spec.name])

@@ -66,8 +66,8 @@ LEAVING_SECONDS: Final = 2.0  # a node that trains may be ended earlier (node/tr
 MOST_HELD: Final = 2 * LARGEST_GROUP
 MOST_HELD_OF_PEER: Final = 4  # a member asks for a decision and for its bytes
 SHELVES_KEPT: Final = 2  # each has the bytes of a result
-KNOWN_DIVISOR: Final = 3
-"""A member takes a result if a third of the heads that it knows were listed. When a network is cut
+KNOWN_SHARE: Final = 1 / 3
+"""A member takes a result if so many of the heads that it knows were listed. When a network is cut
 in two, the larger side may lack nearly half of them, and in some cohorts others become head."""
 
 DECISION_BYTES: Final = 128 << 10  # 350 for each head
@@ -156,7 +156,7 @@ class HeadsDecision(Message, frozen=True):
         if not self.cut.covers(layout):
             raise RemoteMisbehaviour("It hands down a result of another vector.")
         listed = set(roster.members)
-        if known and all(len(one & listed) < len(one) / KNOWN_DIVISOR for one in known):
+        if known and all(len(one & listed) < KNOWN_SHARE * len(one) for one in known):
             raise NoDecision("The head's round had too few of the heads that are known here.")
         await check_with_pauses(roster, terms)
         round_id = roster.round_id

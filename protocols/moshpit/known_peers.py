@@ -330,7 +330,8 @@ class WaitingJoins:
         for peer in sorted(self._joins, key=lambda one: -self._joins[one].peers):  # a stable sort
             first.setdefault(self._seat_of(peer), peer)
         first.pop(self._seat_of(self._me), None)
-        return [peer for peer in self._joins if peer in first.values()]
+        chosen = set(first.values())
+        return [peer for peer in self._joins if peer in chosen]
 
     @property
     def peers(self) -> int:

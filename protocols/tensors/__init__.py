@@ -12,9 +12,9 @@ from protocols.tensors.codecs import (
 )
 from protocols.tensors.gpu import GPUS, gpu_of, is_on_gpu, record
 from protocols.tensors.messages import (
-    ByteReader,
     DtypeName,
     TensorHeader,
+    TensorReader,
     accumulate,
     check_header,
     decode,
@@ -31,11 +31,11 @@ __all__ = [
     "GPUS",
     "ONE_IN",
     "SERIAL_VALUES",
-    "ByteReader",
     "CodecName",
     "DtypeName",
     "NotFinite",
     "TensorHeader",
+    "TensorReader",
     "accumulate",
     "check_header",
     "decode",

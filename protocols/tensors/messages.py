@@ -42,9 +42,9 @@ from protocols.tensors.codecs import (
 from protocols.tensors.gpu import is_on_gpu
 
 __all__ = [
-    "ByteReader",
     "NotFinite",
     "TensorHeader",
+    "TensorReader",
     "accumulate",
     "check_header",
     "decode",
@@ -248,11 +248,11 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 STAGED_BYTES: Final = 4 << 20  # a GPU copies them in a fifth of a millisecond
 
 
-class ByteReader:
+class TensorReader:
     """Reads the bytes of tensors on any device. Those on a GPU come through one buffer, so that the
     host has no copy of a whole tensor, and allocates nothing for each.
 
-        reader = ByteReader()
+        reader = TensorReader()
         for part in reader.parts(tensor): digest.update(part)      # valid until the next one
     """
 

@@ -17,7 +17,7 @@ from protocols.accumulation.options import first_of
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.steps import GradientSteps
 from protocols.accumulation.training_state import look
-from protocols.tensors import ByteReader, raw_bytes
+from protocols.tensors import TensorReader, raw_bytes
 from tests.accumulation.device_double import DOUBLE, device_double
 from tests.new_tensors import NewTensors
 
@@ -63,7 +63,7 @@ def test_reading_a_large_tensor_takes_a_few_mebibytes_of_the_host(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool])
 def test_the_parts_are_the_bytes_that_the_host_would_have(dtype: torch.dtype) -> None:
-    reader = ByteReader()
+    reader = TensorReader()
     for shape in [(), (0,), (3,), (3, 4), (3, MIB // 2)]:
         here = (torch.rand(shape) * 2).to(dtype)
         for one in (here, here.t() if here.dim() == 2 else here):

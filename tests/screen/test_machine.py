@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import trio
 
 from lab.scenes import STATES
@@ -20,14 +17,6 @@ from tests.waiting import PATIENCE_SECONDS, until
 
 GPU = GpuReading(0.97, 64.0, 281.5, 9_440_000_000, 25_800_000_000)
 MACHINE = replace(STATES["training"], processor=1.6, processors=4)
-
-
-@pytest.fixture
-def pseudo() -> Iterator[Pseudo]:
-    made = Pseudo()
-    yield made
-    os.close(made.outside)
-    os.close(made.descriptor)
 
 
 def panel(scene: Scene, look: Look | None = None) -> list[str]:

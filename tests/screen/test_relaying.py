@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,14 +21,6 @@ from node.app.screen.terminal import Terminal
 from node.core.status import NodeStatus
 from tests.homes import home_in
 from tests.screen.pseudo import Pseudo
-
-
-@pytest.fixture
-def pseudo() -> Iterator[Pseudo]:
-    made = Pseudo()
-    yield made
-    os.close(made.outside)
-    os.close(made.descriptor)
 
 
 def shown(scene: Scene, columns: int = 80, rows: int = 30) -> str:

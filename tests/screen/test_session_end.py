@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import trio
@@ -29,14 +28,6 @@ THROWN_OUT = MembershipEnded(
     why="A moderator of the run decided so.",
     advice="Ask the run's moderators.",
 )
-
-
-@pytest.fixture
-def pseudo() -> Iterator[Pseudo]:
-    made = Pseudo()
-    yield made
-    os.close(made.outside)
-    os.close(made.descriptor)
 
 
 async def train_until_thrown_out(display: Display) -> int:

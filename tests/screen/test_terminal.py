@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import trio
@@ -33,14 +33,6 @@ from protocols.errors import PotluckError
 from tests.screen.emulator import AT_REST, SHOWN
 from tests.screen.pseudo import Pseudo
 from tests.waiting import PATIENCE_SECONDS, until
-
-
-@pytest.fixture
-def pseudo() -> Iterator[Pseudo]:
-    made = Pseudo()
-    yield made
-    os.close(made.outside)
-    os.close(made.descriptor)
 
 
 def frame(columns: int, rows: int, look: Look) -> Sequence[Painted]:

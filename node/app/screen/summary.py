@@ -1,9 +1,9 @@
 """What stays on the terminal after the end of a session: how it ended, what can be done now, where
 the run stood, what this peer gave, and the last warnings. Pure.
 
-It is empty for a session without any contribution or failure. A node that only relays has given
-its traffic. A second Ctrl-C ends everything in
-the middle of leaving; then only the summary shows what the session gave.
+It is empty for a session without any contribution or failure. A node that only relays has given its
+traffic. A second Ctrl-C ends everything in the middle of leaving; then only the summary shows what
+the session gave.
 """
 
 from __future__ import annotations
