@@ -84,6 +84,9 @@ class LinkEvent:
     was: Reach
 
 
+FEW_BYTES = 64
+
+
 class Stream(HalfCloseableStream):
     """One ordered, reliable, two-way byte channel with an authenticated peer.
 
@@ -115,6 +118,12 @@ class Stream(HalfCloseableStream):
     @property
     @abstractmethod
     def protocol(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def last_arrival(self) -> float:
+        """When more than `FEW_BYTES` last arrived at once, received or not, by trio's clock; -inf
+        before the first. Fewer may only say that the other side is alive."""
 
     @property
     def over_their_dial(self) -> bool:

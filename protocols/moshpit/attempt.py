@@ -581,13 +581,11 @@ class ArrivalPace:
             progress = self._progress_of_slowest()
             if progress == self._stuck:
                 return
-            began = trio.current_time()
-            with trio.move_on_after(ALIVE_SECONDS):
+            with self._attempt.values_of[sender].holding(), trio.move_on_after(ALIVE_SECONDS):
                 await reduction.averaged(number - self._ahead)
             if progress == self._progress_of_slowest():
                 self._stuck = progress
                 return
-            self._attempt.values_of[sender].held += trio.current_time() - began
 
     def _progress_of_slowest(self) -> tuple[int, int]:
         """The chunks that have arrived from all senders, and how much from those that sent no
@@ -688,6 +686,16 @@ class Flow:
             self.done = done
             if self.is_over:
                 self.ended = self.moved
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """While the block runs, nothing is received. The sender waits from the moment at which its
+        window is full: then no more bytes arrive."""
+        began = trio.current_time()
+        yield
+        if self._transfer is not None:
+            began = max(began, self._transfer.last_arrival)
+        self.held += trio.current_time() - began
 
     def look(self, bytes_per_second: float) -> None:
         """Check whether bytes have arrived. If they are slower than this rate, they excuse only

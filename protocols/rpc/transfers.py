@@ -150,6 +150,11 @@ class Transfer(Generic[Accepted, Sent, Received]):
         return self.bytes_received + self._receiver.under_way
 
     @property
+    def last_arrival(self) -> float:
+        """When bytes of a chunk last arrived, received or not; -inf before the first."""
+        return self._stream.last_arrival
+
+    @property
     def received_digest(self) -> bytes:
         """The hash of the chunks received so far, as the closing message will have it."""
         return self._receiver.count.digest

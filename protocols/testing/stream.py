@@ -14,6 +14,7 @@ would lose them.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ import trio
 
 from protocols.errors import ProtocolNotServed, Unreachable
 from protocols.identity import PeerId
-from protocols.network import Reach, Stream
+from protocols.network import FEW_BYTES, Reach, Stream
 from protocols.testing.trace import TraceKind
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class SimulatedStream(Stream):
         # receiving
         self._chunks: deque[memoryview] = deque()
         self._unread_bytes = 0
+        self._last_arrival = -math.inf
         self._uncredited_bytes = 0
         self._end_received = False
         self._receiver: trio.lowlevel.Task | None = None
@@ -73,6 +75,10 @@ class SimulatedStream(Stream):
     @property
     def protocol(self) -> str:
         return self._protocol
+
+    @property
+    def last_arrival(self) -> float:
+        return self._last_arrival
 
     @property
     def over_their_dial(self) -> bool:
@@ -296,6 +302,8 @@ class SimulatedStream(Stream):
             return
         self._chunks.append(memoryview(segment))
         self._unread_bytes += len(segment)
+        if len(segment) > FEW_BYTES:
+            self._last_arrival = trio.current_time()
         self._wake_receiver()
 
     def end_arrived(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from protocols.network import Stream
+from protocols.network import FEW_BYTES, Stream
 from tests.contract.neighbourhood import (
     PROTOCOL,
     Neighbourhood,
@@ -50,6 +50,23 @@ async def test_many_small_pieces_that_had_to_wait_are_read_in_order(place: Neigh
         received += buffer[:size] + part
     received += buffer[:size]
     assert received == b"".join(pieces)
+
+
+@on_both
+async def test_it_says_when_bytes_last_arrived_read_or_not(place: Neighbourhood) -> None:
+    """A few bytes do not count: they may only say that the other side is alive."""
+    near, far = await place.joined()
+    began = trio.current_time()
+    await near.send_all(bytes(FEW_BYTES))
+    await place.settle()
+    assert far.last_arrival < began
+    assert await read_exactly(far, FEW_BYTES) == bytes(FEW_BYTES)
+    await near.send_all(bytes(FEW_BYTES + 1))
+    await place.settle()
+    arrived = far.last_arrival
+    assert began <= arrived <= trio.current_time()
+    assert await read_exactly(far, FEW_BYTES + 1) == bytes(FEW_BYTES + 1)
+    assert far.last_arrival == arrived
 
 
 @on_both

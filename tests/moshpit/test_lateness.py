@@ -125,6 +125,7 @@ def test_it_is_left_out_alone_in_every_cast(cast: str, rogue: int, kind: type[Bu
 
 Later = Callable[[SimulatedWorld, Sequence[SimulatedNetwork]], Awaitable[None]]
 HOME = WorldSettings(link=LinkSettings(latency_seconds=0.3), window_bytes=32 << 10)
+NEAR = WorldSettings(window_bytes=32 << 10)
 HOME_VALUES = 100_000  # 5 s of a megabit up
 
 
@@ -179,6 +180,15 @@ def test_a_link_that_becomes_slower_meanwhile_is_waited_for() -> None:
 
     up = dict.fromkeys(range(4), 1.0 * MEGABIT)
     check_all_are_in(one_round("rrrr", setting=at_home(up, declared=True, later=slower)))
+
+
+def test_a_link_that_is_a_little_slower_is_waited_for_where_no_rate_is_as_declared() -> None:
+    """The reducers take the faster ones' chunks later, as the slower one's come. But their bytes
+    arrive meanwhile: in this time they do not only wait."""
+    up = {0: MEGABIT / 2, 1: MEGABIT / 2, 2: MEGABIT / 2, 3: MEGABIT / 3}
+    told = dict.fromkeys(up, (int(FAST), int(FAST)))
+    setting = replace(at_home(up, declared=False), declared=told, world=NEAR)
+    check_all_are_in(one_round("rrrr", setting=setting))
 
 
 # Members that are ruled out

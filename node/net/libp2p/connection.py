@@ -73,6 +73,10 @@ class Libp2pStream(Stream):
         return self._protocol
 
     @property
+    def last_arrival(self) -> float:
+        return self._muxed.last_arrival
+
+    @property
     def over_their_dial(self) -> bool:
         return self._over_their_dial
 

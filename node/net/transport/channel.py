@@ -23,6 +23,7 @@ the bytes it holds (tests/transport measure it).
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from node.net.transport.frames import DATA, encode_header
 from node.net.transport.outgoing import StreamQueue
 from node.net.transport.window import ReceiveWindow, SendWindow
 from protocols.errors import MalformedMessage
+from protocols.network import FEW_BYTES
 
 if TYPE_CHECKING:
     from node.net.transport.connection import YamuxConnection
@@ -163,6 +165,7 @@ class YamuxChannel:
         self._sender_waits: trio.Event | None = None
         self._is_receiving = False
         self._awaited_at = -PROMPT_SECONDS  # when bytes came for a waiting receiver
+        self.last_arrival = -math.inf
         self._is_sending = False
 
     def __repr__(self) -> str:
@@ -287,8 +290,11 @@ class YamuxChannel:
             return
         self._unread.append(piece)
         self._connection.unread_bytes += len(piece)
+        now = trio.current_time()
+        if len(piece) > FEW_BYTES:
+            self.last_arrival = now
         if self._receiver_waits is not None:
-            self._awaited_at = trio.current_time()
+            self._awaited_at = now
             self._wake_receiver()
 
     def on_credit(self, size: int) -> None:

@@ -63,6 +63,10 @@ class GatedStream(Stream):
     def protocol(self) -> str:
         return self._stream.protocol
 
+    @property
+    def last_arrival(self) -> float:
+        return self._stream.last_arrival
+
     async def send_all(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
         if not view:
