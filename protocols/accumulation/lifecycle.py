@@ -94,7 +94,8 @@ class Life:
     - `passed_by`: the members of a round of this epoch that was or may have been committed without
       this peer, or whose result this peer did not apply. While one of them is further, this peer
       makes no other step of this epoch.
-    - `follows`: the state was fetched from others, and this peer has made no step since.
+    - `follows`: the state was fetched from others, and this peer has made no step since. The state
+      from which a run begins is nobody's step: who fetches it does not follow.
     - `expected`: how many peers were expected in the round, or were in it.
     - `begun_without`: the members of a group of this epoch that has begun without this peer. It
       waits while they are seen to average, up to the estimate with the number `waits_to`.
@@ -684,7 +685,7 @@ def _fetched(_mode: Mode, life: Life, event: Fetched | Restored) -> Turn:
         event.history,
         number=life.number,
         looked_past=life.number,
-        follows=isinstance(event, Fetched),
+        follows=isinstance(event, Fetched) and event.epoch > 0,
     )
     return life, (*effects, Announce(), LookAgain())
 

@@ -308,7 +308,7 @@ class Standing:
             # one that lost its checkpoints may not begin the run, and others may not begin with it
             keeps=self._bridge.keeper is not None
             and (self._bridge.settings.begins or life.epoch > 0),
-            follows=life.follows and life.epoch > 0,
+            follows=life.follows,
             batch=min(self._batch, LARGEST_SAMPLES),
             batch_seconds=min(self._batch_seconds, LONGEST_SECONDS),
             under_way=0.0 if self._computes else -1.0,

@@ -99,7 +99,7 @@ class Peer:
             0.0,
             SIGNATURE,
             averaging=life.phase is Phase.AVERAGING,
-            follows=life.follows and life.epoch > 0,
+            follows=life.follows,
         )
 
     @property

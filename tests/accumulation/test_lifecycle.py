@@ -298,6 +298,14 @@ def test_a_peer_that_takes_a_state_follows_until_its_next_step() -> None:
     assert not lifecycle.life.follows
 
 
+def test_a_peer_that_takes_the_state_from_which_a_run_begins_does_not_follow() -> None:
+    lifecycle = accumulating(samples=0)
+    begins = Elsewhere(FindingKind.BEHIND, 0, None, peers(1), "another one begins the run")
+    lifecycle.take(looked(lifecycle, behind=begins))
+    lifecycle.take(Fetched(0, history(0)))
+    assert not lifecycle.life.follows
+
+
 def test_a_peer_that_is_left_out_drops_its_samples_and_takes_the_others_state() -> None:
     lifecycle = averaging()
     drop, fetch = lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1, 2)))
