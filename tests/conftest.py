@@ -21,6 +21,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from tests.demonstrated import Played, play
 
 ROOT = Path(__file__).parent.parent
 FAST_EXAMPLES = 25
+TESTS_UNTIL_SET_ASIDE = 100
 
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT, derandomize=True)
@@ -51,8 +53,22 @@ def really_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_finish() -> None:
+    _set_aside()
+
+
+_ended = count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    if next(_ended) % TESTS_UNTIL_SET_ASIDE == 0:  # of their reports, and of what was imported
+        _set_aside()
+
+
+def _set_aside() -> None:
+    """No later collection looks at the objects that there are. They are hundreds of thousands: it
+    would take half a second."""
     gc.collect()
-    gc.freeze()  # each full collection would take half a second for them: a tenth of the time
+    gc.freeze()
 
 
 # For the children that are of the laboratory; pytest itself has the folder from pyproject.toml.

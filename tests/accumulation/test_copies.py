@@ -26,8 +26,8 @@ from tests.accumulation.device_double import (
     DOUBLE,
     Alive,
     bytes_alive,
+    count_only_new_objects,
     device_double,
-    only_new_objects,
 )
 from tests.accumulation.training_peers import SETTINGS, training_world, wait_for_company
 
@@ -149,9 +149,9 @@ async def most_alive(options: dict[str, Any], device: torch.device) -> Alive:
         optimizer.finish()
 
     settings = replace(SETTINGS, target_batch=8 * PEERS)
-    with only_new_objects():
-        async with training_world() as world:
-            await world.train(await world.peers(PEERS, settings), loop)
+    count_only_new_objects()
+    async with training_world() as world:
+        await world.train(await world.peers(PEERS, settings), loop)
     size = PEERS * MODEL_BYTES
     return Alive(max(one.cpu for one in seen) / size, max(one.double for one in seen) / size)
 

@@ -172,35 +172,16 @@ def test_a_mixture_is_compared_with_the_dense_network_of_the_longest_delay(
 
 
 ALL_SHORT_SECONDS = 600.0  # the bar
-
-
-def of_the_lab(home: Path, *words: str) -> dict[str, dict[str, Any]]:
-    result = laboratory(
-        "reproduce", *words, "--short", "--json", home=home, patience=ALL_SHORT_SECONDS
-    )
-    told = {one["name"]: one for one in objects(result.stdout)}
-    assert result.returncode == 0, [name for name in told if told[name]["verdict"] == "fails"]
-    return told
+MAY_DEVIATE = {"dedloc-albert", "learning-throughput", "learning-convergence"}
+"""The first always does; the others can on a busy machine, or after so short a training."""
 
 
 @pytest.mark.slow
-def test_claims_hold_in_their_short_form(tmp_path: Path) -> None:
-    cheap = (
-        "learning-gate",
-        "moshpit-averaging",
-        "moshpit-variance",
-        "moshpit-sgd",
-        "dedloc-averaging-time",
-        "dedloc-equivalence",
-        "dedloc-group-size",
-        "dedloc-streaming",
-        "potluck-home-links",
-    )
-    told = of_the_lab(tmp_path, *cheap, "--into", str(tmp_path))
-    assert {name: one["verdict"] for name, one in told.items()} == dict.fromkeys(cheap, "holds")
-    assert list(sections_of((tmp_path / "results.md").read_text(encoding="utf-8"))) == [*cheap]
-
-
-@pytest.mark.soak
 def test_all_claims_hold_in_their_short_form(tmp_path: Path) -> None:
-    assert list(of_the_lab(tmp_path)) == [one.name for one in command.CLAIMS]
+    words = ("--all", "--short", "--json", "--into", str(tmp_path))
+    result = laboratory("reproduce", *words, home=tmp_path, patience=ALL_SHORT_SECONDS)
+    told = {one["name"]: one["verdict"] for one in objects(result.stdout) if "name" in one}
+    assert result.returncode == 0, [name for name, verdict in told.items() if verdict == "fails"]
+    assert list(told) == [one.name for one in command.CLAIMS]
+    assert {name for name, verdict in told.items() if verdict != "holds"} <= MAY_DEVIATE
+    assert list(sections_of((tmp_path / "results.md").read_text(encoding="utf-8"))) == list(told)
