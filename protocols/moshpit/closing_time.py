@@ -165,9 +165,10 @@ class ClosingTime:
 
     def has_come(self, now: float) -> bool:
         """Whether to close the list now, with the peers that wait."""
-        if not self._joins:
+        seated = self._joins.seated
+        if not seated:
             return False
-        count = 1 + len(self._joins.seated)
+        count = 1 + len(seated)
         if now >= self.deadline:
             return True
         if self._joins.peers < self._missing and not self._known.is_restricted:

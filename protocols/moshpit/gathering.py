@@ -323,7 +323,7 @@ class Gathering:
             for member in (by, *members):
                 self._known.pass_over(member, Absence.ELSEWHERE, "it has started in another group")
             self._course.started_by = by
-            if len(members) > 1 + len(self._joins):
+            if len(members) > 1 + len(self._joins.seated):
                 self._course.end(StartedWithoutUs(by))
         self._course.reconsider(now)
 
@@ -632,7 +632,7 @@ class LeadOrFollow:
             self.end(self._why_nothing())
 
     def _is_surely_alone(self, now: float) -> bool:
-        if self._joins or self._known.waited_for(now, self._joins):
+        if self._joins.seated or self._known.waited_for(now, self._joins):
             return False
         return self.started_by is not None or self._closing.nobody_comes(now)
 

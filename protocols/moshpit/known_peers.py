@@ -281,7 +281,8 @@ class KnownPeers:
 # can reach it.
 #
 # Some gatherings have *seats*: of several peers with the same seat, the one that comes for most
-# peers is listed, and the others wait in vain. The heads of cohorts gather so.
+# peers is listed, and the others wait in vain. Those with the leader's own seat do, too. The heads
+# of cohorts gather so.
 #
 # Easy to get wrong: a peer that asks again has given up its earlier join, whose end may be noticed
 # *after* the new one has come. So joins are told apart by their tickets, not by their peers.

@@ -532,6 +532,27 @@ def test_of_several_with_one_seat_the_one_that_comes_for_most_is_listed() -> Non
     assert one.effects() == [led(C, E)]
 
 
+def test_a_leader_does_not_wait_for_long_with_only_those_that_have_its_own_seat() -> None:
+    """It cannot list them. It went on for as long as one of them stayed, without a pause."""
+    one = gathering(A, seat_of={A: 1, D: 1}.__getitem__)
+    one.join_came(Candidate(D, peers=9), ticket(D), (), 9 * SECONDS, 0.0)
+    for tenths in range(1, 10 * round(SECONDS)):
+        one.tick(tenths / 10)
+        assert not one.ended
+    one.tick(SECONDS)
+    assert one.ended
+    (end,) = one.effects()
+    assert isinstance(end, End)
+    assert isinstance(end.ending, NotTogether)
+
+
+def test_those_without_a_seat_do_not_count_beside_a_list_that_has_started() -> None:
+    one = gathering(A, seat_of={A: 1, D: 1, B: 2, C: 3}.__getitem__)
+    one.join_came(Candidate(D), ticket(D), (), SECONDS, 0.0)
+    one.shown(B, [B, C], 1.0)
+    assert one.effects() == [End(StartedWithoutUs(B))]
+
+
 @settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 16))
 def test_a_split_places_as_many_peers_as_possible(
