@@ -293,10 +293,10 @@ class ResultShelf:
             self.failed(NoDecision("This peer has no result to hand down."))
 
     async def found(self) -> HandedResult:
-        await self._decided.wait()
-        if self._offered is None:
-            assert self._failure is not None
-            raise self._failure
+        while self._offered is None:
+            if self._failure is not None:
+                raise self._failure
+            await self._decided.wait()
         return self._offered
 
     def way_to(self, me: PeerId, head: PeerId, offered: HandedResult) -> Way:

@@ -11,11 +11,13 @@ import msgspec
 import pytest
 import torch
 import trio
+import trio.testing
 
 from protocols.errors import Busy, DeadlineExceeded, PotluckError
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit import handing_on
+from protocols.moshpit.ballots import Ballot, Statement
 from protocols.moshpit.cohort_round import HEADS_ROUND
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
 from protocols.moshpit.encoded_result import chunks
@@ -25,20 +27,29 @@ from protocols.moshpit.handing_down import (
     MOST_HELD_OF_PEER,
     AskBytes,
     AskResult,
+    DecidedPart,
+    HandedResult,
     HandedTransfer,
     HandingDown,
     HeadsDecision,
     NotOfCohort,
+    ResultShelf,
 )
 from protocols.moshpit.known_peers import WaitingJoins
+from protocols.moshpit.layout import Layout
 from protocols.moshpit.outcome import Committed, Discarded
 from protocols.moshpit.roster import hash_order
 from protocols.rpc import Empty
 from protocols.testing.world import NodeSettings, SimulatedWorld
 from tests.dht.members import simulated
 from tests.moshpit.averagers import SETTINGS, VALUES, AveragingPeer, Ended, averagers, mean_of
+from tests.moshpit.test_roster import GOOD
 
 COUNT = 4
+
+DECIDED = HeadsDecision(
+    GOOD, (0,), Ballot(0, 0), (DecidedPart(0, 4, Statement(0, bytes(32), bytes(64))),), 4096
+)
 
 
 class Cohorts:
@@ -208,6 +219,25 @@ def in_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of a tree, so that small cohorts have parents."""
     monkeypatch.setattr(handing_on, "LEADER_BYTES", 1)
     monkeypatch.setattr(handing_on, "FEWEST_IN_PARTS", 1)
+
+
+async def test_a_member_that_asks_while_a_result_is_taken_back_gets_the_next_one() -> None:
+    first, next_one = (HandedResult(DECIDED, Layout(()), memoryview(b""), 0) for _ in range(2))
+    shelf, found = ResultShelf(()), list[HandedResult]()
+
+    async def ask() -> None:
+        found.append(await shelf.found())
+
+    with trio.fail_after(5.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            shelf.offer(first)
+            shelf.take_back()
+            await trio.testing.wait_all_tasks_blocked()
+            assert not found
+            shelf.offer(next_one)
+    assert found == [next_one]
 
 
 def test_a_result_is_handed_on_part_by_part_as_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
