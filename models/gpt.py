@@ -195,7 +195,8 @@ class GPT(Trainable):
         device = self.embedding.weight.device
         ids = list(prompt)[-self.settings.context :] or [ord("\n")]
         for _ in range(count):
-            logits = self(torch.tensor([ids], device=device))[0, -1].double().cpu()
+            logits = self(torch.tensor([ids], device=device))[0, -1].cpu()
+            logits = logits.double()  # here: Apple's GPU has no float64
             if temperature > 0.0:
                 chances = torch.softmax(logits / temperature, dim=0)
                 following = int(torch.multinomial(chances, 1, generator=generator))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
 
 from models.errors import NotThisModel, WrongSettings
 from models.gpt import GPT, SIZES, GPTSettings
@@ -54,6 +57,31 @@ def test_its_loss_is_that_of_each_byte_after_those_before_it() -> None:
     batch = torch.randint(256, (3, 9), dtype=torch.uint8, generator=seeded(0))
     losses = [cross_entropy(model(row[None, :-1].long())[0], row[1:].long()) for row in batch]
     assert torch.allclose(model.loss(batch), torch.stack(losses).mean())
+
+
+class AppleGpu(TorchFunctionMode):
+    """Only what was copied to the processor can be made float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copied: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.double and not any(args[0] is one for one in self._copied):
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        result = func(*args, **(kwargs or {}))
+        if func is Tensor.cpu:
+            self._copied.append(result)
+        return result
+
+
+def test_it_writes_on_a_device_without_float64() -> None:
+    model = GPT(SMALLEST, 0)
+    there = bytes(model.generate(b"a", 5, generator=seeded(0)))
+    with AppleGpu():
+        assert bytes(model.generate(b"a", 5, generator=seeded(0))) == there
 
 
 def test_it_learns_a_text_by_heart_in_sixty_steps() -> None:
