@@ -8,7 +8,6 @@ quota is used up, the node stays part of the swarm, and says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -26,20 +25,9 @@ from node.training.caps_watch import WatchedCaps, open_caps
 from node.training.gate import Gate
 from protocols.network import LinkEvent, Network, Reach
 
-Work = Callable[[Node, LineQueue], Awaitable[None]]
-
 
 async def listen(configuration: Configuration, output: Output) -> int:
     """Run a node until cancelled."""
-
-    async def tell_of_links(node: Node, lines: LineQueue) -> None:
-        await _tell_of_links(node, lines, output)
-
-    return await run_bare_node(configuration, output, tell_of_links)
-
-
-async def run_bare_node(configuration: Configuration, output: Output, work: Work) -> int:
-    """Run a node without training, and `work` beside it, until cancelled."""
     lines = LineQueue(output)
     node = Node(configuration)
     with at_hard_exit(node.remove_run_files), lines.logging():
@@ -47,7 +35,7 @@ async def run_bare_node(configuration: Configuration, output: Output, work: Work
             nursery.start_soon(lines.run)
             try:
                 async with node:
-                    await work(node, lines)
+                    await _tell_of_links(node, lines, output)
             finally:
                 await lines.finish(LAST_LINES_SECONDS)
     return 0
