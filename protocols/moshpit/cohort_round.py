@@ -115,7 +115,7 @@ class CohortRounds:
         self._epoch = -1
         self._shelf: ResultShelf | None = None
         self._heads: frozenset[PeerId] = frozenset()
-        """Of the last averaging that has a result. What slots tell of the heads may be older."""
+        """Of the last averaging that has a result. Slots may tell of older heads."""
         self._idle = BoundedMap[PeerId, float](MOST_IDLE)
 
     def overtaken(self, epoch: int) -> None:

@@ -89,7 +89,7 @@ __all__ = [
 PLACES_REMEMBERED = 32  # and who was there: a round of each of so many groups
 
 GROUPS_REMEMBERED = 4
-"""Who was in none of the last groups at a place is not looked for there. With only the last one,
+"""A peer looks at a place for those that were in its last groups there. With only the last one,
 peers that were divided into two groups, perhaps by a network that was cut, would go on so."""
 
 LISTS_REMEMBERED = 32  # of the last searches, to be shown to stragglers; 44 KB for 256 members
