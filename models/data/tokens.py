@@ -21,6 +21,7 @@ import base64
 import hashlib
 import json
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -135,27 +136,40 @@ def _growth_of_all(rules: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _growth(rule: Mapping[str, Any]) -> int:
-    """How many times as long a rule can make a text. What it takes from Unicode's own tables is not
-    counted."""
+    """How many times as long a rule can make a text. Unicode's own tables make up to 18 letters of
+    one, once; that is not counted.
+
+    Easy to get wrong: a letter that a rule writes may be taken apart by these tables, too, and what
+    they make of it be replaced again. So each counts as all that they make of it.
+    """
     match rule:
         case {"type": "Sequence"}:
             return _growth_of_all(rule.get("normalizers") or rule.get("pretokenizers") or ())
         case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)} if (
             pattern
         ):
-            return max(1, len(content))
+            return max(1, _letters(content))
         case {"type": "Replace", "content": str(content)}:
-            return 1 + len(content)  # an expression may find a place between two letters
+            return 1 + _letters(content)  # an expression may find a place between two letters
         case {"type": "Prepend", "prepend": str(content)}:
-            return max(1, len(content))
+            return max(1, _letters(content))
         case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
             return _longest_replacement(base64.b64decode(table))
         case {"type": "BertNormalizer"}:
             return 3  # a space on both sides of each Chinese letter
-        case {"type": "ByteLevel" | "Metaspace"}:
-            return 2  # a letter for each byte, of up to two bytes; a letter before each piece
+        case {"type": "ByteLevel", "add_prefix_space": bool()}:
+            return 5  # a letter for each of up to four bytes, and one before each piece
+        case {"type": "ByteLevel"}:
+            return 12  # as a normalizer: of such a letter, Unicode's tables make up to three
+        case {"type": "Metaspace"}:
+            return 2  # a letter before each piece
         case _:
             return 1
+
+
+def _letters(written: str) -> int:
+    """How many letters Unicode's tables make of these, at most."""
+    return len(unicodedata.normalize("NFKD", written))
 
 
 def _longest_replacement(table: bytes) -> int:
@@ -163,7 +177,7 @@ def _longest_replacement(table: bytes) -> int:
     each with a zero behind it."""
     size = int.from_bytes(table[:4], "little")
     replacements = table[4 + size :].split(b"\0")
-    return max(1, *(len(one.decode("utf-8", "replace")) for one in replacements))
+    return max(1, *(_letters(one.decode("utf-8", "replace")) for one in replacements))
 
 
 @contextmanager
