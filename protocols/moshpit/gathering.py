@@ -745,7 +745,7 @@ class LeadersWord:
         if named is None or self._redirects > MOST_REDIRECTS:
             self._known.pass_over(leader, Absence.AT_ODDS, "it named an impossible leader")
         elif named.is_unled:
-            why = "it follows a peer that has held up a round that it led"
+            why = "it follows a peer whose rounds came to nothing"
             self._known.pass_over(leader, Absence.AT_ODDS, why)
         self._course.reconsider(now)
 

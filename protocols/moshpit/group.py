@@ -72,7 +72,7 @@ class Search:
       in place of those that are lost.
     - `fewest`: of how many peers the list must be, this one included, before its deadline.
     - `unwelcome`: peers that this peer does not list, because they have held up its rounds.
-    - `unled`: peers that this peer does not follow, because they have held up rounds that they led.
+    - `unled`: peers that this peer does not follow, because rounds that they led came to nothing.
     - `seat_of`: of peers with the same seat, this peer lists only one (known_peers.py).
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
       (`closing_time.FOLLOWER_GRACE_SECONDS`) later. `more_seconds`: by so much it is later.

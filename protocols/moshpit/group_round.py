@@ -59,8 +59,8 @@ where rounds are rare, the next one may be minutes away."""
 HELD_UP_CODES = LATE_CODES | {IDLE, OVERDUE}
 
 ROUNDS_UNLED = 32
-"""For which a leader is not followed that held up a round: of n peers each leads one round in n, so
-that a span of one would be over before it leads again."""
+"""For which a leader is not followed whose round came to nothing: of n peers each leads one round
+in n, so that a span of one would be over before it leads again."""
 MOST_ROUNDS_UNLED = 1024
 
 
@@ -122,8 +122,9 @@ class Doubts:
     """The peers that this one avoids because it saw them hold up a round, for growing spans. Where
     it leads, it does not list them for one round, then two, four, up to `MOST_DOUBTED_ROUNDS`,
     until they have been in a result. Each of these rounds is over after `ROUND_OF_DOUBT_SECONDS`
-    at the latest. It does not follow a peer that held up a round as its leader
-    for `ROUNDS_UNLED`, then twice as many, and so on, until that peer has led a committed round.
+    at the latest. It does not follow a peer that held up a round as its leader, or listed two heads
+    of a cohort, for `ROUNDS_UNLED`, then twice as many, and so on, until that peer has led a
+    committed round.
 
     Only some members notice that a member was late, so all still follow it where it leads: a group
     must not fall apart over something that only some have seen. All members notice what their

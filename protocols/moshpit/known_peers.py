@@ -66,7 +66,7 @@ class InvitablePeer:
     absence: Absence | None = None  # None: it counts
     reason: str = "it did not join in time"
     is_silent: bool = False  # it can only dial out, and has not
-    is_unled: bool = False  # it would lead us, and has held up rounds that it led: never counts
+    is_unled: bool = False  # it would lead us, and its rounds came to nothing: never counts
 
     def is_newer(self, sequence: int) -> bool:
         return sequence > self.sequence
@@ -165,7 +165,7 @@ class KnownPeers:
             )
             if peer in self._unled:
                 known.is_unled = True
-                known.pass_over(Absence.AT_ODDS, "it has held up a round that it led")
+                known.pass_over(Absence.AT_ODDS, "a round that it led came to nothing")
         return known
 
     def __contains__(self, peer: object) -> bool:
