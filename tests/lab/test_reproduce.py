@@ -14,6 +14,7 @@ from lab.reproduce.claim import Bearing, Claim, ClaimFigures, Condition, Picture
 from lab.reproduce.learning_at_home import (
     as_good_as_dense_when_late,
     costs_little,
+    keeps_throughput,
     reaches_dense,
 )
 from lab.reproduce.page import STATEMENTS, sections_of
@@ -122,6 +123,15 @@ def test_the_page_has_only_claims_that_there_are() -> None:
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert set(sections_of(page)) <= set(names)
     assert {name for _, shown_by in STATEMENTS for name in shown_by} <= set(names)
+
+
+@pytest.mark.parametrize(("at_100", "holds"), [(0.86, True), (0.62, False)])
+def test_the_throughput_has_to_be_kept_with_every_delay_and_not_only_with_the_longest(
+    at_100: float, holds: bool
+) -> None:
+    kept = {0.0: 1.0, 50.0: 0.9, 100.0: at_100, 200.0: 0.87}
+    told = [{"delay_ms": delay, "async_kept": share} for delay, share in kept.items()]
+    assert keeps_throughput(told, 0.85).holds is holds
 
 
 def model(final: float, training_loss: float) -> dict[str, Any]:

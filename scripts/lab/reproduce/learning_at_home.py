@@ -46,11 +46,7 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
             for row in told
         ],
         (
-            Condition(
-                f"with {longest['delay_ms']:g} ms, {longest['async_kept']:.0%} of the throughput "
-                f"without delay are left ({kept:.0%} are asked for).",
-                longest["async_kept"] >= kept,
-            ),
+            keeps_throughput(told, kept),
             Condition(
                 f"naive model parallelism becomes {slower:.0f} times as slow ({lost:g} times are "
                 "asked for; the paper: by an order of magnitude): the processor computes "
@@ -71,6 +67,17 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
             "batches per second",
             is_log=True,
         ),
+    )
+
+
+def keeps_throughput(told: Sequence[Mapping[str, float]], kept: float) -> Condition:
+    """With every delay: the claim is of all up to the longest."""
+    least = min(told[1:], key=lambda row: row["async_kept"])  # the first is without delay
+    return Condition(
+        f"with delays up to {told[-1]['delay_ms']:g} ms, {least['async_kept']:.0%} of the "
+        f"throughput without delay are left at the least, with {least['delay_ms']:g} ms "
+        f"({kept:.0%} are asked for).",
+        least["async_kept"] >= kept,
     )
 
 
