@@ -35,6 +35,7 @@ from node.core.sqlite_file import FileKind, NotOurs, open_or_begin_anew
 from node.training.happenings import Began, Happening
 from node.training.history import OLD_POINTS, RECENT_STEPS, Beside, Point, RunHistory
 from node.training.session import TrainingSession
+from protocols.accumulation.events import CaughtUp
 from protocols.blocking import in_thread
 from protocols.errors import PotluckError
 
@@ -162,7 +163,7 @@ async def open_history(
     )
 
     def take(happening: Happening) -> None:
-        if isinstance(happening, Began):
+        if isinstance(happening, Began | CaughtUp):  # a peer may catch up before it begins
             known = session.account.curve.points
             history.begin_with(one for one in known if one[0] <= happening.epoch)
         history.take(happening)

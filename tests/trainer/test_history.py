@@ -336,6 +336,24 @@ async def test_a_page_that_comes_late_has_the_losses_of_the_sessions_before(tmp_
         assert found.curve.points[0].loss == 1.0, "its own history counts, once it has one"
 
 
+async def test_it_has_them_too_if_the_run_has_made_steps_while_the_state_was_fetched(
+    tmp_path: Path,
+) -> None:
+    session = TrainingSession(Recorded())
+    for made in range(1, 4):
+        session.account.curve.note(made, 1.0 / made)
+    async with open_history(tmp_path / "a", session, target=lambda: TARGET) as found:
+        replayed = (StepLoss(8, 0.25), StepLoss(9, 0.125))
+        session.happened(CaughtUp(10, b"", 1.0, 0, (), {}, 2, losses=replayed))
+        session.happened(Began("poem", 10))
+        assert [(one.step, one.loss) for one in found.curve.points] == [
+            *((made, 1.0 / made) for made in range(1, 4)),
+            (9, 0.25),
+            (10, 0.125),
+        ]
+        assert found.curve.points[-1].total == 1_000.0
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """By another program, a backup for example."""
