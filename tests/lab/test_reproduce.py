@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from lab.bench.processes import BenchFailed
 from lab.reproduce import command
@@ -72,11 +73,20 @@ def test_the_exit_code_says_whether_every_claim_holds_or_is_explained(
     assert f"The exit code is {code}." in printed.err
 
 
+@pytest.mark.parametrize("is_in_a_task", [False, True])
 def test_a_claim_that_cannot_be_measured_fails_and_the_others_are_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_in_a_task: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(_short: bool, _say: object) -> ClaimFigures:
+    async def ask() -> None:
         raise BenchFailed("A node did not answer.")
+
+    async def ask_all() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+
+    def measure(_short: bool, _say: object) -> ClaimFigures:
+        trio.run(ask_all if is_in_a_task else ask)
+        raise AssertionError
 
     broken = Claim("one", "a paper", "A claim.", "Nothing.", measure)
     monkeypatch.setattr(command, "CLAIMS", (broken, claim("other", RIGHT)))

@@ -16,8 +16,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +38,21 @@ WHERE_WE_ARE = {"PYTHONPATH": os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent)
 
 class BenchFailed(PotluckError):
     """A process of the bench did not do what it was asked."""
+
+
+@contextmanager
+def failures_unwrapped() -> Iterator[None]:
+    """A BenchFailed of a nursery's task comes out of the block by itself, not in a group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        _, others = group.split(BenchFailed)
+        if others is not None:
+            raise
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
 
 
 class Running(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lab import NOTHING_MEASURED
-from lab.bench.processes import BenchFailed
+from lab.bench.processes import BenchFailed, failures_unwrapped
 from lab.plot import check_plot
 from lab.reproduce import dedloc, learning_at_home, moshpit, own
 from lab.reproduce.claim import Bearing, Claim
@@ -122,7 +122,8 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Claim, ...]:
 def _measured(claim: Claim, output: Output, *, is_short: bool) -> PageEntry:
     output.say(f"{claim.name}:")
     began = time.monotonic()
-    finding = claim.measure(is_short, output.say)
+    with failures_unwrapped():
+        finding = claim.measure(is_short, output.say)
     seconds = time.monotonic() - began
     return PageEntry(claim, finding, Circumstances.of_now(seconds, is_short=is_short))
 

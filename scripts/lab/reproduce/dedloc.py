@@ -111,7 +111,7 @@ def _on_shaped_links(say: Talk) -> tuple[list[str], tuple[Condition, ...]]:
 
     from lab.bench.machine import machine_facts
     from lab.bench.own_network import NoOwnNetwork
-    from lab.bench.processes import BenchFailed
+    from lab.bench.processes import BenchFailed, failures_unwrapped
     from lab.bench.shaped import WAYS, ShapedEffort, measure_shaped, ratios
 
     name, all_reduce, server, theirs = TABLE_1[SHAPED_SETUP]
@@ -119,7 +119,8 @@ def _on_shaped_links(say: Talk) -> tuple[list[str], tuple[Condition, ...]]:
     effort = ShapedEffort(SHAPED_SETUP, SHAPED_SECONDS, rounds=1, mbps_per_gigabit=SHAPED_MBPS)
     machine = machine_facts()
     try:
-        told = trio.run(partial(measure_shaped, effort, say))
+        with failures_unwrapped():
+            told = trio.run(partial(measure_shaped, effort, say))
     except NoOwnNetwork as error:
         say(f"no shaped links: {error.what}")
         return [label, "", f"not measured: {error.what}", "", ""], ()
