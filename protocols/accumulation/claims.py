@@ -2,6 +2,7 @@
 
     credit = Credit()
     absurd_rates(slots, own_rate)                       # peer -> why it is not believed
+    met_elsewhere(claimed, brought, alive)              # who may not be blamed
     credit.round_ended(epoch, claimed, brought, now)    # who claimed samples, and who brought them
     Brought(weights, heads, is_weighed=True)            # the same of a whole round
     credit.state_refused(peer, reason, now)             # a state that is not there
@@ -23,13 +24,18 @@ one round, in which its samples come on top of the target.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.identity import PeerId
+
+ELSEWHERE_SHARE: Final = 1 / 3
+FEWEST_ELSEWHERE: Final = 4
+"""If at least so many of the living peers that were expected are not in a round that makes no step,
+they have met without us. Each half of a group would doubt the other, and come without it again."""
 
 LARGEST_RATE: Final = 1_000_000.0
 """Samples per second. No machine trains faster, and at this rate any target batch takes moments."""
@@ -71,6 +77,17 @@ def absurd_rates(slots: Mapping[PeerId, ProgressSlot], own_rate: float) -> dict[
         elif usual and rate > RATE_FACTOR * usual:
             found[peer] = f"It claims {rate:,.0f} samples a second, where {usual:,.1f} are usual."
     return found
+
+
+def met_elsewhere(
+    claimed: Iterable[PeerId], brought: Container[PeerId], alive: Container[PeerId]
+) -> frozenset[PeerId]:
+    """The living peers that were expected in a round without a step and were not in it, if they are
+    so many that they are no liars: they have met in another group."""
+    living = [one for one in claimed if one in alive]
+    absent = frozenset(one for one in living if one not in brought)
+    most = max(FEWEST_ELSEWHERE, ELSEWHERE_SHARE * len(living))
+    return absent if len(absent) >= most else frozenset()
 
 
 def _fastest_rate(slot: ProgressSlot) -> float:

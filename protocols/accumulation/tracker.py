@@ -39,10 +39,11 @@ from blake3 import blake3
 
 from auth.bounded_map import BoundedMap
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.claims import Brought, Credit
+from protocols.accumulation.claims import Brought, Credit, met_elsewhere
 from protocols.accumulation.complaints import Complaints
 from protocols.accumulation.lineage import FindingPatience
 from protocols.accumulation.progress import (
+    CARRIED_SECONDS,
     FOLLOWER_AGAIN_SECONDS,
     KNOWN_SECONDS,
     PATIENCE_SECONDS,
@@ -350,6 +351,9 @@ class Tracker:
             one: weight for one, weight in brought.weights.items() if one != self._network.peer_id
         }
         heads = {name_of_sum(one): weight for one, weight in brought.heads.items()}
+        if not applied:
+            claimed = self._without_elsewhere(claimed, others)
+            claimed_by_heads = self._without_elsewhere(claimed_by_heads, heads)
         if brought.is_weighed:
             self._credit.round_ended(epoch, claimed, others, self._now())
         if heads:  # what a doubted one brings does not show that it would have kept its word
@@ -362,6 +366,14 @@ class Tracker:
             self._members = frozenset((*others, *heads))
             self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
         self._newcomers.round_ended(others, trio.current_time())
+
+    def _without_elsewhere(
+        self, claimed: dict[PeerId, int], brought: Container[PeerId]
+    ) -> dict[PeerId, int]:
+        since = self._now() - CARRIED_SECONDS
+        alive = [one for one, seen in self._seen.slots.items() if seen.at >= since]
+        elsewhere = met_elsewhere(claimed, brought, frozenset(alive))
+        return {one: samples for one, samples in claimed.items() if one not in elsewhere}
 
     def gathered(self) -> None:
         """The list of members of the round under way is closed, or there is none. trio's thread."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from protocols.accumulation.claims import (
@@ -11,6 +13,7 @@ from protocols.accumulation.claims import (
     MOST_REMEMBERED,
     REFUSED_SECONDS,
     Credit,
+    met_elsewhere,
 )
 from protocols.identity import PeerId
 
@@ -143,3 +146,25 @@ def test_the_memory_of_claims_is_bounded() -> None:
         credit.round_ended(0, {PeerId(f"{number}"): 1}, {}, NOW)
     assert not credit.is_doubted(PeerId("0"), 0, NOW)
     assert credit.is_doubted(PeerId(f"{MOST_REMEMBERED + 9}"), 0, NOW)
+
+
+def names(*numbers: int) -> list[PeerId]:
+    return [PeerId(f"peer-{number}") for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("expected", "came", "dead", "elsewhere"),
+    [
+        pytest.param(24, range(12), [], range(12, 24), id="the other half"),
+        pytest.param(24, range(12), range(15, 24), [], id="of the absent, too few are alive"),
+        pytest.param(24, range(12), range(18, 24), range(12, 18), id="of the living, a third"),
+        pytest.param(24, range(17), [], [], id="fewer than a third"),
+        pytest.param(6, range(3), [], [], id="three of six"),
+    ],
+)
+def test_many_that_are_absent_at_once_have_met_elsewhere(
+    expected: int, came: Sequence[int], dead: Sequence[int], elsewhere: Sequence[int]
+) -> None:
+    claimed = names(*range(expected))
+    alive = set(claimed) - set(names(*dead))
+    assert met_elsewhere(claimed, names(*came), alive) == set(names(*elsewhere))

@@ -513,6 +513,25 @@ async def test_a_peer_that_claims_samples_and_does_not_come_is_not_counted_again
 
 
 @simulated
+async def test_halves_of_a_group_that_make_no_step_expect_each_other_again(
+    world: SimulatedWorld,
+) -> None:
+    peers = await trackers(world, 8)
+    for one in peers:
+        one.counts(150)
+    first, tracker = peers[0], peers[0].tracker
+    with trio.fail_after(10):
+        while tracker.estimate.expected < len(peers):
+            await tracker.changed()
+    first.note(averaging=True)
+    brought = {one.network.peer_id: 150.0 for one in peers[:3]}
+    tracker.round_ended(Brought(brought, is_weighed=True), applied=False)
+    first.note(averaging=False)
+    found = await tracker.changed()
+    assert found.expected == len(peers)
+
+
+@simulated
 async def test_after_a_step_of_many_most_of_them_are_needed_for_some_minutes(
     world: SimulatedWorld,
 ) -> None:
