@@ -62,6 +62,9 @@ log = logging.getLogger("potluck.moshpit")
 
 HOLD_SECONDS: Final = 10.0  # an exchange may end that much later here than at the first member
 OPEN_SECONDS: Final = 6.0
+SLACK: Final = 3.0
+"""A source has this many times as long as the bytes need to reach the member, however it sends: one
+that sends a little now and then would hold the member for as long as it likes."""
 LEAVING_SECONDS: Final = 2.0  # a node that trains may be ended earlier (node/training/departure.py)
 MOST_HELD: Final = 2 * LARGEST_GROUP
 MOST_HELD_OF_PEER: Final = 4  # a member asks for a decision and for its bytes
@@ -374,23 +377,39 @@ class HandingDown:
         offered = HandedResult(decision, layout, memory, parts=0)
         way = shelf.way_to(self._me, head, offered)
         shelf.offer(offered)  # each part of it as soon as it is here
+        longest = SLACK * (OPEN_SECONDS + way.seconds)
         try:
             for source in way.sources:
+                due = OPEN_SECONDS + way.seconds
                 try:
-                    await self._take(source, round_id, offered, OPEN_SECONDS + way.seconds)
+                    await self._take(source, round_id, offered, due, longest)
                     return offered
                 except PotluckError as error:
                     log.info("%s has not handed down all: %s", source, error)
-            await self._take(head, round_id, offered, OPEN_SECONDS)
+            await self._take(head, round_id, offered, OPEN_SECONDS, longest)
             return offered
         finally:
             if not offered.is_whole:
                 shelf.take_back()
 
     async def _take(
+        self,
+        peer: PeerId,
+        round_id: bytes,
+        offered: HandedResult,
+        seconds: float,
+        longest: float,
+    ) -> None:
+        """Take the parts that are missing from this peer. It should have all in so many `seconds`,
+        and is given up after the longest."""
+        with trio.move_on_after(longest):
+            await self._take_parts(peer, round_id, offered, seconds)
+            return
+        raise DeadlineExceeded("It hands down too little, though it never stops.")
+
+    async def _take_parts(
         self, peer: PeerId, round_id: bytes, offered: HandedResult, seconds: float
     ) -> None:
-        """Take the parts that are missing from this peer, which should have all in this time."""
         due, cut, layout = trio.current_time() + seconds, offered.decision.cut, offered.layout
         ask = AskBytes(round_id, offered.parts)
         end = sum(part_bytes(layout, cut)[: offered.parts])

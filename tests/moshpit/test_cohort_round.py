@@ -40,7 +40,7 @@ from protocols.moshpit.layout import Layout
 from protocols.moshpit.outcome import Committed, Discarded
 from protocols.moshpit.roster import hash_order
 from protocols.rpc import Empty
-from protocols.testing.world import NodeSettings, SimulatedWorld
+from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
 from tests.dht.members import simulated
 from tests.moshpit.averagers import SETTINGS, VALUES, AveragingPeer, Ended, averagers, mean_of
 from tests.moshpit.test_roster import GOOD
@@ -300,11 +300,26 @@ async def other_bytes(
         await transfer.finish(Empty())
 
 
-FAULTS: dict[str, Hands] = {"nothing": nothing, "other bytes": other_bytes}
+async def too_little(
+    self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskBytes
+) -> None:
+    """It goes on, and is never seen to stall."""
+    assert isinstance(self._network, SimulatedNetwork)
+    self._network.world.throttle(self._network, upload_bytes_per_second=TOO_LITTLE)
+    await HONEST(self, caller, transfer, request)
+
+
+HONEST = HandingDown._hand
+TOO_LITTLE = 6_000.0  # bytes per second: a chunk in 3 s, and all in 44 s
+FAULTS: dict[str, Hands] = {
+    "nothing": nothing,
+    "other bytes": other_bytes,
+    "too little": too_little,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["nothing", "other bytes"])
+@pytest.mark.parametrize("fault", [*FAULTS])
 def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_chain(monkeypatch)
     liars: set[PeerId] = set()
@@ -330,13 +345,15 @@ def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -
     @simulated
     async def scenario(world: SimulatedWorld) -> None:
         peers = await averagers(world, 14)
+        for one in peers:
+            one.values = 4 * VALUES
         cohorts = Cohorts(peers)
         cohort = max(cohorts.of.values(), key=len)
         liars.add(cohort[1].peer)
         check_same(await ended(peers, [cohorts.begin(one) for one in peers]))
         assert asked[0] == cohort[2].peer
-        checked = {"nothing": 0, "other bytes": COUNT - 1}[fault]
-        assert set(first_parts) == {0, checked}, "what was checked is not sent again"
+        checked = {"nothing": {0}, "other bytes": {0, COUNT - 1}, "too little": {0, 1}}[fault]
+        assert set(first_parts) == checked, "what was checked is not sent again"
 
     scenario()
 
