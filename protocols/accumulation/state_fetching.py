@@ -100,7 +100,7 @@ from protocols.accumulation.state_messages import (
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
-from protocols.moshpit.encoded_result import encoded_bytes
+from protocols.moshpit.encoded_result import encoded_bytes, memory_of
 from protocols.moshpit.layout import SMALLEST_CHUNK_BYTES, Layout, PartCut, PartHash, ResultCut
 from protocols.rpc import Empty, Rpc, Transfer
 
@@ -275,7 +275,7 @@ class Following:
             size = encoded_bytes(layout, cut)
             if not self._has_room(size):
                 return None
-            memory = memoryview(bytearray(size))
+            memory = memory_of(size)
             await self._receive_parts(peer, transfer, layout, cut, memory)
             await transfer.finish(Empty())
         first = said.links[0]

@@ -36,7 +36,7 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement_messages import Members
 from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Statement, digest_of_result
-from protocols.moshpit.encoded_result import decode_result, encoded_bytes, part_bytes
+from protocols.moshpit.encoded_result import decode_result, encoded_bytes, memory_of, part_bytes
 from protocols.moshpit.handing_on import Way, ways_to
 from protocols.moshpit.layout import (
     LARGEST_CHUNK_BYTES,
@@ -373,7 +373,7 @@ class HandingDown:
         layout: Layout,
     ) -> HandedResult:
         """The result that this head has decided."""
-        memory = memoryview(bytearray(encoded_bytes(layout, decision.cut)))
+        memory = memory_of(encoded_bytes(layout, decision.cut))
         offered = HandedResult(decision, layout, memory, parts=0)
         way = shelf.way_to(self._me, head, offered)
         shelf.offer(offered)  # each part of it as soon as it is here
