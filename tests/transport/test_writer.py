@@ -1,5 +1,5 @@
 """On a slow link the writer keeps little in the kernel, where small messages wait behind it; and
-the kernel spreads it over the round trip."""
+the kernel spreads it over the round trip. A busy machine does not make a link slow."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ KERNEL_BYTES = 4 << 20  # what it takes without a limit
 class Kernel:
     """A session whose bytes leave at a rate, after they have waited in a buffer."""
 
-    def __init__(self, bytes_per_second: float) -> None:
+    def __init__(self, bytes_per_second: float, busy_seconds: float = 0.0) -> None:
+        """`busy_seconds`: how long the processor does something else before each batch leaves."""
         self.traffic = Traffic()
         self.rate = bytes_per_second
+        self.largest_batch = 0
+        self._busy_seconds = busy_seconds
         self._limit = KERNEL_BYTES
         self._empty_at = 0.0
         self.is_paced = False
@@ -42,11 +45,13 @@ class Kernel:
         """How long a byte that is given to it now waits."""
         return max(0.0, self._empty_at - trio.current_time())
 
-    async def send_frames(self, frames: Sequence[bytes]) -> None:
-        await trio.lowlevel.checkpoint()
-        now = trio.current_time()
-        self._empty_at = max(self._empty_at, now) + sum(map(len, frames)) / self.rate
+    async def send_frames(self, frames: Sequence[bytes]) -> float:
+        await trio.sleep(self._busy_seconds)
+        now, size = trio.current_time(), sum(map(len, frames))
+        self.largest_batch = max(self.largest_batch, size)
+        self._empty_at = max(self._empty_at, now) + size / self.rate
         await trio.sleep_until(max(now, self._empty_at - self._limit / self.rate))
+        return trio.current_time() - now
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         self._limit = KERNEL_BYTES if limit_bytes is None else limit_bytes
@@ -95,6 +100,43 @@ def test_a_fast_link_is_not_paced() -> None:
     clock = trio.testing.MockClock(autojump_threshold=0)
     _, is_paced = trio.run(pour, 500e6, 16 * SEND_BATCH_BYTES, 40, clock=clock)
     assert not is_paced
+
+
+async def test_a_busy_machine_is_not_taken_for_a_slow_link(
+    autojump_clock: trio.testing.MockClock,  # noqa: ARG001 - an argument, or it is not used
+) -> None:
+    kernel = Kernel(500e6, busy_seconds=2 * SLOW_BATCH_SECONDS)
+    writer = ConnectionWriter(cast(NoiseSession, kernel), YamuxSettings(), is_over=lambda: False)
+    queue = StreamQueue(1, lambda: None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.run)
+        for _ in range(8 * SEND_BATCH_BYTES // writer.outgoing.frame_bytes):
+            writer.outgoing.add_data(queue, bytes(writer.outgoing.frame_bytes))
+        await writer.flush()
+        nursery.cancel_scope.cancel()
+    assert kernel.largest_batch >= SEND_BATCH_BYTES
+    assert not kernel.is_paced
+    assert writer.sent.bytes_per_second is None  # the link was never full
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="waits in the library's stream there")
+async def test_a_send_waits_for_room_only_while_the_kernel_has_none() -> None:
+    near, far = [trio.SocketStream(one) for one in await connected_sockets()]
+    wire, full = SocketWire(near), memoryview(bytearray(4 * KERNEL_BYTES))
+    assert await wire.send(full[:SMALLEST_BATCH_BYTES]) == 0.0
+
+    async def read_later() -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(SLOW_BATCH_SECONDS)
+        left = SMALLEST_BATCH_BYTES + len(full)
+        while left:
+            left -= len(await far.receive_some())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_later)
+        assert await wire.send(full) >= SLOW_BATCH_SECONDS
+    for stream in (near, far):
+        await stream.aclose()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")

@@ -81,7 +81,7 @@ class LinkRateMeter:
         return max((rate for rate in readings if rate is not None), default=None)
 
     def sent(self, size: int, began: float, now: float) -> None:
-        """A send of `size` bytes has ended now."""
+        """A send of `size` bytes has ended now. It had no room from `began` on."""
         if began - self._last_carried > LONGEST_PAUSE_SECONDS:
             self._end_spell()
         self._carried(size, now, is_full=now - began >= SEND_WAITED_SECONDS)

@@ -137,8 +137,9 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         """Bytes that have arrived of packets that `receive` has not returned yet."""
         return self._opener.held_bytes + self._wire.unread_bytes()
 
-    async def send_frames(self, frames: Sequence[bytes]) -> None:
-        """Send these in order, small ones together in one packet.
+    async def send_frames(self, frames: Sequence[bytes]) -> float:
+        """Send these in order, small ones together in one packet. Returns for how many seconds the
+        wire had no room.
 
         A cancelled or failed send ends the session: the peer may have half a packet.
         """
@@ -150,8 +151,9 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             await self._send_lock.acquire()
         try:
             self._is_broken = True
-            await self._send_packets(frames)
+            waited = await self._send_packets(frames)
             self._is_broken = False
+            return waited
         finally:
             self._send_lock.release()
 
@@ -208,9 +210,9 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
 
     # ---- sealing
 
-    async def _send_packets(self, frames: Sequence[bytes]) -> None:
+    async def _send_packets(self, frames: Sequence[bytes]) -> float:
         self._make_packet_space(frames)
-        packets, used = self._packets, 0
+        packets, used, waited = self._packets, 0, 0.0
         seal_into = self._sealer.seal_into
         joined: list[bytes] = []
         joined_bytes = 0
@@ -227,23 +229,25 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             else:
                 for offset in range(0, size, PLAINTEXT_LIMIT_BYTES):
                     if used >= SEND_BATCH_BYTES:
-                        await self._send(packets[:used])
+                        waited += await self._send(packets[:used])
                         used = 0
                     part: bytes | memoryview = frame
                     if size > PLAINTEXT_LIMIT_BYTES:
                         part = memoryview(frame)[offset : offset + PLAINTEXT_LIMIT_BYTES]
                     used += seal_into(part, packets[used:])
             if used >= SEND_BATCH_BYTES:
-                await self._send(packets[:used])
+                waited += await self._send(packets[:used])
                 used = 0
         if joined:
             used += seal_into(b"".join(joined), packets[used:])
         if used:
-            await self._send(packets[:used])
+            waited += await self._send(packets[:used])
+        return waited
 
-    async def _send(self, data: memoryview) -> None:
-        await self._wire.send(data)
+    async def _send(self, data: memoryview) -> float:
+        waited = await self._wire.send(data)
         self.traffic.sent(len(data), self._segment_bytes)
+        return waited
 
     def _make_packet_space(self, frames: Sequence[bytes]) -> None:
         """Make room for all these frames, or for a full batch and the two packets beyond it.

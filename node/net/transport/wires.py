@@ -14,6 +14,7 @@ read before each use, and never kept over a wait.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -66,7 +67,9 @@ class Wire(Protocol):
     async def receive_into(self, buffer: memoryview, least: int) -> int:
         """Wait for bytes and return their number; fewer than `least` are of no use yet."""
 
-    async def send(self, data: memoryview) -> None: ...
+    async def send(self, data: memoryview) -> float:
+        """Returns for how many seconds there was no room below. On a busy machine a send takes
+        longer than that, which says nothing about the link."""
 
     def unread_bytes(self) -> int:
         """How many bytes have arrived and were not read, as far as known."""
@@ -116,18 +119,20 @@ class SocketWire:
         except (OSError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"reading failed: {error}", transport="tcp") from error
 
-    async def send(self, data: memoryview) -> None:
+    async def send(self, data: memoryview) -> float:
         try:
             if not _HAS_VECTORS:
+                began = trio.current_time()
                 await self._stream.send_all(data)
-                return
+                return trio.current_time() - began
             await trio.lowlevel.checkpoint()
-            sent = 0
+            sent, full_since = 0, math.inf
             while True:
                 with contextlib.suppress(BlockingIOError):
                     sent += os.writev(self._descriptor(), [data[sent:]])
                 if sent == len(data):
-                    return
+                    return max(0.0, trio.current_time() - full_since)
+                full_since = min(full_since, trio.current_time())
                 await trio.lowlevel.wait_writable(self._descriptor())
         except (OSError, trio.ClosedResourceError, trio.BrokenResourceError) as error:
             raise ConnectionClosedError(f"sending failed: {error}", transport="tcp") from error
@@ -232,9 +237,11 @@ class RawConnectionWire:
         buffer[: len(data)] = data
         return len(data)
 
-    async def send(self, data: memoryview) -> None:
+    async def send(self, data: memoryview) -> float:
+        began = trio.current_time()
         try:
             await self._connection.write(bytes(data))
+            return trio.current_time() - began
         except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as e:
             raise ConnectionClosedError(f"sending failed: {e}") from e
 
