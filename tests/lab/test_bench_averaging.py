@@ -59,6 +59,16 @@ def test_the_exchange_lasts_from_the_first_start_to_the_last_end() -> None:
     assert round_of(all_of_four()).exchange_seconds == pytest.approx(1.3)
 
 
+def test_a_byte_counts_where_it_is_sent_and_the_check_of_the_results_is_known() -> None:
+    answers = all_of_four()
+    for number, answer in answers.items():
+        answer["phases"] |= {"bytes_sent": 60 + number, "bytes_received": 60}
+        answer["check_cpu_seconds"] = 0.25
+    this = round_of(answers)
+    assert this.bytes_moved == 246
+    assert this.check_cpu_seconds == 1.0
+
+
 def test_all_hold_the_right_average_of_the_same() -> None:
     assert disagreement(round_of(all_of_four()), DIGESTS) == ""
 

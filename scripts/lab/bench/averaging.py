@@ -10,6 +10,11 @@ start of the exchange to the last peer's end, matchmaking excluded; `round` from
 call to the last peer's return; `cpu` of all processes over the round and the comparison of its
 result (not the digest, which the reference does not make); memory as proportional set size.
 
+`cpu_s_per_GB` can be compared with that of `scripts/bench transport`: in both, user and system
+seconds of all processes are divided by the bytes that were sent, each counted once and not again
+where it arrives. The bytes are those of the chunks, as encoded. The comparison of the result is no
+averaging, so it is taken away here.
+
 The vector for the comparison is not the averager's memory. It is in a file that all processes map,
 like the one copy in the reference's single process, and each process's share of it is in the
 figure.
@@ -70,6 +75,7 @@ class MeasuredRound:
     aggregate_s: float
     cpu_s: float
     check_cpu_s: float
+    cpu_s_per_GB: float
     matchmaking_s: float
     agreement_s: float
     relative_error: float
@@ -105,6 +111,7 @@ async def measure_averaging(
         "agreement_s_p50": _p50(good, "agreement_s"),
         "cpu_s": _p50(good, "cpu_s"),
         "check_cpu_s": _p50(good, "check_cpu_s"),
+        "cpu_s_per_GB": _p50(good, "cpu_s_per_GB"),
         "pss_MiB_per_peer": round(statistics.fmean(shares) / MIB, 1) if shares else None,
         "worst_relative_error": float(f"{max(one.relative_error for one in good):.3g}"),
         "bit_identical": all(one.bit_identical for one in (first, *rounds)),
@@ -146,13 +153,15 @@ async def _measure_round(swarm: AveragingSwarm, epoch: int) -> MeasuredRound:
     digests = await swarm.digests(this.committed)
     incomplete = _failure(this, len(swarm.peers))
     answers = this.answers.values()
+    moved = 0 if incomplete else this.bytes_moved
     return MeasuredRound(
         failure=incomplete or disagreement(this, digests),
         bit_identical=len(set(digests.values())) <= 1,
         round_s=this.seconds,
         aggregate_s=0.0 if incomplete else this.exchange_seconds,
         cpu_s=cpu,
-        check_cpu_s=sum(answer.get("check_cpu_seconds", 0.0) for answer in answers),
+        check_cpu_s=this.check_cpu_seconds,
+        cpu_s_per_GB=(cpu - this.check_cpu_seconds) / (moved / 1e9) if moved else 0.0,
         matchmaking_s=_longest(this, "matchmaking_seconds"),
         agreement_s=_longest(this, "agreement_seconds"),
         relative_error=max(answer.get("relative_error", 0.0) for answer in answers),
@@ -194,6 +203,7 @@ WHAT = {
     "round_s_p50": "the whole round: matchmaking, exchange, agreement",
     "round_overhead_s_p50": "the round less the exchange",
     "cpu_s": "CPU seconds of all processes, for one round",
+    "cpu_s_per_GB": "the same without the check of the result, per GB sent (each byte once)",
     "pss_MiB_per_peer": "memory of a process, with its part of the shared memory",
     "worst_relative_error": "of any result, against the exact average",
     "bit_identical": "whether all peers held the same bits after every round",

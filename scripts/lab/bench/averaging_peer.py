@@ -239,6 +239,7 @@ def _phases_of(last: RoundStatistics, offset: float) -> dict[str, Any]:
         "exchange_seconds": last.exchange_seconds,
         "agreement_seconds": last.agreement_seconds,
         "attempts": last.attempts,
+        "bytes_sent": last.bytes_sent,
         "excluded": {one.peer: one.reason for one in last.excluded},
         "failures": [
             f"{one.peer}: {one.code}: {one.text}" for one in last.failures[:RECENT_FAILURES]

@@ -104,6 +104,16 @@ class SwarmRound:
             - min(one["exchange_began"] for one in phases)
         )
 
+    @property
+    def bytes_moved(self) -> int:
+        """The chunks, as encoded, that all peers sent: each byte counts once, where it is sent."""
+        return sum(answer["phases"]["bytes_sent"] for answer in self.answers.values())
+
+    @property
+    def check_cpu_seconds(self) -> float:
+        """What the bench spent on the comparison of the results."""
+        return float(sum(one.get("check_cpu_seconds", 0.0) for one in self.answers.values()))
+
     def verdicts(self) -> str:
         """How the round ended for each peer, in words."""
         said = [
