@@ -77,6 +77,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
 # Tests do not talk to the router of the machine that they run on.
 os.environ["POTLUCK_NETWORK_MAP_PORT"] = "false"
 
+# Nor to a hub. Its library reads this when it is imported, by whichever test comes first.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

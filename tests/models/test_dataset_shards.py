@@ -23,7 +23,6 @@ from tests.models.openers import contents, opened, sentences
 
 @pytest.fixture
 def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSettings:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "owner" / "name"
     folder.mkdir(parents=True)
