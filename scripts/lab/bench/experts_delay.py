@@ -67,7 +67,7 @@ async def measure_delays(effort: DelayEffort, say: Talk) -> dict[str, Any]:
     for _ in range(effort.turns):
         rows = []
         for delay in effort.delays_ms:
-            (asynchronous, _), (naive, processor) = [
+            (asynchronous, processor), (naive, naive_processor) = [
                 await in_guest_thread(partial(_trained, effort, delay, in_flight))
                 for in_flight in (effort.in_flight, 1)
             ]
@@ -75,8 +75,9 @@ async def measure_delays(effort: DelayEffort, say: Talk) -> dict[str, Any]:
                 {
                     "delay_ms": delay,
                     "async_per_s": asynchronous,
+                    "async_processor_s": processor,
                     "naive_per_s": naive,
-                    "naive_processor_s": processor,
+                    "naive_processor_s": naive_processor,
                 }
             )
             say(f"{delay:g} ms: {asynchronous:.2f}/s with many in flight, {naive:.2f}/s with one")
@@ -106,6 +107,7 @@ def figures_of(rows: list[dict[str, float]]) -> dict[str, Any]:
             "delay_ms": row["delay_ms"],
             "async_per_s": round(row["async_per_s"], 3),
             "async_kept": round(row["async_per_s"] / least["async_per_s"], 3),
+            "async_processor_s": round(row["async_processor_s"], 4),
             "naive_per_s": round(row["naive_per_s"], 3),
             "naive_kept": round(row["naive_per_s"] / least["naive_per_s"], 3),
         }

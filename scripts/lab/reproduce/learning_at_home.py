@@ -29,7 +29,7 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
     effort = (
         DelayEffort((0.0, 20.0), 32, seconds=1.0, turns=3, width=128, inner=256, batch=64)
         if short
-        else DelayEffort((0.0, 50.0, 100.0, 200.0), seconds=6.0, turns=3, inner=384)
+        else DelayEffort((0.0, 50.0, 100.0, 200.0), seconds=12.0, turns=3, inner=384)
     )
     result = trio.run(partial(measure_delays, effort, say))
     told, longest = result["delays"], result["delays"][-1]
@@ -71,13 +71,22 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
 
 
 def keeps_throughput(told: Sequence[Mapping[str, float]], kept: float) -> Condition:
-    """With every delay: the claim is of all up to the longest."""
+    """With every delay: the claim is of all up to the longest. What is lost may not be waiting, but
+    more work of the processor for each batch: more calls come back one by one, and each wakes a
+    thread. The paper's processors do that beside their GPUs."""
     least = min(told[1:], key=lambda row: row["async_kept"])  # the first is without delay
+    work, less = least["async_processor_s"], told[0]["async_processor_s"]
+    waits_for_nothing = least["async_kept"] * work >= kept * less
     return Condition(
-        f"with delays up to {told[-1]['delay_ms']:g} ms, {least['async_kept']:.0%} of the "
+        f"with delays up to {told[-1]['delay_ms']:g} ms, {least['async_kept']:.1%} of the "
         f"throughput without delay are left at the least, with {least['delay_ms']:g} ms "
         f"({kept:.0%} are asked for).",
         least["async_kept"] >= kept,
+        because=f"A batch then takes {work:.3f} s of the processor in place of {less:.3f} s. So "
+        f"this works for {least['async_kept'] * work / less:.0%} as long as without delay, and "
+        "does not wait."
+        if waits_for_nothing
+        else "",
     )
 
 
