@@ -86,8 +86,8 @@ def met_elsewhere(
     so many that they are no liars: they have met in another group."""
     living = [one for one in claimed if one in alive]
     absent = frozenset(one for one in living if one not in brought)
-    most = max(FEWEST_ELSEWHERE, ELSEWHERE_SHARE * len(living))
-    return absent if len(absent) >= most else frozenset()
+    fewest = max(FEWEST_ELSEWHERE, ELSEWHERE_SHARE * len(living))
+    return absent if len(absent) >= fewest else frozenset()
 
 
 def _fastest_rate(slot: ProgressSlot) -> float:

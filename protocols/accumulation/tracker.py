@@ -370,9 +370,11 @@ class Tracker:
     def _without_elsewhere(
         self, claimed: dict[PeerId, int], brought: Container[PeerId]
     ) -> dict[PeerId, int]:
+        """What was claimed by those who may be blamed, if this was brought to a round without a
+        step. A peer is alive if it has said anything lately."""
         since = self._now() - CARRIED_SECONDS
-        alive = [one for one, seen in self._seen.slots.items() if seen.at >= since]
-        elsewhere = met_elsewhere(claimed, brought, frozenset(alive))
+        alive = {one for one, seen in self._seen.slots.items() if seen.at >= since}
+        elsewhere = met_elsewhere(claimed, brought, alive)
         return {one: samples for one, samples in claimed.items() if one not in elsewhere}
 
     def gathered(self) -> None:
