@@ -77,6 +77,11 @@ so it is long."""
 
 SHORTEST_WAIT_SECONDS = 0.05  # between two looks at a round that is nearly due
 
+EXTRA_SHARE: Final = 1 / 8
+"""By how much of its part of a step a peer may exceed it rather than wait for the others (delayed).
+Parts are whole batches, so some peers have one more than others that are as fast, and these would
+wait for up to a batch in each step: 9 % of the time with twelve batches."""
+
 
 BESIDE: Final = frozenset({Phase.AVERAGING, Phase.STEPPING, Phase.AVERAGING_PARAMETERS})
 """In these phases a batch belongs to the next epoch (delayed)."""
@@ -423,7 +428,8 @@ class NextBatch:
 
     It may begin at once if the batch is in the plan. If the batch would exceed the target, or end
     too late for the round, it may begin when that round has ended. The same holds for a batch that
-    is computed beside a round, by the plan of the next round.
+    is computed beside a round, by the plan of the next round. With `delayed`, a peer with a part of
+    many batches computes one more rather than wait for the others' last ones.
 
     A peer waits in vain at most once in an epoch, and not much longer than the others' batches
     take. A round that has not begun by then may be claimed to be nearly due for ever. A round that
@@ -433,6 +439,8 @@ class NextBatch:
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
         self._in_vain, self._epoch, self._until = -1, -1, math.inf
+        self._extra_epoch, self._extra = -1, 0
+        """The samples beyond its part that this peer has computed or begun in an epoch."""
 
     def waits(self, life: Life, found: Estimate, now: float) -> float:
         """How many seconds to wait before asking again; 0: begin a batch."""
@@ -457,6 +465,8 @@ class NextBatch:
         if (found.epoch, found.history) == (life.epoch, life.history):
             if found.wants_batch_after(life.samples):
                 return 0.0
+            if self._takes_another(life, found):
+                return 0.0
             seconds = max(found.others_ready_in_seconds, SHORTEST_WAIT_SECONDS)
             if not found.waits_to_be_known:
                 self._until = min(self._until, now + found.longest_wait_seconds)
@@ -464,6 +474,19 @@ class NextBatch:
             self._in_vain = life.epoch
             return 0.0
         return min(seconds, LONGEST_RETRY_SECONDS)
+
+    def _takes_another(self, life: Life, found: Estimate) -> bool:
+        """Whether this peer, which has its part, computes another batch while the others finish
+        theirs."""
+        extra = found.own_batch + (self._extra if life.epoch == self._extra_epoch else 0)
+        if (
+            not self._mode.delayed
+            or extra > EXTRA_SHARE * (life.samples + found.own_batch - extra)
+            or not found.has_time_for_another
+        ):
+            return False
+        self._extra_epoch, self._extra = life.epoch, extra
+        return True
 
 
 def _wants_batch_beside(life: Life, found: Estimate) -> bool:

@@ -301,6 +301,11 @@ class Estimate:
             return False
         return self.own_part - own_samples >= max(self.own_batch, 1) / 2
 
+    @property
+    def has_time_for_another(self) -> bool:
+        """Whether a batch that this peer begins now is done about as soon as the others' parts."""
+        return 0.0 < self.own_batch_seconds / 2 <= self.others_ready_in_seconds < math.inf
+
     def wants_batch_beside(self, own_samples: int) -> bool:
         """Whether this peer, with so many samples for the next epoch, should begin another batch
         for it, beside the round that ends this one (delayed)."""
