@@ -37,6 +37,11 @@ FEWEST_ELSEWHERE: Final = 4
 """If at least so many of the living peers that were expected are not in a round that makes no step,
 they have met without us. Each half of a group would doubt the other, and come without it again."""
 
+MOST_EXCUSED_ROUNDS: Final = 2
+"""So many rounds a peer may have met elsewhere, until it has kept a claim here. If four peers that
+never come were always excused, rounds would begin with their samples, and none would make a step.
+"""
+
 LARGEST_RATE: Final = 1_000_000.0
 """Samples per second. No machine trains faster, and at this rate any target batch takes moments."""
 
@@ -118,6 +123,7 @@ class _Failures:
     doubted_until: int = 0  # the epoch from which it is believed again
     doubted_to: float = 0.0  # or the moment, whichever comes first
     came: bool = False  # it was in one of these rounds, with less than it had claimed
+    excused: int = 0  # rounds in which it had met elsewhere
     fetches: int = 0
     refusals: int = 0
     refused_until: float = 0.0
@@ -142,10 +148,14 @@ class Credit:
         claimed: Mapping[PeerId, int],
         brought: Mapping[PeerId, float],
         now: float,
+        elsewhere: Container[PeerId] = (),
     ) -> None:
         """A round of this epoch is over. `claimed`: the samples of the peers that were expected
-        when it began. `brought`: the weight that each member signed."""
+        when it began. `brought`: the weight that each member signed. `elsewhere`: those that have
+        met in another group."""
         for peer, samples in claimed.items():
+            if peer in elsewhere and self._excuse(peer):
+                continue
             if peer not in brought or brought[peer] < KEPT_SHARE * samples:
                 self._failed(peer, epoch, now, came=peer in brought)
         for peer, weight in brought.items():
@@ -194,6 +204,14 @@ class Credit:
             return False
         return failures.rounds >= GIVEN_UP_ROUNDS
 
+    def _excuse(self, peer: PeerId) -> bool:
+        """Note that it has met elsewhere. Returns whether that is no failure."""
+        before = self._failures.get(peer, _Failures())
+        if before.excused == MOST_EXCUSED_ROUNDS:
+            return False
+        self._remember(peer, replace(before, excused=before.excused + 1))
+        return True
+
     def _failed(self, peer: PeerId, epoch: int, now: float, *, came: bool) -> None:
         """Note a failure. Nobody waits for a peer that is in doubt already, so it could hardly
         come, and not coming is no further failure. But in another try of the same epoch it is
@@ -215,7 +233,12 @@ class Credit:
 
     def _forgive(self, peer: PeerId) -> None:
         failures = replace(
-            self._failures.pop(peer), rounds=0, came=False, doubted_until=0, doubted_to=0.0
+            self._failures.pop(peer),
+            rounds=0,
+            came=False,
+            excused=0,
+            doubted_until=0,
+            doubted_to=0.0,
         )
         if failures.refusals:
             self._remember(peer, failures)

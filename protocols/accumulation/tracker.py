@@ -351,14 +351,15 @@ class Tracker:
             one: weight for one, weight in brought.weights.items() if one != self._network.peer_id
         }
         heads = {name_of_sum(one): weight for one, weight in brought.heads.items()}
-        if not applied:
-            claimed = self._without_elsewhere(claimed, others)
-            claimed_by_heads = self._without_elsewhere(claimed_by_heads, heads)
+        now = self._now()
+        alive = frozenset[PeerId]() if applied else self._heard_lately()  # a step excuses nobody
         if brought.is_weighed:
-            self._credit.round_ended(epoch, claimed, others, self._now())
+            elsewhere = met_elsewhere(claimed, others, alive)
+            self._credit.round_ended(epoch, claimed, others, now, elsewhere)
         if heads:  # what a doubted one brings does not show that it would have kept its word
             kept = {one: weight for one, weight in heads.items() if one in claimed_by_heads}
-            self._credit.round_ended(epoch, claimed_by_heads, kept, self._now())
+            elsewhere = met_elsewhere(claimed_by_heads, heads, alive)
+            self._credit.round_ended(epoch, claimed_by_heads, kept, now, elsewhere)
         if not applied and self._waits_since is None:
             self._waits_since = trio.current_time()
         if applied:
@@ -367,15 +368,9 @@ class Tracker:
             self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
         self._newcomers.round_ended(others, trio.current_time())
 
-    def _without_elsewhere(
-        self, claimed: dict[PeerId, int], brought: Container[PeerId]
-    ) -> dict[PeerId, int]:
-        """What was claimed by those who may be blamed, if this was brought to a round without a
-        step. A peer is alive if it has said anything lately."""
+    def _heard_lately(self) -> frozenset[PeerId]:
         since = self._now() - CARRIED_SECONDS
-        alive = {one for one, seen in self._seen.slots.items() if seen.at >= since}
-        elsewhere = met_elsewhere(claimed, brought, alive)
-        return {one: samples for one, samples in claimed.items() if one not in elsewhere}
+        return frozenset(one for one, seen in self._seen.slots.items() if seen.at >= since)
 
     def gathered(self) -> None:
         """The list of members of the round under way is closed, or there is none. trio's thread."""

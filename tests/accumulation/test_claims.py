@@ -10,6 +10,7 @@ from protocols.accumulation.claims import (
     DOUBTED_SECONDS,
     LONGEST_REFUSED_SECONDS,
     MOST_DOUBTED_ROUNDS,
+    MOST_EXCUSED_ROUNDS,
     MOST_REMEMBERED,
     REFUSED_SECONDS,
     Credit,
@@ -146,6 +147,21 @@ def test_the_memory_of_claims_is_bounded() -> None:
         credit.round_ended(0, {PeerId(f"{number}"): 1}, {}, NOW)
     assert not credit.is_doubted(PeerId("0"), 0, NOW)
     assert credit.is_doubted(PeerId(f"{MOST_REMEMBERED + 9}"), 0, NOW)
+
+
+def test_one_that_has_met_elsewhere_is_excused_a_few_times_until_it_keeps_a_claim() -> None:
+    """A third of a run claimed samples again and again, and never came: no step was made."""
+    credit = Credit()
+    for _ in range(MOST_EXCUSED_ROUNDS):
+        credit.round_ended(7, {LIAR: 50}, {}, NOW, {LIAR})
+        assert not credit.is_doubted(LIAR, 7, NOW)
+    credit.round_ended(7, {LIAR: 50}, {}, NOW, {LIAR})
+    assert credit.is_doubted(LIAR, 7, NOW)
+    credit.round_ended(7, {LIAR: 50}, {}, NOW, {LIAR})
+    assert credit.is_given_up(LIAR, 7, NOW)
+    credit.round_ended(9, {LIAR: 50}, {LIAR: 50.0}, NOW)
+    credit.round_ended(9, {LIAR: 50}, {}, NOW, {LIAR})
+    assert not credit.is_doubted(LIAR, 9, NOW)
 
 
 def names(*numbers: int) -> list[PeerId]:

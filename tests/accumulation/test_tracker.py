@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.claims import Brought
+from protocols.accumulation.claims import MOST_EXCUSED_ROUNDS, Brought
 from protocols.accumulation.progress import (
     FOLLOWER_AGAIN_SECONDS,
     LONGEST_READ_SECONDS,
@@ -529,6 +529,29 @@ async def test_halves_of_a_group_that_make_no_step_expect_each_other_again(
     first.note(averaging=False)
     found = await tracker.changed()
     assert found.expected == len(peers)
+
+
+@simulated
+async def test_a_third_of_a_run_that_claims_samples_and_never_comes_is_not_counted_for_long(
+    world: SimulatedWorld,
+) -> None:
+    peers = await trackers(world, 12)
+    for one in peers:
+        one.counts(50)
+    first, tracker = peers[0], peers[0].tracker
+    brought = {one.network.peer_id: 50.0 for one in peers[:8]}
+    with trio.fail_after(10):
+        while tracker.estimate.expected < len(peers):
+            await tracker.changed()
+    rounds = 0
+    while not tracker.estimate.ignored:
+        first.note(averaging=True)
+        tracker.round_ended(Brought(brought, is_weighed=True), applied=False)
+        first.note(averaging=False)
+        rounds += 1
+        assert rounds <= MOST_EXCUSED_ROUNDS + 1
+    never_came = {one.network.peer_id for one in peers[8:]}
+    assert {one.peer for one in tracker.estimate.ignored} == never_came
 
 
 @simulated
