@@ -53,7 +53,7 @@ FEWEST_IN_PARTS = 2
 SOURCES = 2  # besides the leader: the parent in the tree, and the member above that
 
 SLOWEST_BYTES_PER_SECOND = 125_000
-"""A member is assumed to have at least an upload of 1 Mb/s, even if it is slower or has not yet
+"""A member is assumed to have at least 1 Mb/s each way, even if it is slower or has not yet
 measured its link."""
 
 MARGIN_SECONDS = 1.0
@@ -111,11 +111,12 @@ def ways_to(
     dialled = sum(one.reduces for one in others)
     part = size if part is None else part
     children = children_for(size, part)
-    rates = {one.peer: one.up_bytes_per_second for one in members}
+    uploads = {one.peer: one.up_bytes_per_second for one in members}
 
-    def after(peer: PeerId, arrival: Arrival) -> Arrival:
-        seconds_per_byte = children / max(SLOWEST_BYTES_PER_SECOND, rates[peer])
-        return arrival.handed_on(size, part, seconds_per_byte)
+    def after(peer: PeerId, one: Entry, arrival: Arrival) -> Arrival:
+        up = max(SLOWEST_BYTES_PER_SECOND, uploads[peer])
+        down = max(SLOWEST_BYTES_PER_SECOND, one.down_bytes_per_second)
+        return arrival.handed_on(size, part, max(children / up, 1.0 / down))
 
     ways: dict[PeerId, Way] = {}
     arrivals: dict[PeerId, Arrival] = {}
@@ -123,11 +124,11 @@ def ways_to(
         above = place_above(place, children, dialled)
         sources: tuple[PeerId, ...] = ()
         if above < 0:
-            arrivals[one.peer] = after(leader, Arrival())
+            arrivals[one.peer] = after(leader, one, Arrival())
         else:
             parent = others[above].peer
             sources = (parent, *ways[parent].sources)[:SOURCES]
-            arrivals[one.peer] = after(parent, arrivals[parent])
+            arrivals[one.peer] = after(parent, one, arrivals[parent])
         ways[one.peer] = Way(sources, arrivals[one.peer].whole)
     return ways
 

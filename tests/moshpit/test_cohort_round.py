@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -40,12 +42,19 @@ from protocols.moshpit.layout import Layout
 from protocols.moshpit.outcome import Committed, Discarded
 from protocols.moshpit.roster import hash_order
 from protocols.rpc import Empty
-from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
+from protocols.testing.settings import WorldSettings
+from protocols.testing.world import (
+    NodeSettings,
+    SimulatedNetwork,
+    SimulatedWorld,
+    run_simulation,
+)
 from tests.dht.members import simulated
 from tests.moshpit.averagers import SETTINGS, VALUES, AveragingPeer, Ended, averagers, mean_of
 from tests.moshpit.test_roster import GOOD
 
 COUNT = 4
+ONE_MEGABIT = 125_000.0
 
 DECIDED = HeadsDecision(
     GOOD, (0,), Ballot(0, 0), (DecidedPart(0, 4, Statement(0, bytes(32), bytes(64))),), 4096
@@ -316,6 +325,34 @@ FAULTS: dict[str, Hands] = {
     "other bytes": other_bytes,
     "too little": too_little,
 }
+
+
+@pytest.mark.slow
+def test_a_member_whose_downlink_is_slow_takes_the_result_from_one_whose_uplink_is_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its downlink, too, says how long the bytes need to reach it."""
+    settings = replace(SETTINGS, up_bytes_per_second=1e8)
+    honest = HandingDown.taken
+
+    async def taken(self: HandingDown, *what: Any) -> HandedResult:
+        assert isinstance(self._network, SimulatedNetwork)
+        if self._me in slow:
+            self._network.world.throttle(self._network, download_bytes_per_second=ONE_MEGABIT)
+        return await honest(self, *what)
+
+    slow: set[PeerId] = set()
+    monkeypatch.setattr(HandingDown, "taken", taken)
+
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14, settings=settings)
+        for one in peers:
+            one.values = 1 << 20  # 4 MiB: 34 s
+        cohorts = Cohorts(peers)
+        slow.add(max(cohorts.of.values(), key=len)[1].peer)
+        check_same(await ended(peers, [cohorts.begin(one) for one in peers]))
+
+    run_simulation(scenario, settings=WorldSettings(window_bytes=64 << 10))
 
 
 @pytest.mark.slow
