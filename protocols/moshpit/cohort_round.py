@@ -24,7 +24,6 @@ slow links average for longer than others, so heads that are there are waited fo
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -38,7 +37,7 @@ from protocols.identity import PeerId
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
 from protocols.moshpit.encoded_result import encode_result, part_digests
 from protocols.moshpit.group import group_key
-from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds
+from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds, with_one_seat
 from protocols.moshpit.handing_down import (
     DecidedPart,
     HandedResult,
@@ -247,7 +246,7 @@ class CohortRounds:
                 result,
                 splits=False,
                 more_seconds=self._seconds_apart(request.vector.layout),
-                seat_of=lambda peer: cohort_of(self._run, peer, cohort.count),
+                seat_of=self._seat_of(cohort),
             )
         )
         self._note(found.statistics)
@@ -274,7 +273,7 @@ class CohortRounds:
         self, mine: CohortAverage, cohort: Cohort, found: GroupResult, result: Tensor
     ) -> Outcome:
         rounds: tuple[RoundStatistics, ...] = (mine.statistics,)
-        twice = self._twice(found.statistics.members, cohort.count)
+        twice = with_one_seat(found.statistics.members, self._seat_of(cohort))
         match found.verdict:
             case Verdict.COMMITTED if not twice:
                 return Committed(
@@ -292,10 +291,6 @@ class CohortRounds:
                     ),
                 )
             case Verdict.COMMITTED:
-                if found.statistics.leader is not None:
-                    self._rounds.does_not_follow(
-                        found.statistics.leader, "has listed two heads of a cohort"
-                    )
                 return Discarded(f"A cohort had two heads: {', '.join(twice)}.", False, rounds)
             case Verdict.LEFT_OUT:
                 return LeftOut(found.statistics.members, found.digest, rounds)
@@ -308,11 +303,9 @@ class CohortRounds:
                 reason = found.statistics.reason
                 return Discarded(reason, in_doubt, rounds, found.begun_without)
 
-    def _twice(self, heads: tuple[PeerId, ...], count: int) -> list[PeerId]:
-        """Those of these heads whose cohort has another one."""
-        number_of = {peer: cohort_of(self._run, peer, count) for peer in heads}
-        times = Counter(number_of.values())
-        return [peer for peer in heads if times[number_of[peer]] > 1]
+    def _seat_of(self, cohort: Cohort) -> Callable[[PeerId], int]:
+        """In the heads' round, each cohort has one seat."""
+        return lambda peer: cohort_of(self._run, peer, cohort.count)
 
     async def _offer(
         self, shelf: ResultShelf, found: GroupResult, outcome: Committed, request: RoundRequest
@@ -391,7 +384,7 @@ class CohortRounds:
         try:
             known = [heads for heads in (cohort.heads, self._heads) if heads]
             await said.check(terms, layout, known)
-            if self._twice(said.heads, cohort.count):
+            if with_one_seat(said.heads, self._seat_of(cohort)):
                 raise RemoteMisbehaviour("It hands down a result with a cohort in it twice.")
         except NoDecision:
             raise

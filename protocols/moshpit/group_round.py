@@ -12,7 +12,8 @@ without a group when somebody was and it came to nothing, which may be tried aga
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import trio
@@ -90,6 +91,12 @@ class GridRound:
     seat_of: Callable[[PeerId], int] | None = None
 
 
+def with_one_seat(peers: Sequence[PeerId], seat_of: Callable[[PeerId], int]) -> list[PeerId]:
+    """Those of these peers whose seat another one of them has."""
+    times = Counter(map(seat_of, peers))
+    return [one for one in peers if times[seat_of(one)] > 1]
+
+
 @dataclass(frozen=True)
 class GroupResult:
     """How a round ended. The digest, the weight and number of all who are in the result, how that
@@ -160,8 +167,8 @@ class Doubts:
         return self._members.add(peer, self._rounds, self._clock())
 
     def led_nowhere(self, peer: PeerId) -> int:
-        """It led the round that is over, or was to lead it, and held it up; for how many it is not
-        followed now."""
+        """It led the round that is over, or was to lead it, and nothing came of it; for how many it
+        is not followed now."""
         return self._leaders.add(peer, self._rounds, self._clock())
 
     def was_in(self, members: Iterable[PeerId]) -> None:
@@ -257,7 +264,7 @@ class GroupRounds:
             return _without_group(search, began, Verdict.ALONE, error)
         except PotluckError as error:
             if isinstance(error, NeverListed) and error.leader is not None:
-                self.does_not_follow(error.leader, "did not close its list")
+                self._does_not_follow(error.leader, "did not close its list")
             elif isinstance(error, NoGroup):
                 self._doubts.were_in_vain(error.there)
             return _without_group(search, began, Verdict.NO_GROUP, error)
@@ -272,14 +279,14 @@ class GroupRounds:
         finished = await run_round(self._shell, task, Buffers(request.vector.values, this.result))
         result = _result_of(group, finished, began, found, request)
         self._matchmaker.forget({one.peer for one in result.statistics.excluded})
-        self._judge(result, finished)
+        self._judge(this, result, finished)
         return result
 
     def is_void(self) -> None:
         """Nothing has come of the last round."""
         self._matchmaker.forget_list(self._key)
 
-    def _judge(self, result: GroupResult, finished: Finished) -> None:
+    def _judge(self, this: GridRound, result: GroupResult, finished: Finished) -> None:
         """Doubt who was left out of a round that this peer itself has seen it hold up, and a leader
         that did not do what it was its turn to do."""
         for one in result.statistics.excluded:
@@ -297,15 +304,18 @@ class GroupRounds:
         told = {member for member, one in finished.excluded.items() if one.code in HELD_UP_CODES}
         if group.me in told:
             self._shell.bandwidth.was_late()
+        members = result.statistics.members
         led_nowhere = leader in finished.course.idle
         if led_nowhere or group.leader in told:
-            self.does_not_follow(leader, "held up the round that it led")
+            self._does_not_follow(leader, "held up the round that it led")
         if result.verdict is Verdict.COMMITTED:
-            self._doubts.was_in(result.statistics.members)
-            if leader in result.statistics.members and not led_nowhere:
+            self._doubts.was_in(members)
+            if this.seat_of is not None and with_one_seat(members, this.seat_of):
+                self._does_not_follow(leader, "has listed two heads of a cohort")
+            elif leader in members and not led_nowhere:
                 self._doubts.has_led(leader)
 
-    def does_not_follow(self, leader: PeerId, what: str) -> None:
+    def _does_not_follow(self, leader: PeerId, what: str) -> None:
         """This leader is passed over for some time, because of what it did."""
         rounds = self._doubts.led_nowhere(leader)
         log.warning(
