@@ -283,7 +283,7 @@ class Trainer:
             role="auxiliary" if self.lifecycle.mode.auxiliary else "trains",
             client=not self.network.settings.dialable,
             averaging=is_averaging,
-            follows=life.follows and life.epoch > 0,
+            follows=life.follows,
             batch=self.manner.samples,
             batch_seconds=self.manner.seconds if self.manner.is_measured else 0.0,
             under_way=0.0 if self._computes else -1.0,
