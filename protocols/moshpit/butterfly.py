@@ -22,6 +22,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import trio
 from torch import Tensor
 
@@ -58,7 +59,7 @@ from protocols.moshpit.part_messages import (
 from protocols.moshpit.reducing import NotFiniteReceived
 from protocols.network import Network
 from protocols.rpc import LAST_WORD_SECONDS, Empty, Rpc, Transfer
-from protocols.tensors import decode_into, encode_into, is_finite, raw_bytes
+from protocols.tensors import WIDE, all_finite, decode_into, encode_into, raw_bytes
 
 MOST_WAITING = 2 * LARGEST_GROUP  # early transfers: of two attempts
 MOST_WAITING_OF_PEER = 2  # one of this attempt, and one of the next
@@ -340,7 +341,7 @@ class PartExchange:
             with receiving:
                 await transfer.receive_chunk_into(encoded)
             receiving.bytes += chunk.encoded_bytes
-            _take(attempt.result[chunk.start : chunk.stop], chunk, encoded)
+            _take(attempt.result, chunk, encoded)
             attempt.averages_of[reducer.index].advanced()
         attempt.has_part(reducer.index, transfer.received_digest)
         check_no_more(await transfer.next_chunk_bytes(), len(self._chunks))
@@ -389,14 +390,14 @@ def check_no_more(size: int | None, chunks: int) -> None:
         raise MalformedMessage(f"More chunks came than the {chunks:,} that the part has.")
 
 
-def _take(destination: Tensor, chunk: Chunk, encoded: memoryview) -> None:
+def _take(result: Tensor, chunk: Chunk, encoded: memoryview) -> None:
     """Put averages into our result. If nothing is encoded, they are there already."""
     if chunk.as_it_lies:
-        if not is_finite(destination):
+        if not all_finite(np.frombuffer(encoded, WIDE[result.dtype])):
             raise NotFiniteReceived("An average came with values that are not finite.")
         return
     try:
-        decode_into(destination, chunk.codec, encoded, "float32")
+        decode_into(result[chunk.start : chunk.stop], chunk.codec, encoded, "float32")
     except MalformedMessage as error:
         raise NotFiniteReceived(error.what) from None
 

@@ -18,14 +18,15 @@ Easy to get wrong: chunks are finished in order, because each sender's chunks co
 
 from __future__ import annotations
 
+import numpy as np
 import trio
-from torch import Tensor, mul
+from torch import Tensor
 
 from protocols.errors import MalformedMessage
 from protocols.moshpit.exchange import ExchangePlan
 from protocols.moshpit.layout import Chunk
 from protocols.rpc import ChunkCount, chunk_header
-from protocols.tensors import SERIAL_VALUES, accumulate, decode_into, encode_into, raw_bytes
+from protocols.tensors import accumulate, add_received, decode_into, encode_into, raw_bytes
 
 
 class NotFiniteReceived(MalformedMessage):
@@ -37,8 +38,9 @@ class Reduction:
 
     def __init__(self, plan: ExchangePlan, source: Tensor, result: Tensor) -> None:
         place = plan.my_place
-        self._source, self._result = source, result
+        self._result = result
         self._bytes = raw_bytes(result)
+        self._own, self._sums = source.detach().numpy(), result.detach().numpy()
         self._dtype, self._value_bytes = plan.layout.dtype, plan.layout.value_bytes
         self._shares = plan.shares
         self._me = plan.me
@@ -71,13 +73,16 @@ class Reduction:
         chunk = self.chunks[number]
         self._begin(number)
         try:
-            accumulate(
-                self._sum(chunk),
-                chunk.codec,
-                encoded,
-                weight=self._shares[member],
-                dtype=self._dtype,
-            )
+            if chunk.as_it_lies:
+                add_received(self._sums[chunk.start : chunk.stop], encoded, self._shares[member])
+            else:
+                accumulate(
+                    self._sum(chunk),
+                    chunk.codec,
+                    encoded,
+                    weight=self._shares[member],
+                    dtype=self._dtype,
+                )
         except MalformedMessage as error:
             raise NotFiniteReceived(error.what) from None
         self._missing[number] -= 1
@@ -114,12 +119,11 @@ class Reduction:
         while self._begun <= number:
             chunk = self.chunks[self._begun]
             share = self._shares[self._me]
-            for start in range(chunk.start, chunk.stop, SERIAL_VALUES):
-                stretch = slice(start, min(start + SERIAL_VALUES, chunk.stop))
-                if share > 0.0:
-                    mul(self._source[stretch], share, out=self._result[stretch])
-                else:
-                    self._result[stretch].zero_()
+            sums = self._sums[chunk.start : chunk.stop]
+            if share > 0.0:
+                np.multiply(self._own[chunk.start : chunk.stop], share, out=sums)
+            else:
+                sums.fill(0.0)
             self._begun += 1
 
     def _finish(self, number: int) -> None:

@@ -40,10 +40,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from protocols.errors import MalformedMessage, PotluckError
@@ -144,19 +145,54 @@ def tensor_over(buffer: Buffer, dtype: torch.dtype, values: int, offset: int = 0
 _BITS: Final = {
     torch.float16: (torch.int16, 0x7C00),
     torch.bfloat16: (torch.int16, 0x7F80),
-    torch.float32: (torch.int32, 0x7F800000),
-    torch.float64: (torch.int64, 0x7FF0000000000000),
 }
 """Whole numbers of the same size, and the bits of infinity as one."""
 
-VALUES_AT_ONCE: Final = 1 << 18  # for a chunk one call: its copy is 1 MiB at most
+VALUES_AT_ONCE: Final = 1 << 18  # for a chunk one call: its copy is 512 KiB at most
+
+# Sums are kept in these types, and numpy adds to them. Between two chunks a node moves megabytes,
+# so what it runs for a chunk has to come from memory again, and torch runs much more than numpy
+# does: checking and adding a chunk of 512 KiB took it 0.29 ms instead of 0.09.
+WIDE: Final[Mapping[torch.dtype, np.dtype[Any]]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
+
+
+def all_finite(values: NDArray[Any]) -> bool:
+    """Whether every value of a flat array of float32 or float64 is finite."""
+    return all(
+        bool(np.isfinite(values[start : start + VALUES_AT_ONCE]).all())
+        for start in range(0, len(values), VALUES_AT_ONCE)
+    )
+
+
+def add_received(destination: NDArray[Any], encoded: Buffer, weight: float) -> None:
+    """destination += weight × the values of a buffer that a peer sent, which have the same type.
+    The product is rounded and then the sum: the same on every processor. MalformedMessage, and
+    nothing is added, unless all values are finite."""
+    values = np.frombuffer(encoded, destination.dtype)
+    if not all_finite(values):
+        raise _not_finite_received()
+    weighted = np.empty(min(len(values), SERIAL_VALUES), destination.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # checked where the average arrives
+        for start in range(0, len(values), SERIAL_VALUES):
+            some = values[start : start + SERIAL_VALUES]
+            sums = destination[start : start + SERIAL_VALUES]
+            np.add(sums, np.multiply(some, weight, out=weighted[: len(some)]), out=sums)
+
+
+def _not_finite_received() -> MalformedMessage:
+    return MalformedMessage("A tensor came with values that are not finite.")
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether every value of a flat tensor is finite: whether its bits without the sign, as a whole
-    number, are below those of infinity."""
+    """Whether every value of a flat tensor is finite. A narrow type's bits without the sign, as a
+    whole number, are then below those of infinity."""
     if not values.dtype.is_floating_point:
         return True
+    if values.dtype in WIDE:
+        return all_finite(values.detach().numpy())
     kind, infinity = _BITS[values.dtype]
     bits = values.detach().view(kind).numpy()
     unsigned = torch.iinfo(kind).max
@@ -196,7 +232,7 @@ def received_over(buffer: Buffer, dtype: torch.dtype, values: int) -> Tensor:
     finite."""
     encoded = tensor_over(buffer, dtype, values)
     if not is_finite(encoded):
-        raise MalformedMessage("A tensor came with values that are not finite.")
+        raise _not_finite_received()
     return encoded
 
 

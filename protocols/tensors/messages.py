@@ -30,6 +30,7 @@ from protocols.errors import LimitExceeded, MalformedMessage, ProtocolMisuse
 from protocols.rpc import Message
 from protocols.tensors.codecs import (
     CODECS,
+    WIDE,
     Buffer,
     Codec,
     CodecName,
@@ -86,7 +87,6 @@ _DTYPES: dict[DtypeName, torch.dtype] = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
-_WIDE = (torch.float32, torch.float64)  # hold all values of the other floating dtypes and codecs
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _VALUE_BYTES = {name: torch.empty(0, dtype=dtype).element_size() for name, dtype in _DTYPES.items()}
 _PLAIN = {
@@ -191,7 +191,7 @@ def decode_into(destination: Tensor, codec: CodecName, encoded: Buffer, dtype: D
     """
     flat, chosen = _receiving(destination, codec, encoded, dtype)
     chosen.decode(encoded, flat)
-    if flat.dtype not in _WIDE and not is_finite(flat):
+    if flat.dtype not in WIDE and not is_finite(flat):
         raise MalformedMessage(f"A tensor came with values that {flat.dtype} cannot hold.")
 
 
@@ -207,7 +207,7 @@ def accumulate(
 
     The destination is float32 or float64: a less precise sum would waste the precision sent.
     """
-    if destination.dtype not in _WIDE:
+    if destination.dtype not in WIDE:
         raise ProtocolMisuse(f"Sums are kept in float32 or float64, not in {destination.dtype}.")
     flat, chosen = _receiving(destination, codec, encoded, dtype)
     chosen.accumulate(encoded, flat, weight)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,13 +22,16 @@ from protocols.rpc import decode as decode_message
 from protocols.rpc import encode as encode_message
 from protocols.tensors import (
     CODECS,
+    SERIAL_VALUES,
     CodecName,
     NotFinite,
     accumulate,
+    add_received,
     decode_into,
     encode_into,
     raw_bytes,
 )
+from protocols.tensors.codecs import VALUES_AT_ONCE
 from protocols.tensors.messages import (
     TensorHeader,
     check_header,
@@ -137,6 +141,39 @@ def test_other_floating_dtypes_travel_and_accumulate_in_more_bits(
     total = torch.zeros(2500, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
     accumulate(total, codec, encode(values, codec, name="values"), weight=2.0)
     assert bool(((total.double() - 2.0 * values.double()).abs() <= 2.0 * error).all())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("length", [0, 1, SERIAL_VALUES, 2 * SERIAL_VALUES + 7])
+def test_received_values_are_added_with_the_product_and_the_sum_rounded(
+    dtype: str, length: int
+) -> None:
+    values, sums = (np.random.default_rng(seed).standard_normal(length) for seed in (1, 2))
+    values, sums = values.astype(dtype), sums.astype(dtype)
+    expected = sums + values * sums.dtype.type(1 / 3)
+    add_received(sums, memoryview(values.tobytes()), 1 / 3)
+    assert sums.dtype == dtype
+    assert sums.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, SERIAL_VALUES, VALUES_AT_ONCE, VALUES_AT_ONCE + 99])
+def test_received_values_that_are_not_finite_are_refused_and_nothing_is_added(
+    bad: float, place: int
+) -> None:
+    values = np.ones(VALUES_AT_ONCE + 100, np.float32)
+    values[place] = bad
+    sums = np.zeros_like(values)
+    with pytest.raises(MalformedMessage):
+        add_received(sums, memoryview(values.tobytes()), 0.5)
+    assert not sums.any()
+
+
+def test_a_sum_that_is_too_large_is_infinite_without_a_warning() -> None:
+    largest = np.full(9, np.finfo(np.float32).max)
+    sums = largest.copy()
+    add_received(sums, memoryview(largest.tobytes()), 1.0)
+    assert np.isinf(sums).all()
 
 
 def test_float64_goes_as_it_is_and_nowhere_else() -> None:
