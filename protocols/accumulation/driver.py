@@ -78,9 +78,10 @@ so it is long."""
 SHORTEST_WAIT_SECONDS = 0.05  # between two looks at a round that is nearly due
 
 EXTRA_SHARE: Final = 1 / 8
-"""By how much of its part of a step a peer may exceed it rather than wait for the others (delayed).
+"""By how much of a mean part a peer may exceed its own rather than wait for the others (delayed).
 Parts are whole batches, so some peers have one more than others that are as fast, and these would
-wait for up to a batch in each step: 9 % of the time with twelve batches."""
+wait for up to a batch in each step: 9 % of the time with twelve batches. Of the mean part, so that
+peers with a batch more or less in their parts decide alike."""
 
 
 BESIDE: Final = frozenset({Phase.AVERAGING, Phase.STEPPING, Phase.AVERAGING_PARAMETERS})
@@ -481,7 +482,7 @@ class NextBatch:
         extra = found.own_batch + (self._extra if life.epoch == self._extra_epoch else 0)
         if (
             not self._mode.delayed
-            or extra > EXTRA_SHARE * (life.samples + found.own_batch - extra)
+            or extra > EXTRA_SHARE * found.mean_part
             or not found.has_time_for_another
         ):
             return False

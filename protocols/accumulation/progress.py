@@ -302,6 +302,12 @@ class Estimate:
         return self.own_part - own_samples >= max(self.own_batch, 1) / 2
 
     @property
+    def mean_part(self) -> float:
+        """The target divided by all peers."""
+        cohorts = 1 if self.cohort is None else self.cohort.count
+        return self.target_samples / (self.expected * cohorts)
+
+    @property
     def has_time_for_another(self) -> bool:
         """Whether a batch that this peer begins now is done about as soon as the others' parts."""
         return 0.0 < self.own_batch_seconds / 2 <= self.others_ready_in_seconds < math.inf
