@@ -594,10 +594,8 @@ class LeadOrFollow:
             return
         self._notice_stop(now)
         before = self._me if self._reduces else None
-        doubtful = self._known.in_doubt_before(before)
-        self._effects.extend(AskForList(peer) for peer in self._joins.to_ask(now, doubtful))
-        if doubtful:  # they may lead if those in whose place they come are lost
-            self._probe_awaited()
+        asked = self._joins.to_ask(now, self._known.in_doubt_before(before))
+        self._effects.extend(AskForList(peer) for peer in asked)
         if self.following is None:
             first = self._known.first_before(before)
             if first is not None:
@@ -650,15 +648,13 @@ class LeadOrFollow:
         for peer in self._known.to_invite(now, self._joins):
             self.add(SendInvite(peer, self._known.reduces(peer)))
         if self._joins or now >= self._closing.quiet_at:  # without joins, others may have died
-            self._probe_awaited()
+            self._effects.extend(
+                Probe(peer) for peer in self._awaited.to_ask(self._joins, self._known)
+            )
         if self._closing.has_come(now):
             self._close(now)
         elif now >= self._closing.deadline or self._is_surely_alone(now):
             self.end(self._why_nothing())
-
-    def _probe_awaited(self) -> None:
-        due = self._awaited.to_ask(self._joins, self._known)
-        self._effects.extend(Probe(peer) for peer in due)
 
     def _is_surely_alone(self, now: float) -> bool:
         if self._joins.seated or self._known.waited_for(now, self._joins):

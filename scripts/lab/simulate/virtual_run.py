@@ -305,18 +305,13 @@ class _Run:
             self.newcomers.append(self._come(begins=False))
 
     def _let_some_lie(self, share: float) -> None:
-        """Those that lie as heads are heads, and one that takes a head's place is none."""
+        """Those that lie as heads are heads."""
         living, count = self._living(), round(share * self.plan.peers)
         ways = itertools.islice(itertools.cycle(self.plan.lies), count)
         for way in sorted(ways, key=lambda one: not one.is_of_heads):
             fitting = [one for one in living if one.lie is None]
             heads = [one for one in fitting if one.tracker.estimate.sum is not None]
-            others = [one for one in fitting if one not in heads]
-            if way.is_of_heads:
-                fitting = heads or fitting
-            elif way is Lie.DISPLACES:
-                fitting = others or fitting
-            self.chance.choice(fitting).lie = way
+            self.chance.choice(heads if way.is_of_heads and heads else fitting).lie = way
 
     async def _watch_the_liars(self) -> None:
         while True:
