@@ -12,8 +12,7 @@ is closed as soon as at least one other has joined and one of these holds:
 Peers that are awaited by name do not count if they are lost, unless others come in their place:
 then the list waits for these as for any that are missing. While an awaited peer is there and has
 not joined, only the deadline closes the list. It also waits for the deadline while those that have
-joined are too few: a large run makes a step only with most of its peers (lifecycle.py). It waits
-for peers that are asked which of them has a seat, `PROOF_SECONDS` at most. Some
+joined are too few: a large run makes a step only with most of its peers (lifecycle.py). Some
 gatherings have a later deadline; a peer to which nobody has come leaves by the usual one if all
 that are awaited are lost.
 
@@ -172,8 +171,6 @@ class ClosingTime:
         count = 1 + len(seated)
         if now >= self.deadline:
             return True
-        if now < self._joins.undecided_until:
-            return False
         if self._joins.peers < self._missing and not self._known.is_restricted:
             return False
         if self._all_have_come(count):

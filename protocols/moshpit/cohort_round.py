@@ -36,7 +36,7 @@ from protocols.errors import PotluckError, ProtocolMisuse, RemoteMisbehaviour
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
 from protocols.moshpit.encoded_result import encode_result, part_digests
-from protocols.moshpit.group import Seats, group_key
+from protocols.moshpit.group import group_key
 from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds, with_one_seat
 from protocols.moshpit.handing_down import (
     DecidedPart,
@@ -47,7 +47,6 @@ from protocols.moshpit.handing_down import (
     ResultShelf,
 )
 from protocols.moshpit.handing_on import SLOWEST_BYTES_PER_SECOND
-from protocols.moshpit.known_peers import Standing
 from protocols.moshpit.layout import Layout, SentParts, Vector, digest_of_parts
 from protocols.moshpit.outcome import (
     Alone,
@@ -59,7 +58,7 @@ from protocols.moshpit.outcome import (
     Verdict,
 )
 from protocols.moshpit.request import RoundRequest
-from protocols.moshpit.roster import Entry, Roster, Terms
+from protocols.moshpit.roster import Entry, Terms
 from protocols.moshpit.settings import AveragerSettings
 from protocols.network import Network
 from protocols.rpc import Rpc
@@ -192,8 +191,9 @@ class CohortRounds:
     # -- the cohort
 
     async def _in_cohort(self, request: RoundRequest, cohort: Cohort) -> CohortAverage | Outcome:
+        name = f"{cohort.count}.{cohort.number}"
         result = self._buffer(request.vector.values)
-        key = self._cohort_key(request, cohort.count, cohort.number)
+        key = group_key(self._run, request.epoch, COHORTS_ROUND, name, request.topic)
         found = await self._rounds.run(
             GridRound(key, replace(request, fewest=0), result, splits=False)
         )
@@ -226,10 +226,6 @@ class CohortRounds:
                     found.statistics.reason, in_doubt, (found.statistics,), found.begun_without
                 )
 
-    def _cohort_key(self, request: RoundRequest, count: int, number: int) -> str:
-        name = f"{count}.{number}"
-        return group_key(self._run, request.epoch, COHORTS_ROUND, name, request.topic)
-
     # -- at the head
 
     async def _as_head(self, mine: CohortAverage, cohort: Cohort, shelf: ResultShelf) -> Outcome:
@@ -250,7 +246,7 @@ class CohortRounds:
                 result,
                 splits=False,
                 more_seconds=self._seconds_apart(request.vector.layout),
-                seats=self._seats(request, cohort),
+                seat_of=self._seat_of(cohort),
             )
         )
         self._note(found.statistics)
@@ -261,18 +257,6 @@ class CohortRounds:
         elif mine.entries:
             await self._offer(shelf, found, outcome, request)
         return outcome
-
-    def _seats(self, request: RoundRequest, cohort: Cohort) -> Seats:
-        """One for each cohort. Of several peers of one, the head of most of it is listed."""
-        seat_of = self._seat_of(cohort)
-
-        def standings(seat: int, roster: Roster) -> dict[PeerId, Standing]:
-            members = [one for one in roster.entries if seat_of(one.peer) == seat]
-            turns = {one.peer: one.turn for one in members if one.reduces}
-            order = in_order(self._run, turns, turns)
-            return {peer: Standing(len(members), -place) for place, peer in enumerate(order)}
-
-        return Seats(seat_of, lambda seat: self._cohort_key(request, cohort.count, seat), standings)
 
     def _seconds_apart(self, layout: Layout) -> float:
         """How long after the first head the last one may come: a cohort exchanges the vector both

@@ -39,14 +39,13 @@ only by its own message, or by a newer slot of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from protocols.identity import PeerId
 from protocols.moshpit.closing_time import ClosingTime
 from protocols.moshpit.gathering_effects import (
-    AskForList,
     Candidate,
     Effect,
     End,
@@ -63,14 +62,7 @@ from protocols.moshpit.gathering_effects import (
     SendOn,
     StartedWithoutUs,
 )
-from protocols.moshpit.known_peers import (
-    Absence,
-    Awaited,
-    InvitablePeer,
-    KnownPeers,
-    Standing,
-    WaitingJoins,
-)
+from protocols.moshpit.known_peers import Absence, Awaited, InvitablePeer, KnownPeers, WaitingJoins
 
 
 @dataclass(frozen=True)
@@ -118,9 +110,9 @@ class Gathering:
         self._order = order
         self._settings = settings
         unled = (one for one in settings.unled if not settings.reduces or order(one) < order(me))
+        self._known = KnownPeers(me, order, frozenset(unled))
+        self._joins = WaitingJoins(me, settings.seat_of)
         self._awaited = Awaited(settings.awaited - {me})
-        self._joins = WaitingJoins(me, settings.seat_of, self._awaited)
-        self._known = KnownPeers(me, order, frozenset(unled), self._joins.may_lead)
         self._closing = ClosingTime(
             self._known,
             self._joins,
@@ -254,16 +246,6 @@ class Gathering:
         self._closing.joined(patience_seconds, now)
         self._closing.came(known.peer, now)
         self._course.reconsider(now)
-
-    def proven(self, peer: PeerId, shown: Mapping[PeerId, Standing], now: float) -> None:
-        """A peer was asked for the list from which it comes. That shows this of those in it; there
-        is nothing in it if it has shown none."""
-        self._joins.proven(peer, shown)
-        self._course.reconsider(now)
-
-    def may_come(self, peer: PeerId) -> bool:
-        """Whether a peer may be listed or followed, by what is known now."""
-        return peer in self._joins.seated or self._joins.may_lead(peer)
 
     def _leave_out(self, peer: PeerId, now: float) -> None:
         """The peer is here, but nobody waits for it."""
@@ -570,11 +552,7 @@ class LeadOrFollow:
             waits_for = self._joins.named_again_at if self.has_answered else self._probe_at
             return min(self._closing.gives_up_at, waits_for)
         moments = [self._closing.deadline, self._known.next_deadline(since, self._joins)]
-        for moment in (
-            self._closing.quiet_at,
-            self._closing.usual_deadline,
-            self._joins.undecided_until,
-        ):
+        for moment in (self._closing.quiet_at, self._closing.usual_deadline):
             if moment > since:
                 moments.append(moment)
         return min(moments)
@@ -593,11 +571,8 @@ class LeadOrFollow:
         if self.ended:
             return
         self._notice_stop(now)
-        before = self._me if self._reduces else None
-        asked = self._joins.to_ask(now, self._known.in_doubt_before(before))
-        self._effects.extend(AskForList(peer) for peer in asked)
         if self.following is None:
-            first = self._known.first_before(before)
+            first = self._known.first_before(self._me if self._reduces else None)
             if first is not None:
                 self._follow(first, now)
             elif self._reduces:

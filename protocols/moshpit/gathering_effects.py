@@ -61,14 +61,6 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class AskForList:
-    """Another peer may have the same seat. Find out from which round this one comes, and call
-    `proven`."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True)
 class SendOn:
     """Answer a waiting join: another peer leads."""
 
@@ -109,7 +101,7 @@ class End:
     ending: Ending
 
 
-Effect = Follow | SendInvite | Probe | AskForList | SendOn | SendAway | Regroup | Lead | End
+Effect = Follow | SendInvite | Probe | SendOn | SendAway | Regroup | Lead | End
 
 
 # -- endings

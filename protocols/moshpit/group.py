@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
 from protocols.moshpit.ballots import LARGEST_GROUP
-from protocols.moshpit.known_peers import Standing
 from protocols.moshpit.roster import LONGEST_KEY, Offer, Roster, Terms, check_offer
 
 SHORTEST_MATCHMAKING_SECONDS = 0.1
@@ -74,7 +73,7 @@ class Search:
     - `fewest`: of how many peers the list must be, this one included, before its deadline.
     - `unwelcome`: peers that this peer does not list, because they have held up its rounds.
     - `unled`: peers that this peer does not follow, because rounds that they led came to nothing.
-    - `seats`: of peers with the same seat, this peer lists only one (known_peers.py).
+    - `seat_of`: of peers with the same seat, this peer lists only one (known_peers.py).
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
       (`closing_time.FOLLOWER_GRACE_SECONDS`) later. `more_seconds`: by so much it is later.
     """
@@ -93,7 +92,7 @@ class Search:
     splits: bool = True
     most_peers: int = 1
     fewest: int = 0
-    seats: Seats | None = None
+    seat_of: Callable[[PeerId], int] | None = None
 
     def __post_init__(self) -> None:
         check_group_size(self.group_size)
@@ -123,16 +122,6 @@ def check_matchmaking_seconds(seconds: float) -> None:
             f"A search of {seconds} seconds was asked for.",
             why=f"It takes {SHORTEST_MATCHMAKING_SECONDS} to {LONGEST_MATCHMAKING_SECONDS}.",
         )
-
-
-@dataclass(frozen=True)
-class Seats:
-    """Which peers have the same seat. `key_of`: the key of the round from which those with this
-    seat come. `standings`: of them, by the list of such a round."""
-
-    seat_of: Callable[[PeerId], int]
-    key_of: Callable[[int], str]
-    standings: Callable[[int, Roster], dict[PeerId, Standing]]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from protocols.moshpit.group import (
     NobodyElse,
     NoGroup,
     Search,
-    Seats,
 )
 from protocols.moshpit.layout import Layout, ResultCut, SentParts, Vector
 from protocols.moshpit.matchmaking import Matchmaker
@@ -81,7 +80,7 @@ async def check_finite(vector: Vector) -> None:
 class GridRound:
     """One round of an averaging: the key under which its group meets, the request, and memory for
     the result. `splits`: more peers than fit into a group become several, because other rounds
-    follow. `more_seconds`: by how much the deadline of its list is later than usual. `seats`: as
+    follow. `more_seconds`: by how much the deadline of its list is later than usual. `seat_of`: as
     for `Search`."""
 
     key: str
@@ -89,7 +88,7 @@ class GridRound:
     result: Tensor
     splits: bool
     more_seconds: float = 0.0
-    seats: Seats | None = None
+    seat_of: Callable[[PeerId], int] | None = None
 
 
 def with_one_seat(peers: Sequence[PeerId], seat_of: Callable[[PeerId], int]) -> list[PeerId]:
@@ -311,7 +310,7 @@ class GroupRounds:
             self._does_not_follow(leader, "held up the round that it led")
         if result.verdict is Verdict.COMMITTED:
             self._doubts.was_in(members)
-            if this.seats is not None and with_one_seat(members, this.seats.seat_of):
+            if this.seat_of is not None and with_one_seat(members, this.seat_of):
                 self._does_not_follow(leader, "has listed two heads of a cohort")
             elif leader in members and not led_nowhere:
                 self._doubts.has_led(leader)
@@ -339,7 +338,7 @@ class GroupRounds:
             splits=this.splits,
             most_peers=request.most_peers,
             fewest=request.fewest,
-            seats=this.seats,
+            seat_of=this.seat_of,
             matchmaking_seconds=settings.matchmaking_seconds,
             more_seconds=min(
                 this.more_seconds, LONGEST_MATCHMAKING_SECONDS - settings.matchmaking_seconds

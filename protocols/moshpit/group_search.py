@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
 import trio
 
 from protocols.errors import Busy, DeadlineExceeded, PotluckError, ProtocolNotServed, Unreachable
@@ -32,7 +31,6 @@ from protocols.identity import PeerId
 from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.gathering import Gathering, GatheringSettings
 from protocols.moshpit.gathering_effects import (
-    AskForList,
     Candidate,
     Effect,
     End,
@@ -67,7 +65,7 @@ from protocols.moshpit.handing_on import (
     seconds_to_all,
     ways_to,
 )
-from protocols.moshpit.known_peers import PROOF_SECONDS, Absence, Standing
+from protocols.moshpit.known_peers import Absence
 from protocols.moshpit.matchmaking_messages import (
     INVITE,
     JOIN,
@@ -230,8 +228,6 @@ class GroupSearch:
                 self._nursery.start_soon(self._inviting.invite, effect)
             case Probe(peer):
                 self._nursery.start_soon(self._inviting.probe, peer)
-            case AskForList(peer):
-                self._nursery.start_soon(self._inviting.ask_for_list, peer)
             case SendOn(ticket, leader):
                 named = place_of(Candidate(leader))
                 answer(ticket, JoinAnswer(JoinReply.SENT_ON, places=(named,)))
@@ -345,7 +341,7 @@ class SearchContext:
                 search.most_peers > 1,
                 search.fewest - search.offer.peers,
                 search.more_seconds,
-                None if search.seats is None else search.seats.seat_of,
+                search.seat_of,
             ),
             trio.current_time(),
         )
@@ -606,26 +602,6 @@ class Inviting:
             self._context.go_on()
         else:
             self._context.gathering.is_there(peer)
-
-    async def ask_for_list(self, peer: PeerId) -> None:
-        """Report to the gathering from which round a peer comes. An invitation to that round is
-        answered with its list, since it has started."""
-        context, seats = self._context, self._context.search.seats
-        assert seats is not None
-        seat = seats.seat_of(peer)
-        terms = msgspec.structs.replace(context.terms, key=seats.key_of(seat))
-        shown: dict[PeerId, Standing] = {}
-        try:
-            answer = await context.rpc.call(peer, INVITE, Invitation(terms), timeout=PROOF_SECONDS)
-            if answer.roster is not None:
-                await check_with_pauses(answer.roster, terms, None, LARGEST_GROUP)
-                shown = seats.standings(seat, answer.roster)
-        except PotluckError as error:
-            log.info("%s does not show from which round it comes: %s", peer, error)
-        context.gathering.proven(peer, shown, trio.current_time())
-        if not (context.gathering.ended or context.gathering.may_come(peer)):
-            log.warning("%s has come in place of another, and is not listed here.", peer)
-        context.go_on()
 
     async def _take_answer(self, peer: PeerId, answer: InvitationAnswer, seconds: float) -> None:
         if answer.reply == Reply.STARTED and answer.roster is not None:

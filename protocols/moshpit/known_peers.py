@@ -15,9 +15,8 @@ Easy to get wrong: a peer that is no longer waited for is not passed over. It ma
 from __future__ import annotations
 
 import enum
-import itertools
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from protocols.identity import PeerId
@@ -129,17 +128,11 @@ class KnownPeers:
     only the peers of the group count, until `lift`."""
 
     def __init__(
-        self,
-        me: PeerId,
-        order: Callable[[PeerId], bytes],
-        unled: frozenset[PeerId],
-        may_lead: Callable[[PeerId], bool] = lambda _: True,
+        self, me: PeerId, order: Callable[[PeerId], bytes], unled: frozenset[PeerId]
     ) -> None:
-        """`unled`: peers earlier in the order that never count, whatever is heard of them.
-        `may_lead`: whether a peer may lead us, by what is known now."""
+        """`unled`: peers earlier in the order that never count, whatever is heard of them."""
         self._me = me
         self._unled = unled
-        self._may_lead = may_lead
         self._order = order
         self._peers: dict[PeerId, InvitablePeer] = {}
         self._group: frozenset[PeerId] | None = None
@@ -201,19 +194,11 @@ class KnownPeers:
     def first_before(self, peer: PeerId | None) -> InvitablePeer | None:
         """The first peer in the order that can be dialled and was not passed over, if it comes
         before this one."""
-        able = (one for one in self._there() if one.reduces and self._may_lead(one.peer))
+        able = (one for one in self._there() if one.reduces)
         first = min(able, key=lambda one: one.place, default=None)
         if first is None or (peer is not None and first.place > self._order(peer)):
             return None
         return first
-
-    def in_doubt_before(self, peer: PeerId | None) -> list[PeerId]:
-        """The first of those that might lead this peer if more were known of them."""
-        before = None if peer is None else self._order(peer)
-        able = [one for one in self._there() if one.reduces and not self._may_lead(one.peer)]
-        able = [one for one in able if before is None or one.place < before]
-        able.sort(key=lambda one: one.place)
-        return [one.peer for one in able[:PROBED_AT_ONCE]]
 
     def passed_over(self) -> tuple[PeerId, ...]:
         """The peers that could lead, but that others need not name to us. Peers that merely were
@@ -295,15 +280,9 @@ class KnownPeers:
 # could not reach that leader just now, it waits a little and is then sent to it again, because we
 # can reach it.
 #
-# Some gatherings have *seats*: of several peers with the same seat only one is listed, and the
-# others wait in vain. Those with the leader's own seat do, too. The heads of cohorts gather so.
-#
-# What a peer says of itself does not decide this. Each of several is asked for the signed list of
-# the round from which it comes: the longest list wins, and of two in one list the earlier in its
-# order. A peer that comes in place of an awaited one is asked, too. It is listed, or followed, only
-# if it is the earlier in a list with both, or the awaited one is lost. So a member that goes to the
-# heads' round in place of its cohort's head gains nothing, for however many peers it says that it
-# comes, nor do several such members.
+# Some gatherings have *seats*: of several peers with the same seat, the one that comes for most
+# peers is listed, and the others wait in vain. Those with the leader's own seat do, too. The heads
+# of cohorts gather so.
 #
 # Easy to get wrong: a peer that asks again has given up its earlier join, whose end may be noticed
 # *after* the new one has come. So joins are told apart by their tickets, not by their peers.
@@ -311,19 +290,6 @@ class KnownPeers:
 
 NAME_AGAIN_SECONDS = 0.5
 """A peer that could not reach our leader waits here for this long, and is sent to it again."""
-
-PROOF_SECONDS = 1.5
-"""How long a peer may take to show its list. Ours is not closed meanwhile, so one that shows none
-holds up a round for this long."""
-
-
-@dataclass(frozen=True, order=True)
-class Standing:
-    """What a peer has shown of the round from which it comes: how many were in it, and how many of
-    them come before this peer in order. The peer with the largest is listed."""
-
-    peers: int = 0
-    minus_before: int = 0
 
 
 @dataclass(frozen=True)
@@ -337,19 +303,9 @@ class _Join:
 class WaitingJoins:
     """The peers that wait, in the order in which they came. `me` has a seat, too."""
 
-    def __init__(
-        self,
-        me: PeerId,
-        seat_of: Callable[[PeerId], int] | None = None,
-        awaited: Awaited | None = None,
-    ) -> None:
+    def __init__(self, me: PeerId, seat_of: Callable[[PeerId], int] | None = None) -> None:
         self._me, self._seat_of = me, seat_of
-        self._awaited = Awaited(frozenset()) if awaited is None else awaited
         self._joins: dict[PeerId, _Join] = {}
-        self._asked_until: dict[PeerId, float] = {}
-        """Until when each of those that were asked for their lists may answer."""
-        self._standings: dict[PeerId, Standing] = {}
-        """Of those that were asked, or are in a list that was shown."""
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._joins
@@ -371,78 +327,12 @@ class WaitingJoins:
         """Those that would be listed now."""
         if self._seat_of is None:
             return list(self._joins)
-        chosen = {self._chosen(peers) for peers in self._by_seat().values()}
+        first: dict[int, PeerId] = {}
+        for peer in sorted(self._joins, key=lambda one: -self._joins[one].peers):  # a stable sort
+            first.setdefault(self._seat_of(peer), peer)
+        first.pop(self._seat_of(self._me), None)
+        chosen = set(first.values())
         return [peer for peer in self._joins if peer in chosen]
-
-    def to_ask(self, now: float, leaders: Iterable[PeerId]) -> list[PeerId]:
-        """The peers to ask for their lists now; also these, which would lead. From now on they
-        count as asked."""
-        disputed = [peers for peers in self._by_seat().values() if self._is_disputed(peers)]
-        due = [one for one in itertools.chain(*disputed, leaders) if one not in self._asked_until]
-        self._asked_until.update(dict.fromkeys(due, now + PROOF_SECONDS))
-        return due
-
-    def proven(self, peer: PeerId, shown: Mapping[PeerId, Standing]) -> None:
-        """This peer was asked for its list, and that shows this of those in it. The list of one may
-        have the others, so that nobody waits for theirs."""
-        for one in (peer, *shown):
-            if one in self._joins or one in self._asked_until or one in self._awaited:
-                self._standings[one] = max(self._standing(one), shown.get(one, Standing()))
-
-    def may_lead(self, peer: PeerId) -> bool:
-        """Whether this peer may lead us. One with our own seat would not list us. One that comes in
-        place of another would list itself."""
-        if self._seat_of is None:
-            return True
-        return not self._is_of_own_seat(peer) and (
-            peer in self._awaited or self._comes_before_awaited(peer)
-        )
-
-    @property
-    def undecided_until(self) -> float:
-        """Until when it is not known who is listed, if those that are asked do not answer."""
-        silent = self._asked_until.keys() & self._joins.keys() - self._standings.keys()
-        return max((self._asked_until[one] for one in silent), default=-math.inf)
-
-    def _chosen(self, peers: list[PeerId]) -> PeerId | None:
-        """The one of these with the same seat that would be listed."""
-        if not self._is_disputed(peers):
-            return peers[0]
-        best = max(peers, key=lambda one: (self._standing(one), one in self._awaited))
-        return best if best in self._awaited or self._comes_before_awaited(best) else None
-
-    def _is_disputed(self, peers: list[PeerId]) -> bool:
-        """Whether several with the same seat have come, or one in place of one that is awaited."""
-        is_awaited = peers[0] in self._awaited or not self._awaited_with_seat_of(peers[0])
-        return len(peers) > 1 or not is_awaited
-
-    def _comes_before_awaited(self, peer: PeerId) -> bool:
-        """Whether no peer with its seat is awaited that is before it in order, as far as shown."""
-        return all(
-            one in self._standings and self._standing(peer) > self._standing(one)
-            for one in self._awaited_with_seat_of(peer)
-        )
-
-    def _awaited_with_seat_of(self, peer: PeerId) -> list[PeerId]:
-        """Those that are not lost."""
-        assert self._seat_of is not None
-        seat = self._seat_of(peer)
-        return [one for one in self._awaited.not_lost if self._seat_of(one) == seat]
-
-    def _is_of_own_seat(self, peer: PeerId) -> bool:
-        return self._seat_of is not None and self._seat_of(peer) == self._seat_of(self._me)
-
-    def _standing(self, peer: PeerId) -> Standing:
-        return self._standings.get(peer, Standing())
-
-    def _by_seat(self) -> dict[int, list[PeerId]]:
-        """The peers for each seat but our own; none if there are no seats."""
-        found: dict[int, list[PeerId]] = {}
-        if self._seat_of is not None:
-            for peer in self._joins:
-                found.setdefault(self._seat_of(peer), []).append(peer)
-            found.pop(self._seat_of(self._me), None)
-        return found
 
     @property
     def peers(self) -> int:
@@ -508,10 +398,6 @@ class Awaited:
 
     def __bool__(self) -> bool:
         return bool(self._peers)
-
-    @property
-    def not_lost(self) -> frozenset[PeerId]:
-        return self._peers - self._lost
 
     def is_there(self, peer: PeerId) -> None:
         """The peer has sent any answer."""

@@ -499,34 +499,6 @@ async def test_a_stranger_learns_no_decision(world: SimulatedWorld) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("claim", [2, 64])
-def test_a_member_that_comes_for_more_peers_than_its_head_is_not_listed(claim: int) -> None:
-    """It comes first, and where it would lead, nobody follows it."""
-
-    @simulated
-    async def scenario(world: SimulatedWorld) -> None:
-        peers = await averagers(world, 14)
-        cohorts = Cohorts(peers)
-        cohort = max(cohorts.of.values(), key=len)
-        liars, others = cohort[-2:], [one for one in peers if one not in cohort[-2:]]
-        led = [cohorts.heads | {one.peer for one in liars}]
-        epoch = next(  # one of them would lead
-            epoch
-            for epoch in itertools.count()
-            if min(*led, key=lambda one: hash_order(heads_key(epoch), one)) not in cohorts.heads
-        )
-        for one in liars:
-            alone = Cohort(COUNT, COUNT, cohorts.heads)  # a cohort of the two
-            one.begin(epoch=epoch, expected=1, cohort=alone, peers=claim)
-        await trio.sleep(0.5)
-        found = await ended(others, [cohorts.begin(one, epoch=epoch) for one in others])
-        check_same(found)
-        assert getattr(found[0].outcome, "weight", 0.0) == len(others)
-
-    scenario()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("lists_both", [False, True])
 def test_a_cohort_counts_once_whoever_comes_as_its_head(
     lists_both: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -17,7 +17,6 @@ from protocols.moshpit.closing_time import (
 )
 from protocols.moshpit.gathering import Gathering, split
 from protocols.moshpit.gathering_effects import (
-    AskForList,
     Candidate,
     End,
     Follow,
@@ -31,13 +30,7 @@ from protocols.moshpit.gathering_effects import (
     SendInvite,
     StartedWithoutUs,
 )
-from protocols.moshpit.known_peers import (
-    DIALLING_SECONDS,
-    MOST_KNOWN,
-    PROOF_SECONDS,
-    Absence,
-    Standing,
-)
+from protocols.moshpit.known_peers import DIALLING_SECONDS, MOST_KNOWN, Absence
 from tests.moshpit.gathering_model import Model, explore, model
 from tests.moshpit.one_gathering import (
     SECONDS,
@@ -530,71 +523,13 @@ def test_the_next_of_the_last_round_is_asked_if_the_first_is_gone() -> None:
     assert one.effects() == [SendInvite(D, True)]
 
 
-def test_of_several_with_one_seat_the_one_that_comes_from_the_longest_list_is_listed() -> None:
+def test_of_several_with_one_seat_the_one_that_comes_for_most_is_listed() -> None:
     one = gathering(A, expected=3, missing=6, seat_of={A: 1, B: 2, C: 2, D: 1, E: 3}.__getitem__)
     for peer, peers in ((B, 3), (C, 4), (D, 9)):
         one.join_came(Candidate(peer, peers=peers), ticket(peer), (), SECONDS, 0.0)
-    assert one.effects() == [AskForList(B), AskForList(C)]
-    one.proven(B, {B: Standing(3)}, 0.1)
-    one.proven(C, {C: Standing(4)}, 0.1)
     assert passes(one, SECONDS / 2) == []  # two of three seats, and four of six peers
     one.join_came(Candidate(E, peers=2), ticket(E), (), SECONDS, SECONDS / 2)
     assert one.effects() == [led(C, E)]
-
-
-SEATS = {A: 1, B: 2, C: 2, D: 3, E: 2}
-
-
-@pytest.mark.parametrize("shows", [{}, {B: Standing(8), C: Standing(8, -3)}, {C: Standing(2)}])
-def test_one_that_comes_in_place_of_an_awaited_peer_is_not_listed(
-    shows: dict[PeerId, Standing],
-) -> None:
-    """Whatever it claims, and also if it comes first. It has no list, that of both, or one that it
-    has made with others."""
-    one = gathering(A, expected=3, awaited=(B, D), seat_of=SEATS.__getitem__)
-    one.join_came(Candidate(C, peers=64), ticket(C), (), SECONDS, 0.0)
-    assert AskForList(C) in one.effects()
-    one.proven(C, shows, 0.1)
-    one.is_there(B)
-    joins(one, D, now=0.2)
-    passes(one, SECONDS / 2)
-    assert not one.ended
-    effects = joins(one, B, now=SECONDS / 2)
-    one.proven(B, {B: Standing(8), C: Standing(8, -3)}, SECONDS / 2)
-    assert [*effects, *one.effects()] == [AskForList(B), led(B, D)]
-
-
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_one_that_comes_in_place_of_an_awaited_peer_is_listed(is_lost: bool) -> None:
-    """If that is lost, or is the later in their list."""
-    one = gathering(A, expected=3, awaited=(B, D), replaces=True, seat_of=SEATS.__getitem__)
-    joins(one, C, D)
-    if is_lost:
-        one.link_lost(B, 0.1)
-    else:
-        one.proven(C, {C: Standing(8), B: Standing(8, -1)}, 0.1)
-    assert passes(one, SECONDS)[-1] == led(C, D)
-
-
-def test_peers_that_show_no_list_hold_a_round_up_for_a_moment() -> None:
-    one = gathering(A, expected=3, seat_of=SEATS.__getitem__)
-    joins(one, B, C, D)
-    assert passes(one, 0.9 * PROOF_SECONDS) == []
-    (lead,) = passes(one, PROOF_SECONDS)
-    assert lead in (led(B, D), led(C, D))
-
-
-def test_one_that_comes_in_place_of_an_awaited_peer_is_not_followed() -> None:
-    """It would list itself."""
-    one = gathering(D, expected=3, awaited=(A, E), seat_of=SEATS.__getitem__)
-    assert AskForList(B) in sees(one, B)
-    assert sees(one, A) == [Follow(A, ())]
-    one.leader.is_gone(A, Absence.UNREACHABLE, "gone", 1.0)
-    one.proven(B, {E: Standing(8), B: Standing(8, -1)}, 1.0)
-    assert one.following is None
-    one.effects()
-    one.link_lost(E, 1.1)
-    assert one.effects() == [Follow(B, (A,))]
 
 
 def test_a_leader_does_not_wait_for_long_with_only_those_that_have_its_own_seat() -> None:

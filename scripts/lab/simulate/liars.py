@@ -11,21 +11,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
-import torch
-import trio
 
 from protocols.accumulation.progress_slot import LARGEST_SAMPLES, ProgressSlot
 from protocols.dht import Dht
-from protocols.moshpit.averager import Averager
-from protocols.moshpit.cohort_round import CohortAverage
-from protocols.moshpit.cohorts import Cohort
-from protocols.moshpit.handing_down import ResultShelf
-from protocols.moshpit.outcome import Outcome, RoundStatistics, Verdict
-from protocols.moshpit.request import RoundRequest
 
 BROUGHT_SHARE = 0.2  # of what it has, by one that keeps its samples back
 
@@ -39,7 +30,6 @@ class Lie(enum.Enum):
     TELLS = "tells its cohort as head that the others have all samples of the step"
     REPEATS = "says the same for ever"
     SLEEPS = "claims samples and comes to no round"
-    DISPLACES = "goes to the heads' round itself, for more peers than its cohort has"
 
     @property
     def is_of_heads(self) -> bool:
@@ -79,24 +69,3 @@ class _LyingDirectory:
 def lying(dht: Dht, told: Callable[[ProgressSlot], ProgressSlot]) -> Dht:
     """This directory, in which a slot of progress is what `told` makes of it."""
     return cast(Dht, _LyingDirectory(dht, told))
-
-
-def displaces_its_head(averager: Averager, lies: Callable[[], bool], peers: int) -> None:
-    """While `lies()`, this peer averages with its cohort, so that nobody misses it. Meanwhile it
-    goes to the round of the heads with what it has itself, sooner than its cohort's head, and says
-    that it comes for so many `peers`."""
-    rounds = averager._cohorts
-    honest = rounds._average
-
-    async def average(request: RoundRequest, cohort: Cohort) -> Outcome:
-        if not lies():
-            return await honest(request, cohort)
-        rounds._buffer = torch.empty_like  # of its own for each of the two rounds
-        now = trio.current_time()
-        statistics = RoundStatistics("", request.epoch, Verdict.ALONE, now, now)
-        mine = CohortAverage(replace(request, peers=peers), statistics)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(rounds._in_cohort, request, cohort)
-            return await rounds._as_head(mine, cohort, ResultShelf(()))
-
-    rounds._average = average  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ import torch
 import trio
 from blake3 import blake3
 
-from lab.simulate.liars import BROUGHT_SHARE, Lie, displaces_its_head, lying
+from lab.simulate.liars import BROUGHT_SHARE, Lie, lying
 from protocols.accumulation.driver import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,
@@ -246,7 +246,6 @@ class Trainer:
             trio.open_nursery() as nursery,
         ):
             averager = self._averager
-            displaces_its_head(averager, lambda: self.lie is Lie.DISPLACES, manner.group_size)
             averager.when_asked(self.tracker.was_asked)
             self.tracker.idle_heads = lambda: averager.idle_heads
             self._averager.when_exchanging(self.tracker.gathered)
