@@ -389,7 +389,8 @@ class PowerSGD:
             take_out(c, columns_of(p))
             take_out(b, columns_of(q))
             right = q.to(torch.float64)
-            if (xb := inferred(a, b, c)) is not None:
+            xb = inferred(a, b, c)
+            if xb is not None and within(xb.view(-1), LARGEST_FACTOR):
                 right = right + xb
                 self._inferred[part.name] = _Inferred(c.T.to(p.dtype), xb.to(p.dtype))
             add_products([(p, z), (c.T, right)], out=whole[part.whole].view(part.shape))

@@ -355,6 +355,25 @@ def test_the_fourth_block_is_no_larger_than_the_two_beside_it(size: float) -> No
     assert inferred(0.0 * a[:, :RANK], 0.0 * b, 0.0 * c) is None
 
 
+def test_a_fourth_block_with_values_that_float32_cannot_hold_is_left_out() -> None:
+    """C is then so small that float32 makes 0 of it, and 0 times infinity is kept for ever."""
+    peer = Peer(dtype=torch.float32)
+    p, q = torch.zeros(ROWS, RANK), torch.zeros(COLUMNS, RANK)
+    p[0, 0] = p[1, 1] = q[0, 0] = q[1, 1] = 1.0
+    p[2, 0] = 1e-40
+    sends = peer.steps._powersgd
+    assert sends is not None
+    sends.restore(torch.cat([p, q]).view(-1))
+    peer.add(gradient(0).float())
+    peer.steps.take()
+    averaged = torch.zeros(sends.layout.values)
+    y, z = halves(averaged)
+    y[0, 0], z[5, 0] = 2.0**-30, 1e30
+    assert bool(sends.decoded(averaged).isfinite().all())
+    assert bool(sends.done_with().values.isfinite().all())
+    assert bool(sends._rest.isfinite().all())
+
+
 @pytest.mark.parametrize("rank", [1, 2, 16, 40])
 def test_equations_are_solved_by_gauss_and_jordan(rank: int) -> None:
     chance = torch.Generator().manual_seed(rank)
