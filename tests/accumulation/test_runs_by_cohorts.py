@@ -107,11 +107,11 @@ def heads(all_of_them: Sequence[Trainer]) -> list[Trainer]:
 async def test_all_peers_are_in_every_step_and_newcomers_soon_are(world: SimulatedWorld) -> None:
     run = await begun(world)
     since = furthest(run)
-    await stepped(run, 4)
+    await stepped(run, 8)  # the mean size of three steps depends on chance
     check_one_line(run)
     for one in run:
         made = [step.epoch for step in one.steps if step.epoch > since + 1]
-        assert made[:3] == [since + 2, since + 3, since + 4]
+        assert made[:7] == list(range(since + 2, since + 9))
     samples = [step.samples for step in run[0].steps if step.epoch > since + 1]
     assert all(0.9 < one / MANNER.target < 1.1 for one in samples), samples
     assert sum(samples) / len(samples) / MANNER.target < 1.05, samples
