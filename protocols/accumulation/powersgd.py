@@ -20,8 +20,8 @@ average of the peers' Y_i and Z_i is that of the mean gradient, and one round is
 So P and Q follow a power iteration that goes on from step to step (the warm start). In the bases
 that begin with P and Q, M has the blocks A and B above C and D. D is what no factor says; if M were
 of rank r, it would be C A^-1 B (Nystroem), and C X B is that, damped where A says little beside B
-and C. It is half of what the original algorithm gains by a second exchange in each step, in which Z
-is of orth(Y).
+and C. The original algorithm exchanges twice in each step, so that Z is of orth(Y). That leaves 22
+to 37 % less for later (rank 16, gradients of the default model), and C X B about half as much less.
 
 A peer keeps what the factors do not say of its own gradient, less the D that all stepped with, and
 not its distance to the mean: the sum over the peers is the same. It is kept by samples: with n
@@ -414,8 +414,8 @@ class PowerSGD:
             (p, q), (y, z) = part.pair(one.factors[part.factors]), part.pair(one.sent[part.sent])
             rest.view(part.shape).addmm_(p, z.T, alpha=-1.0)
             rest.view(part.shape).addmm_(y - p @ (p.T @ y), q.T, alpha=-1.0)
-            if (one_more := self._inferred.get(part.name)) is not None:
-                rest.view(part.shape).addmm_(one_more.c, one_more.xb.T, alpha=-1.0)
+            if (block := self._inferred.pop(part.name, None)) is not None:
+                rest.view(part.shape).addmm_(block.c, block.xb.T, alpha=-1.0)
         # Factors that were cut to what their codec carries come from a gradient that is far too
         # large. It is in no sum that others get, and does not come back.
         self._rest_samples = one.whole.samples if one.is_within else 0

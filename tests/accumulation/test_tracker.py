@@ -512,17 +512,26 @@ async def test_a_peer_that_claims_samples_and_does_not_come_is_not_counted_again
     assert [one.kind for one in found.ignored] == ["doubted"]
 
 
+async def trackers_with_samples(
+    world: SimulatedWorld, count: int, samples: int
+) -> list[TrackingPeer]:
+    """Each has so many samples, and the first expects all of them."""
+    peers = await trackers(world, count)
+    for one in peers:
+        one.counts(samples)
+    tracker = peers[0].tracker
+    with trio.fail_after(10):
+        while tracker.estimate.expected < count:
+            await tracker.changed()
+    return peers
+
+
 @simulated
 async def test_halves_of_a_group_that_make_no_step_expect_each_other_again(
     world: SimulatedWorld,
 ) -> None:
-    peers = await trackers(world, 8)
-    for one in peers:
-        one.counts(150)
+    peers = await trackers_with_samples(world, 8, 150)
     first, tracker = peers[0], peers[0].tracker
-    with trio.fail_after(10):
-        while tracker.estimate.expected < len(peers):
-            await tracker.changed()
     first.note(averaging=True)
     brought = {one.network.peer_id: 150.0 for one in peers[:3]}
     tracker.round_ended(Brought(brought, is_weighed=True), applied=False)
@@ -535,14 +544,9 @@ async def test_halves_of_a_group_that_make_no_step_expect_each_other_again(
 async def test_a_third_of_a_run_that_claims_samples_and_never_comes_is_not_counted_for_long(
     world: SimulatedWorld,
 ) -> None:
-    peers = await trackers(world, 12)
-    for one in peers:
-        one.counts(50)
+    peers = await trackers_with_samples(world, 12, 50)
     first, tracker = peers[0], peers[0].tracker
     brought = {one.network.peer_id: 50.0 for one in peers[:8]}
-    with trio.fail_after(10):
-        while tracker.estimate.expected < len(peers):
-            await tracker.changed()
     rounds = 0
     while not tracker.estimate.ignored:
         first.note(averaging=True)
