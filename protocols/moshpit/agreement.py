@@ -215,7 +215,7 @@ class Agreement:
         self._desk.now = now
         if self._exchange.done(ballot, digest, statements, contradicted):
             self._exchange.report(ballot)
-            self._expect_more()
+            self._expect_more(others_seconds=self._others_may_exchange_for())
             self._drain()
 
     def exchange_failed(
@@ -300,7 +300,11 @@ class Agreement:
             return
         self._follow(ballot)
         self._follower.take(sender, message)
-        self._expect_more(collects=isinstance(message, Prepare | Forswear))
+        is_left_out = isinstance(message, Open) and self._desk.me not in message.members
+        self._expect_more(
+            collects=isinstance(message, Prepare | Forswear),
+            others_seconds=self._others_may_exchange_for() if is_left_out else 0.0,
+        )
 
     def _take_of_member(
         self, sender: int, message: Promise | Opened | Holding | Trouble | Accepted
@@ -364,16 +368,24 @@ class Agreement:
         self._expect_more()
         return True
 
-    def _expect_more(self, *, collects: bool = False) -> None:
+    def _others_may_exchange_for(self) -> float:
+        """How long the others may still exchange, now that we have what we need or are left out. A
+        member to which we owe nothing may have a far slower link than we know of; those that serve
+        it find out if their coordinator does nothing."""
+        left = max(0.0, self._desk.timers.get("round", 0.0) - self._desk.now)
+        return min(self._exchange.served_seconds, left / 2)  # no attempt takes longer (round.py)
+
+    def _expect_more(self, *, collects: bool = False, others_seconds: float = 0.0) -> None:
         """From now on we wait for our coordinator, unless our exchange runs: then it is our turn.
-        `collects`: it needs answers from others before it can go on."""
+        `collects`: it needs answers from others before it can go on. `others_seconds`: for so long
+        the others may be exchanging."""
         desk, seconds = self._desk, self._desk.timing.idle_seconds
         if self.verdict is not None:
             return
         if self._exchange.running is not None or self._succession.following.coordinator == desk.me:
             desk.disarm("idle")
         else:
-            desk.arm("idle", 2.0 * seconds if collects else seconds)
+            desk.arm("idle", (2.0 * seconds if collects else seconds) + others_seconds)
 
     def _ask(self) -> None:
         if self._untold:

@@ -229,6 +229,10 @@ class OwnExchange:
         self.newest: Ballot | None = None
         """The ballot of the newest exchange that began here, whatever became of it. No exchange
         begins twice, although a Start may arrive again after its exchange was stopped."""
+        self.served_seconds = math.inf
+        """How long the held result took, if others had to wait for us to serve them; else
+        infinity."""
+        self._began, self._reduces = 0.0, False
         self._desk = desk
         self._awaited = awaited
 
@@ -237,7 +241,9 @@ class OwnExchange:
 
     def start(self, start: Start) -> None:
         """Start an exchange. From here on, the held result is overwritten."""
-        self.held = None
+        place, self.held = start.members.index(self._desk.me), None
+        self._reduces = start.cuts[place] < start.cuts[place + 1]
+        self._began, self.served_seconds = self._desk.now, math.inf
         self.running = self.newest = start.ballot
         self._desk.effects.append(StartExchange(start.ballot, start.members, start.cuts))
 
@@ -261,6 +267,8 @@ class OwnExchange:
             return False
         self.running = None
         self.held = Held(ballot, digest, statements, contradicted)
+        if self._reduces:
+            self.served_seconds = self._desk.now - self._began
         return True
 
     def fail(self, ballot: Ballot, suspicions: tuple[Suspicion, ...]) -> bool:

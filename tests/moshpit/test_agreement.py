@@ -523,3 +523,55 @@ def test_a_member_that_accepted_a_result_without_a_possible_quorum_ends_in_doubt
     one.receive(0, vowed, 1.4)
     assert isinstance(one.verdict, Discard)
     assert one.verdict.in_doubt
+
+
+def _attempts(group: Group) -> int:
+    return len({start.ballot for _, _, start in group.started})
+
+
+@pytest.mark.parametrize("left_out", [1, 4])
+def test_a_member_that_is_left_out_lets_the_others_exchange_for_long(left_out: int) -> None:
+    """It once took the coordinator for idle after 6 s, and ended their exchange again and again."""
+
+    def has_nan(group: Group, member: int, start: StartExchange) -> Exchange:
+        if left_out in start.members:
+            return Exchange(1.0, suspicions=(Suspicion(left_out, "not_finite", "NaN"),))
+        return smooth(group, member, start)
+
+    group = Group(5, Timing(round_seconds=120.0), exchange_seconds=50.0, exchange=has_nan)
+    group.begin()
+    group.run()
+    honest = tuple(member for member in range(5) if member != left_out)
+    check_committed(group, honest, {left_out: "not_finite"})
+    assert _attempts(group) == 2
+    assert not any(one.idle for one in group.members)
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+def test_a_member_that_has_the_result_early_lets_the_others_finish(reduces: bool) -> None:
+    def early(_group: Group, member: int, start: StartExchange) -> Exchange:
+        seconds = (20.0 if reduces else 5.0) if member == 3 else 39.0
+        reducers = start.members if reduces else start.members[:3]
+        return Exchange(seconds, statements(start.ballot, reducers))
+
+    group = Group(4, Timing(round_seconds=120.0), exchange=early)
+    if not reduces:
+        group.members[0] = Agreement(
+            0, 4, range(4), group.timing, 0.0, plan=lambda _: (0, 10, 20, 30, 30), verify=verify
+        )
+    group.begin()
+    group.run()
+    check_committed(group, (0, 1, 2, 3), {})
+    assert _attempts(group) == 1
+
+
+def test_a_coordinator_that_does_nothing_although_all_have_the_result_is_succeeded_soon() -> None:
+    group = Group(4, Timing(round_seconds=120.0), exchange_seconds=10.0)
+    group.members[0].begin(0.0)
+    group.carry_out(0)
+    group.run(until=5.0)
+    group.members[0]._coordinator.holding = lambda *_: None  # type: ignore[union-attr,method-assign]
+    group.run()
+    commits = [group.verdicts[member] for member in (1, 2, 3)]
+    assert all(isinstance(commit, Commit) for commit in commits)
+    assert max(group.decided_at.values()) < 10.0 + 10.0 + 6.0 + 3.0

@@ -39,7 +39,7 @@ TIMES = {1: "once", 2: "twice"}
         f"| a member or a coordinator is silent | {Timing(0.0).silence_seconds:g} s, asked once in "
         f"between; the next in order takes a silent coordinator's place after "
         f"{Timing(0.0).stagger_seconds:g} s more, and that of one that does nothing after "
-        f"{Timing(0.0).idle_seconds:g} s |",
+        f"{Timing(0.0).idle_seconds:g} s, or later while others may exchange |",
         f"| one message of the agreement | {CALL_SECONDS:g} s |",
         f"| {Timing(0.0).closing_seconds:g} s, then the round ends in doubt |",
         f"| {FIRST_RETRY_SECONDS:g} to {LONGEST_RETRY_SECONDS:g} s |",
