@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,16 @@ def test_a_circuit_that_was_cut_off_is_tried_after_those_of_other_relays_for_a_w
     for number in range(100):
         book.cut_off(PeerId(str(number)), first.text, 103.0)
     assert len(book._cut) == 4
+
+
+def test_a_known_address_is_the_newest_again_without_being_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    book = AddressBook(peers=4, addresses_per_peer=4)
+    book.learn(PEER, [whole(1), whole(2)])
+    monkeypatch.delattr("node.net.libp2p.addresses.Multiaddr")
+    book.learn(PEER, [whole(1), whole(3)])
+    assert book.addresses_of(PEER) == (whole(2), whole(1))
 
 
 def test_garbage_and_addresses_of_others_are_left_out() -> None:

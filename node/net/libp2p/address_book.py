@@ -55,13 +55,9 @@ class AddressBook:
     def learn(self, peer: PeerId, addresses: Iterable[str]) -> None:
         """Remember addresses, the last one as the newest. Invalid ones are ignored."""
         for text in addresses:
-            try:
-                address = parse(text)
-            except MalformedMessage:
-                continue
-            if address.peer not in (None, peer):
-                continue
-            self._put(peer, address.of_peer(peer), worked=False)
+            spelt = text if text in self._book.get(peer, ()) else _of_peer(text, peer)
+            if spelt is not None:
+                self._put(peer, spelt, worked=False)
 
     def worked(self, peer: PeerId, address: Address) -> None:
         """This address has just led to the peer."""
@@ -104,3 +100,12 @@ class AddressBook:
                 if oldest not in self._kept and oldest != peer:
                     del self._book[oldest]
                     break
+
+
+def _of_peer(text: str, peer: PeerId) -> str | None:
+    """An address of this peer as the book has it; None if it is not valid, or another peer's."""
+    try:
+        address = parse(text)
+    except MalformedMessage:
+        return None
+    return address.of_peer(peer) if address.peer in (None, peer) else None
