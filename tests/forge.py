@@ -31,6 +31,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -259,6 +260,7 @@ def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    tempfile.tempdir = None  # a library has asked for the forge's, and this one may have another
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         errors = "backslashreplace" if name == "stderr" else "strict"
         stream = open(  # noqa: SIM115 - as the interpreter opens them; ours are of other files
