@@ -11,7 +11,8 @@
 
 If the link to the head is lost, the next member in order takes its place: it has the same average.
 If it comes too late for the heads' round, the members learn that from the others' progress, and
-take the step over from them.
+take the step over from them. When the first head is lost, all others together have as much time as
+it had: however many fail, a member is not lost to its run for longer.
 
 Promises: those of a round (round.py). A cohort counts once. If two of its members come to the round
 of the heads, because it has met in two groups, only the one that comes for more peers is listed. If
@@ -24,6 +25,7 @@ slow links average for longer than others, so heads that are there are waited fo
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -148,12 +150,16 @@ class CohortRounds:
         idle = self.idle_heads
         heads = [one.peer for one in mine.entries if one.reduces] or [self._me]
         heads.sort(key=lambda one: one in idle)  # a stable sort
-        has_lost_head = False
+        has_lost_head, until = False, math.inf
+        patience = self._patience(request.vector.layout)
         try:
             self.confirm(applied=False)  # nobody has confirmed the last one
             with self._down.shelf(mine.round_id, mine.entries) as shelf:
                 self._shelf = shelf
                 for head in heads:
+                    left = until - trio.current_time()
+                    if left <= 0.0:
+                        break
                     if head == self._me:
                         outcome = await self._as_head(mine, cohort, shelf)
                         if isinstance(outcome, Discarded) and has_lost_head:
@@ -161,13 +167,14 @@ class CohortRounds:
                             break
                         return outcome
                     try:
-                        return await self._from_head(mine, cohort, shelf, head)
+                        return await self._from_head(mine, cohort, shelf, head, min(patience, left))
                     except NoDecision as error:
                         reason = error.what
                         break
                     except PotluckError as error:
                         log.info("the cohort's head %s is lost: %s", head, error)
                         has_lost_head = True  # it may have made the step
+                        until = min(until, trio.current_time() + patience)
         finally:
             self._epoch = -1
         # others may have made a step with the cohort's average
@@ -178,6 +185,11 @@ class CohortRounds:
             exchange_ended=None,
         )
         return Discarded(reason, in_doubt=True, rounds=(mine.statistics, others))
+
+    def _patience(self, layout: Layout) -> float:
+        """How long the heads' round may take."""
+        settings = self._settings
+        return settings.matchmaking_seconds + self._seconds_apart(layout) + settings.round_seconds
 
     def _is_last_for_now(self, head: PeerId) -> None:
         self._idle[head] = trio.current_time() + IDLE_SECONDS
@@ -338,13 +350,16 @@ class CohortRounds:
     # -- at the other members
 
     async def _from_head(
-        self, mine: CohortAverage, cohort: Cohort, shelf: ResultShelf, head: PeerId
+        self,
+        mine: CohortAverage,
+        cohort: Cohort,
+        shelf: ResultShelf,
+        head: PeerId,
+        patience: float,
     ) -> Outcome:
-        """What the head hands down. NoDecision if its round made no step; any other error: it is
-        lost."""
-        vector, settings = mine.request.vector, self._settings
-        apart = self._seconds_apart(vector.layout)
-        patience = settings.matchmaking_seconds + apart + settings.round_seconds
+        """What the head hands down, if it decides within this time. NoDecision if its round made no
+        step; any other error: it is lost."""
+        vector = mine.request.vector
         said: HeadsDecision | None = None
         with trio.CancelScope() as self._waiting:
             said = await self._down.decision(mine.round_id, head, patience)

@@ -225,6 +225,70 @@ async def test_who_loses_its_head_and_finds_no_other_does_not_know_whether_there
         assert ended_at[1:] == [None], "one exchange, not two"
 
 
+PATIENCE_SECONDS = SETTINGS.matchmaking_seconds + SETTINGS.round_seconds + 1.1  # with the distance
+
+
+def decide_nothing(monkeypatch: pytest.MonkeyPatch) -> set[PeerId]:
+    """Heads in this set tell their cohort nothing, and stay."""
+    silent: set[PeerId] = set()
+    honest = HandingDown._decide
+
+    async def decide(self: HandingDown, caller: Caller, request: AskResult) -> HeadsDecision:
+        if self._me in silent:
+            await trio.sleep_forever()
+        return await honest(self, caller, request)
+
+    monkeypatch.setattr(HandingDown, "_decide", decide)
+    return silent
+
+
+@pytest.mark.slow
+def test_a_member_gives_up_after_the_time_of_two_heads_however_many_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited for each of them for as long as for the first: for an hour in a large cohort."""
+    silent = decide_nothing(monkeypatch)
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14)
+        cohorts = Cohorts(peers)
+        cohort = max(cohorts.of.values(), key=len)
+        assert len(cohort) >= 5
+        silent.update(one.peer for one in cohort[:-1])
+        *_, event = [cohorts.begin(one) for one in cohort]
+        await event.wait()
+        ended = cohort[-1].ended[-1]
+        assert isinstance(ended.outcome, Discarded)
+        assert ended.outcome.in_doubt
+        assert PATIENCE_SECONDS < ended.seconds < 2 * PATIENCE_SECONDS + 5.0
+
+    scenario()
+
+
+@pytest.mark.slow
+def test_the_next_head_has_as_much_time_as_one_that_fails_at_the_end_of_its_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent = decide_nothing(monkeypatch)
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14)
+        cohorts = Cohorts(peers)
+        cohort = max(cohorts.of.values(), key=len)
+        silent.add(cohort[0].peer)
+        events = {one: cohorts.begin(one) for one in cohort}
+        await trio.sleep(PATIENCE_SECONDS - 1.0)
+        events |= {one: cohorts.begin(one) for one in peers if one not in cohort}
+        others = [one for one in peers if one is not cohort[0]]
+        found = await ended(others, [events[one] for one in others])
+        check_same(found)
+        assert getattr(found[0].outcome, "weight", 0.0) == len(peers)
+
+    scenario()
+
+
 def in_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of a tree, so that small cohorts have parents."""
     monkeypatch.setattr(handing_on, "LEADER_BYTES", 1)
