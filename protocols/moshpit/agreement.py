@@ -215,7 +215,8 @@ class Agreement:
         self._desk.now = now
         if self._exchange.done(ballot, digest, statements, contradicted):
             self._exchange.report(ballot)
-            self._expect_more(others_seconds=self._others_may_exchange_for())
+            served = 2.0 * self._exchange.served_seconds  # others may have far slower links
+            self._expect_more(others_seconds=min(served, self._longest_exchange))
             self._drain()
 
     def exchange_failed(
@@ -303,7 +304,7 @@ class Agreement:
         is_left_out = isinstance(message, Open) and self._desk.me not in message.members
         self._expect_more(
             collects=isinstance(message, Prepare | Forswear),
-            others_seconds=self._others_may_exchange_for() if is_left_out else 0.0,
+            others_seconds=self._longest_exchange if is_left_out else 0.0,
         )
 
     def _take_of_member(
@@ -368,12 +369,12 @@ class Agreement:
         self._expect_more()
         return True
 
-    def _others_may_exchange_for(self) -> float:
-        """How long the others may still exchange, now that we have what we need or are left out. A
-        member to which we owe nothing may have a far slower link than we know of; those that serve
-        it find out if their coordinator does nothing."""
-        left = max(0.0, self._desk.timers.get("round", 0.0) - self._desk.now)
-        return min(self._exchange.served_seconds, left / 2)  # no attempt takes longer (round.py)
+    @property
+    def _longest_exchange(self) -> float:
+        """How long the others may exchange from now on: no attempt takes more than half of what is
+        left of the round (round.py). If their coordinator does nothing, they find it out sooner
+        than a member that has no part in it."""
+        return max(0.0, self._desk.timers.get("round", 0.0) - self._desk.now) / 2
 
     def _expect_more(self, *, collects: bool = False, others_seconds: float = 0.0) -> None:
         """From now on we wait for our coordinator, unless our exchange runs: then it is our turn.

@@ -335,6 +335,8 @@ class Coordinator:
             return Open(self.ballot, attempt.members, self._excluded)
         if self.stage is Stage.EXCHANGING and member in attempt.members and not exchanges:
             return Start(self.ballot, attempt.members, attempt.cuts)
+        if self.stage is Stage.EXCHANGING and member not in {*attempt.members, *self._opened}:
+            return Open(self.ballot, attempt.members, self._excluded)  # or it takes us for idle
         if self.stage is Stage.PROPOSING and member not in self._accepted:
             return Accept(self.ballot, self._result, self._reason)
         if self.stage is Stage.FORSWEARING and member not in self._forsworn:

@@ -230,8 +230,8 @@ class OwnExchange:
         """The ballot of the newest exchange that began here, whatever became of it. No exchange
         begins twice, although a Start may arrive again after its exchange was stopped."""
         self.served_seconds = math.inf
-        """How long the held result took, if others had to wait for us to serve them; else
-        infinity."""
+        """How long the exchange of the held result took, if we served others in it; else infinity:
+        then we do not know how long the others need."""
         self._began, self._reduces = 0.0, False
         self._desk = desk
         self._awaited = awaited

@@ -547,10 +547,51 @@ def test_a_member_that_is_left_out_lets_the_others_exchange_for_long(left_out: i
     assert not any(one.idle for one in group.members)
 
 
+def test_one_that_holds_a_result_of_an_earlier_attempt_lets_the_others_exchange_as_long() -> None:
+    def not_heard(_group: Group, member: int, start: StartExchange) -> Exchange:
+        if 4 in start.members and member in (2, 3):
+            return Exchange(8.0, suspicions=(Suspicion(4, "no_averages", "too late"),))
+        seconds = 5.0 if member == 4 else 40.0
+        return Exchange(seconds, statements(start.ballot, start.members))
+
+    group = Group(5, Timing(round_seconds=120.0), exchange=not_heard)
+    group.begin()
+    group.run()
+    check_committed(group, (0, 1, 2, 3), {4: "no_averages"})
+    assert _attempts(group) == 2
+
+
+def test_one_that_missed_that_it_is_left_out_is_told_again() -> None:
+    """Its link was lost when the others were told, as is usual for one that is left out."""
+
+    def broken(group: Group, member: int, start: StartExchange) -> Exchange:
+        if not all(group.linked(member, other) for other in start.members):
+            return Exchange(0.5, suspicions=(Suspicion(4, "stalled", "is gone"),))
+        return Exchange(40.0, statements(start.ballot, start.members))
+
+    group = Group(5, Timing(round_seconds=120.0), exchange=broken)
+
+    def cut() -> None:
+        group.cut.update(frozenset((4, other)) for other in range(4))
+        group.break_exchanges_with(4, 0.1, "cut")
+        for other in range(4):
+            group.members[other].unreachable(4, group.now)
+            group.members[4].unreachable(other, group.now)
+        for member in range(5):
+            group.carry_out(member)
+
+    group.at(2.0, cut)
+    group.at(4.5, group.cut.clear)
+    group.begin()
+    group.run()
+    check_committed(group, (0, 1, 2, 3), {})
+    assert _attempts(group) == 2
+
+
 @pytest.mark.parametrize("reduces", [False, True])
 def test_a_member_that_has_the_result_early_lets_the_others_finish(reduces: bool) -> None:
     def early(_group: Group, member: int, start: StartExchange) -> Exchange:
-        seconds = (20.0 if reduces else 5.0) if member == 3 else 39.0
+        seconds = (16.0 if reduces else 5.0) if member == 3 else 45.0
         reducers = start.members if reduces else start.members[:3]
         return Exchange(seconds, statements(start.ballot, reducers))
 
@@ -574,4 +615,4 @@ def test_a_coordinator_that_does_nothing_although_all_have_the_result_is_succeed
     group.run()
     commits = [group.verdicts[member] for member in (1, 2, 3)]
     assert all(isinstance(commit, Commit) for commit in commits)
-    assert max(group.decided_at.values()) < 10.0 + 10.0 + 6.0 + 3.0
+    assert max(group.decided_at.values()) < 10.0 + 20.0 + 6.0 + 3.0
