@@ -161,7 +161,7 @@ class Driver:
         self.go_on()
         self._wait_for_a_place()
         self._wait_while_no_batch_is_wanted()
-        self._batch_begins()
+        self._batch_begins(is_waited_for=not self._next_batch.is_extra)
         epoch_before, self.epoch_returned = self.epoch_returned, self.standing.at[0]
         return self.epoch_returned > epoch_before
 
@@ -236,8 +236,8 @@ class Driver:
         self._to_do.extend(self.standing.tell(Restored(state.epoch, state.history)))
         self.epoch_returned = state.epoch
 
-    def _batch_begins(self) -> None:
-        self.standing.begin_batch()
+    def _batch_begins(self, *, is_waited_for: bool = True) -> None:
+        self.standing.begin_batch(is_waited_for=is_waited_for)
         self._serving_cost.computes()
 
     # -- carrying out effects
@@ -430,7 +430,9 @@ class NextBatch:
     It may begin at once if the batch is in the plan. If the batch would exceed the target, or end
     too late for the round, it may begin when that round has ended. The same holds for a batch that
     is computed beside a round, by the plan of the next round. With `delayed`, a peer with a part of
-    many batches computes one more rather than wait for the others' last ones.
+    many batches computes one more rather than wait for the others' last ones (`is_extra`). Others
+    are not told of that one, or they would compute another meanwhile: they begin the round, and
+    this peer comes a moment later.
 
     A peer waits in vain at most once in an epoch, and not much longer than the others' batches
     take. A round that has not begun by then may be claimed to be nearly due for ever. A round that
@@ -440,11 +442,14 @@ class NextBatch:
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
         self._in_vain, self._epoch, self._until = -1, -1, math.inf
+        self.is_extra = False
+        """Whether the batch that may begin now is beyond this peer's part."""
         self._extra_epoch, self._extra = -1, 0
         """The samples beyond its part that this peer has computed or begun in an epoch."""
 
     def waits(self, life: Life, found: Estimate, now: float) -> float:
         """How many seconds to wait before asking again; 0: begin a batch."""
+        self.is_extra = False
         seconds = self._waits(life, found, now)
         if seconds <= 0.0:
             self._epoch = -1
@@ -481,12 +486,12 @@ class NextBatch:
         theirs."""
         extra = found.own_batch + (self._extra if life.epoch == self._extra_epoch else 0)
         if (
-            not self._mode.delayed
+            not (self._mode.delayed and life.samples)  # one without samples is not awaited
             or extra > EXTRA_SHARE * found.mean_part
             or not found.has_time_for_another
         ):
             return False
-        self._extra_epoch, self._extra = life.epoch, extra
+        self._extra_epoch, self._extra, self.is_extra = life.epoch, extra, True
         return True
 
 

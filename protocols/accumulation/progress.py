@@ -309,8 +309,10 @@ class Estimate:
 
     @property
     def has_time_for_another(self) -> bool:
-        """Whether a batch that this peer begins now is done about as soon as the others' parts."""
-        return 0.0 < self.own_batch_seconds / 2 <= self.others_ready_in_seconds < math.inf
+        """Whether a batch that this peer begins now is done about as soon as the others' parts: so
+        soon after them that a round waits for this peer."""
+        late = min(self.own_batch_seconds / 2, self.patience_seconds)
+        return 0.0 < self.own_batch_seconds - late <= self.others_ready_in_seconds < math.inf
 
     def wants_batch_beside(self, own_samples: int) -> bool:
         """Whether this peer, with so many samples for the next epoch, should begin another batch

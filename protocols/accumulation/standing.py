@@ -171,10 +171,11 @@ class Standing:
         """Set the samples and the duration of a batch, as known before the first; 0: unknown."""
         self._batch, self._batch_seconds = samples, seconds
 
-    def begin_batch(self) -> None:
-        """This peer begins to compute the next batch."""
+    def begin_batch(self, *, is_waited_for: bool = True) -> None:
+        """This peer begins to compute the next batch. The others are told of it only if a round is
+        to wait for it."""
         with self._telling:
-            self._computes, self._leaves = not self._mode.auxiliary, False
+            self._computes, self._leaves = is_waited_for and not self._mode.auxiliary, False
             self._bridge.note(self.slot())
 
     def computes_no_more(self) -> None:

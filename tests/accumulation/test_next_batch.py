@@ -48,6 +48,30 @@ def test_one_with_a_part_of_many_batches_computes_another_while_the_others_finis
     assert batches_beyond_the_part(BEFORE_DUE, delayed=False) == 0
 
 
+def test_nobody_else_waits_for_that_batch() -> None:
+    decides = NextBatch(Mode(BEFORE_DUE.target_samples, delayed=True))
+    life = Life(Phase.ACCUMULATING, BEFORE_DUE.epoch, HISTORY, PART - BATCH)
+    assert decides.waits(life, BEFORE_DUE, 0.0) == 0.0
+    assert not decides.is_extra
+    life = replace(life, samples=PART)
+    assert decides.waits(life, BEFORE_DUE, 0.0) == 0.0
+    assert decides.is_extra
+    assert decides.waits(replace(life, phase=Phase.AVERAGING), BEFORE_DUE, 0.0) == 0.0
+    assert not decides.is_extra
+
+
+def test_one_without_samples_begins_none_that_others_do_not_know_of() -> None:
+    found = replace(BEFORE_DUE, own_part=0.0)
+    life = Life(Phase.ACCUMULATING, found.epoch, HISTORY)
+    assert NextBatch(Mode(found.target_samples, delayed=True)).waits(life, found, 0.0) > 0.0
+
+
+def test_a_round_waits_a_moment_for_it_at_most() -> None:
+    found = replace(BEFORE_DUE, own_batch_seconds=60.0)
+    assert batches_beyond_the_part(replace(found, others_ready_in_seconds=58.0)) == 0
+    assert batches_beyond_the_part(replace(found, others_ready_in_seconds=59.0)) == 1
+
+
 def test_it_waits_if_another_batch_would_be_done_long_after_the_others() -> None:
     assert batches_beyond_the_part(replace(BEFORE_DUE, others_ready_in_seconds=0.9)) == 0
     assert batches_beyond_the_part(replace(BEFORE_DUE, others_ready_in_seconds=math.inf)) == 0

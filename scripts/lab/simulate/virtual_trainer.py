@@ -302,7 +302,7 @@ class Trainer:
         if self.manner.samples:
             await self._wait_while_no_batch_is_wanted()
         while self._departs_until is None:
-            self._computes = self.manner.samples > 0
+            self._computes = self.manner.samples > 0 and not self._next_batch.is_extra
             self.tracker.note(self._slot())
             await trio.sleep(self.manner.seconds)
             self._computes = False
