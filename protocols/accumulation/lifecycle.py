@@ -256,6 +256,7 @@ class Average:
     weight: int
     expected: int
     awaited: frozenset[PeerId] = frozenset()
+    coming: frozenset[PeerId] = frozenset()
     cohort: Cohort | None = None
     needs: int = 0
 
@@ -473,6 +474,7 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
         life.samples,
         found.expected,
         found.awaited,
+        found.coming,
         found.cohort,
         found.needs,
     )

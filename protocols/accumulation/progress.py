@@ -210,6 +210,7 @@ class Estimate:
       no round, or if that is unknown.
     - `patience_seconds`: as in the settings.
     - `expected`: how many peers will come to the round, this one included.
+    - `coming`: the others of them, by name.
     - `awaited`: those of them that are known to bring samples, or to help. A peer that has no
       samples yet, and no batch of the plan under way, is expected, but nobody waits for it longer
       than for the quiet of a group.
@@ -243,8 +244,8 @@ class Estimate:
     - `is_crowded`: some peers have just come, and the batches that all may begin before they know
       of each other exceed the target.
     - `waits_to_be_known`: for that reason this peer begins no batch before the others know of it.
-    - `cohort`: this peer's cohort, if the run has several. `expected`, `awaited` and `followers`
-      are then of the cohort, and `holders` are the heads of cohorts.
+    - `cohort`: this peer's cohort, if the run has several. `expected`, `coming`, `awaited` and
+      `followers` are then of the cohort, and `holders` are the heads of cohorts.
     - `sum`: if this peer is its cohort's head, what all of them have together.
     - `rest`: what all other cohorts have together, as this peer believes; None without cohorts.
     - `boaster`: the head of this cohort, if it tells of far more than their sums say.
@@ -268,6 +269,7 @@ class Estimate:
     patience_seconds: float = PATIENCE_SECONDS
     read_again_in_seconds: float = 1.0
     expected: int = 1
+    coming: frozenset[PeerId] = frozenset()
     awaited: frozenset[PeerId] = frozenset()
     followers: frozenset[PeerId] = frozenset()
     holds_back: bool = False
@@ -520,6 +522,9 @@ def estimate(
         and _is_close_behind(one, mine, now)
     )
     is_alone = not (believed or moved)
+    coming = {one.peer for one in ours if one.will_come}.union(
+        moved_ours, () if is_alone else followers
+    )
     found = Estimate(
         number=number,
         epoch=mine.epoch,
@@ -536,10 +541,8 @@ def estimate(
         done_by_others=done_by_others,
         others_ready_in_seconds=others_ready_in,
         patience_seconds=settings.patience_seconds,
-        expected=1
-        + sum(1 for one in ours if one.will_come)
-        + len(moved_ours)
-        + (0 if is_alone else len(followers)),
+        expected=1 + len(coming),
+        coming=frozenset(coming),
         followers=followers,
         holds_back=is_alone and bool(followers),
         awaited=frozenset(

@@ -96,6 +96,7 @@ class Rounds:
             topic=f"{effect.history.hex()}.{self._steps.kind}",
             expected=effect.expected,
             awaited=effect.awaited,
+            coming=effect.coming,
             votes=float(self._standing.life.me in self._standing.life.holders),
             cohort=effect.cohort,
             fewest=effect.needs,

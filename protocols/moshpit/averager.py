@@ -412,6 +412,7 @@ class GridWalk:
             vector=Vector(layout, torch.cat((vector.values, sums))),
             expected=grid.width if is_full else None,
             awaited=None,
+            coming=frozenset(),
         )
 
     def _take_sums(self, result: GroupResult) -> None:

@@ -9,7 +9,7 @@ is closed as soon as at least one other has joined and one of these holds:
     slots were read at least once in it
     the deadline has come
 
-Peers that are awaited by name do not count if they are lost, unless others come in their place:
+Peers that are known by name do not count if they are lost, unless others come in their place:
 then the list waits for these as for any that are missing. While an awaited peer is there and has
 not joined, only the deadline closes the list. It also waits for the deadline while those that have
 joined are too few: a large run makes a step only with most of its peers (lifecycle.py). Some
@@ -184,6 +184,8 @@ class ClosingTime:
         return now >= self.quiet_at and self._reads_since_arrival > 0
 
     def _all_have_come(self, count: int) -> bool:
+        if self._is_told_all_names and self._awaited.have_all_come(self._joins):
+            return True
         if not self._names_count:
             return self._expected is not None and count + len(self._refused) >= self._expected
         return count >= self._coming(self._joins) and self._awaited.is_complete(self._joins)
@@ -198,6 +200,11 @@ class ClosingTime:
         """Whether names count: not in a group that was split off, which has its own members."""
         return bool(self._awaited) and not self._known.is_restricted
 
+    @property
+    def _is_told_all_names(self) -> bool:
+        """Whether nobody may come but those that are known by name."""
+        return not (self._replaces or self._known.is_restricted)
+
     def nobody_comes(self, now: float) -> bool:
         """Whether no peer has joined, and it is certain before the deadline that none will."""
         if self._known.is_restricted:
@@ -206,6 +213,8 @@ class ClosingTime:
             return True
         if self._expected is None or self._reads_since_arrival == 0 or self._missing > 0:
             return False
+        if self._is_told_all_names and self._awaited.have_all_come(()):
+            return True
         if self._names_count and self._awaited.is_complete(()):  # all of them are lost
             return self._coming(()) <= 1
         return self._expected - len(self._refused) <= 1

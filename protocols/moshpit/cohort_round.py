@@ -247,6 +247,7 @@ class CohortRounds:
             mine.request,
             expected=expected,
             awaited=known,
+            coming=known,
             cohort=None,
             most_peers=self._settings.group_size,
         )

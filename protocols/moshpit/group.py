@@ -66,8 +66,8 @@ class Search:
     - `group_size`: the most members of a group that this peer leads, or takes part in. `splits`: if
       more come, they become several groups; else they are told that the group has begun.
     - `expected`: how many peers the caller knows to come, itself included.
-    - `awaited`: those of them that are known by name. Before the deadline, the list is not closed
-      without one that is there (known_peers.py).
+    - `coming`: those of them that are known by name. `awaited`: those that are waited for. Before
+      the deadline, the list is not closed without one of these that is there (known_peers.py).
     - `most_peers`: for how many any member counts at most. If it is more than one, others may come
       in place of those that are lost.
     - `fewest`: of how many peers the list must be, this one included, before its deadline.
@@ -87,6 +87,7 @@ class Search:
     matchmaking_seconds: float = 10.0
     more_seconds: float = 0.0
     awaited: frozenset[PeerId] | None = None
+    coming: frozenset[PeerId] = frozenset()
     unwelcome: frozenset[PeerId] = frozenset()
     unled: frozenset[PeerId] = frozenset()
     splits: bool = True

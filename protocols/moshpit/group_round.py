@@ -333,6 +333,7 @@ class GroupRounds:
             group_size=settings.group_size,
             expected=request.expected,
             awaited=request.awaited,
+            coming=request.coming,
             unwelcome=self._doubts.unwelcome,
             unled=self._doubts.unled,
             splits=this.splits,

@@ -153,7 +153,7 @@ class GroupSearch:
                 nursery.start_soon(self._slots.publish, PUBLISH_AFTER_SECONDS if follows else 0.0)
                 nursery.start_soon(self._slots.read)
                 nursery.start_soon(self._keep_time)
-                if self._context.search.awaited:
+                if self._context.search.awaited or self._context.search.coming:
                     nursery.start_soon(self._watch_links)
                 try:
                     await self._over.wait()
@@ -335,6 +335,7 @@ class SearchContext:
                 search.offer.reduces,
                 search.expected,
                 search.awaited or frozenset(),
+                search.coming,
                 search.unwelcome,
                 search.unled,
                 search.splits,

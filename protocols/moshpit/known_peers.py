@@ -376,6 +376,10 @@ class WaitingJoins:
 #     at the deadline                          if it is there: it has answered in this search
 #     after the quiet period of closing_time   if neither is known, as without names
 #
+# Peers that are expected and not awaited, such as one that computes its first batch, may have
+# names, too. If one of them is lost, one peer less is expected. Otherwise a list would stay open
+# for the quiet period whenever such a peer has just died.
+#
 # Only the leader's names count, and they are not sent. Peers that count on each other read the same
 # slots, so their names differ only by slots that are still on their way. If joining peers could add
 # names, any stranger could hold a list open with invented peers.
@@ -385,10 +389,14 @@ class WaitingJoins:
 
 
 class Awaited:
-    """Invariant: no peer is both there and lost, and only awaited peers are either."""
+    """`coming`: all that are expected, if all have names. Nobody waits by name for those of them
+    that are not awaited: it only counts if they are lost.
 
-    def __init__(self, peers: frozenset[PeerId]) -> None:
-        self._peers = peers
+    Invariant: no peer is both there and lost, and only awaited peers are there."""
+
+    def __init__(self, peers: frozenset[PeerId], coming: frozenset[PeerId] = frozenset()) -> None:
+        self._peers, self._all = peers, peers | coming
+        self._has_all_names = bool(coming)
         self._there: set[PeerId] = set()
         self._lost: set[PeerId] = set()
         self._asked: set[PeerId] = set()
@@ -401,13 +409,13 @@ class Awaited:
 
     def is_there(self, peer: PeerId) -> None:
         """The peer has sent any answer."""
+        self._lost.discard(peer)
         if peer in self._peers:
             self._there.add(peer)
-            self._lost.discard(peer)
 
     def is_lost(self, peer: PeerId) -> None:
         """The peer's link is gone, it is in another group, or it refuses us."""
-        if peer in self._peers:
+        if peer in self._all:
             self._lost.add(peer)
             self._there.discard(peer)
 
@@ -418,13 +426,17 @@ class Awaited:
     def to_ask(self, joined: Container[PeerId], known: Container[PeerId]) -> list[PeerId]:
         """Peers of which nothing is known and that were not asked. Now they count as asked."""
         heard = self._there | self._lost | self._asked
-        due = [one for one in sorted(self._peers - heard) if one not in joined and one not in known]
+        due = [one for one in sorted(self._all - heard) if one not in joined and one not in known]
         self._asked.update(due)
         return due
 
     def lost(self, joined: Container[PeerId]) -> int:
         """How many of them will not come."""
-        return sum(1 for one in self._lost if one not in joined)
+        return sum(1 for one in self._lost & self._peers if one not in joined)
+
+    def have_all_come(self, joined: Container[PeerId]) -> bool:
+        """Whether all that are expected have joined or are lost, as far as all have names."""
+        return self._has_all_names and all(one in joined for one in self._all - self._lost)
 
     def is_complete(self, joined: Container[PeerId]) -> bool:
         """Whether all that are not lost have joined."""

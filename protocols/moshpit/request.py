@@ -29,9 +29,10 @@ class RoundRequest:
     - `epoch`: all members of a group have the same.
     - `expected`: how many peers will take part, this one included, if the caller knows. The group
       forms as soon as so many have come, even if more are on their way, unless those are `awaited`.
-    - `awaited`: which of those are known by name; used where there is one group. For up to the
-      matchmaking time, the group is not closed without an awaited peer that is there, and a peer
-      that is not awaited takes nobody's place. Only the names given by the leading peer count.
+    - `awaited`: which of those are waited for by name; used where there is one group. For up to
+      the matchmaking time, the group is not closed without an awaited peer that is there, and a
+      peer that is not awaited takes nobody's place. Only the names given by the leading peer count.
+    - `coming`: all of those that are known by name. If one is lost, one peer less is expected.
     - `number`: from 0, this peer's first place in a grid, if the caller numbers the peers.
       Otherwise the first place is random, and later averagings go on from the last place.
     - `votes`: what this peer adds to `Committed.votes`, in an averaging over a grid.
@@ -57,6 +58,7 @@ class RoundRequest:
     epoch: int
     expected: int | None = None
     awaited: frozenset[PeerId] | None = None
+    coming: frozenset[PeerId] = frozenset()
     number: int | None = None
     votes: float = 0.0
     cohort: Cohort | None = None

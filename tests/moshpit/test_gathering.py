@@ -113,6 +113,40 @@ def test_the_list_is_closed_when_the_link_to_the_last_awaited_peer_is_lost() -> 
     assert one.effects() == [led(B)]
 
 
+@pytest.mark.parametrize("awaited", [(), (B,), (B, C)])
+def test_the_list_is_closed_when_the_last_that_has_not_come_is_lost(
+    awaited: tuple[PeerId, ...],
+) -> None:
+    """Whether it is awaited or not, as a peer without samples is not. If nothing is known of it, it
+    is asked whether it is there."""
+    one = gathering(A, expected=4, awaited=awaited, coming=(B, C, D))
+    assert joins(one, B) == [Probe(C), Probe(D)]
+    assert joins(one, C) == []
+    one.not_met(D, Absence.UNREACHABLE, "it is gone", 0.1)
+    assert one.effects() == [led(B, C)]
+
+
+def test_one_that_is_there_without_being_awaited_is_waited_for_as_without_a_name() -> None:
+    for coming in ((), (B, C)):
+        one = gathering(A, expected=3, awaited=(B,), coming=coming)
+        joins(one, B)
+        one.slots_were_read(0.1)
+        one.is_there(C)
+        quiet = SHARE_WAITED_FOR_MISSING * SECONDS
+        assert led(B) not in passes(one, quiet - 0.1)
+        assert led(B) in passes(one, quiet + 0.1)
+
+
+def test_a_peer_is_alone_when_all_that_were_expected_are_lost() -> None:
+    one = gathering(A, expected=3, coming=(B, C))
+    one.link_lost(B, 0.1)
+    one.slots_were_read(0.2)
+    assert not one.ended
+    one.link_lost(C, 0.3)
+    one.slots_were_read(0.4)
+    assert one.ended
+
+
 def test_another_may_come_in_place_of_an_awaited_peer_that_is_lost() -> None:
     """As a cohort sends another head."""
     for comes in (False, True):

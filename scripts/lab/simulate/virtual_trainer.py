@@ -418,6 +418,7 @@ class Trainer:
             topic=wanted.history.hex(),
             expected=wanted.expected,
             awaited=wanted.awaited,
+            coming=wanted.coming,
             votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
             cohort=wanted.cohort,
             fewest=wanted.needs,
