@@ -11,10 +11,10 @@ is closed as soon as at least one other has joined and one of these holds:
 
 Peers that are known by name do not count if they are lost, unless others come in their place:
 then the list waits for these as for any that are missing. While an awaited peer is there and has
-not joined, only the deadline closes the list. While those that have joined are too few, it stays
-open for `TOO_FEW_SECONDS` beyond the deadline: a large run makes a step only with most of its peers
-(lifecycle.py). Some gatherings have a later deadline; a peer to which nobody has come leaves by the
-usual one if all that are awaited are lost.
+not joined, only the deadline closes the list. It also waits for the deadline while those that have
+joined are too few: a large run makes a step only with most of its peers (lifecycle.py). Some
+gatherings have a later deadline; a peer to which nobody has come leaves by the usual one if all
+that are awaited are lost.
 
 Promise: no message can put the deadline off, except for the first join, once and by little: a peer
 that began long before the others must not close its list while they come. Joins bring it nearer: a
@@ -42,11 +42,6 @@ COMPANY_SECONDS = 3.0
 """After its first join, a list stays open for so long at least if not all have come. Peers that end
 their step together arrive within two seconds or so, however long this one has waited for them."""
 
-TOO_FEW_SECONDS = 20.0
-"""How much longer a list stays open for the fewest peers of which a step is made. After a cut in
-the network, the groups of some cohorts come about late. If each round were closed without them,
-there would be no step until all happen to come within one deadline."""
-
 REGROUP_SECONDS = 3.0
 """The time that a group that was split off has to meet: all its members are there and waiting."""
 
@@ -61,8 +56,8 @@ deadline counts for it as well."""
 
 
 class ClosingTime:
-    """The closing time of one gathering. A leader closes its list by `deadline`, or by `latest` if
-    too few have joined; a follower waits until `gives_up_at`."""
+    """The closing time of one gathering. A leader closes its list by `deadline`; a follower waits
+    until `gives_up_at`."""
 
     def __init__(
         self,
@@ -82,8 +77,7 @@ class ClosingTime:
         `more_seconds`: by so much the deadline is later than usual."""
         self.deadline = now + seconds + more_seconds
         self.usual_deadline = now + seconds
-        self.latest = self.deadline + (TOO_FEW_SECONDS if missing > 0 else 0.0)
-        self.gives_up_at = self.latest + FOLLOWER_GRACE_SECONDS
+        self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
         self._known = known
         self._joins = joins
         self._seconds = seconds + more_seconds
@@ -110,14 +104,12 @@ class ClosingTime:
         if not (self._has_company or self._known.is_restricted):
             self._has_company = True
             self.deadline = max(self.deadline, now + COMPANY_SECONDS)
-            self.latest = max(self.latest, self.deadline)
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self.deadline = min(self.deadline, now + patience)
-        self.latest = min(self.latest, now + patience)
 
     def follows(self) -> None:
-        """From now on this peer waits for a leader, which is told that it does until `latest`."""
-        self.gives_up_at = max(self.gives_up_at, self.latest + FOLLOWER_GRACE_SECONDS)
+        """From now on this peer waits for a leader, which is told that it does until `deadline`."""
+        self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
 
     def refused(self, peer: PeerId) -> None:
         """The peer has come but will not be listed, so one peer less is expected."""
@@ -141,7 +133,7 @@ class ClosingTime:
     def list_comes(self, seconds: float, now: float) -> None:
         """A list with us in it was closed, and arrives within this time. (One leader after another
         could claim that, so the wait ends at a fixed time after the deadline.)"""
-        latest = self.latest + FOLLOWER_GRACE_SECONDS + seconds
+        latest = self.deadline + FOLLOWER_GRACE_SECONDS + seconds
         self.gives_up_at = max(self.gives_up_at, min(now + seconds, latest))
 
     def was_stopped(self, now: float) -> None:
@@ -152,26 +144,22 @@ class ClosingTime:
         self._stops_excused += 1
         self.deadline = max(self.deadline, now + SHORTEST_PATIENCE_SECONDS)
         self.usual_deadline = max(self.usual_deadline, now + SHORTEST_PATIENCE_SECONDS)
-        self.latest = max(self.latest, self.deadline)
-        self.gives_up_at = max(self.gives_up_at, self.latest + FOLLOWER_GRACE_SECONDS)
+        self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
 
     def regrouped(self, members: int, now: float) -> None:
         """We were put into a group of this size, which must still meet."""
         self._before = self._deadlines
         self._expected = members
-        self.deadline = self.usual_deadline = self.latest = now + REGROUP_SECONDS
+        self.deadline = self.usual_deadline = now + REGROUP_SECONDS
         self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
 
     def regroup_undone(self) -> None:
         """The group was not a valid one: forget it."""
-        self._expected, self.deadline, self.usual_deadline, self.latest, self.gives_up_at = (
-            self._before
-        )
+        self.deadline, self.usual_deadline, self.gives_up_at, self._expected = self._before
 
     @property
-    def _deadlines(self) -> tuple[int | None, float, float, float, float]:
-        times = self.deadline, self.usual_deadline, self.latest, self.gives_up_at
-        return self._expected, *times
+    def _deadlines(self) -> tuple[float, float, float, int | None]:
+        return self.deadline, self.usual_deadline, self.gives_up_at, self._expected
 
     # -- decisions
 
@@ -181,12 +169,10 @@ class ClosingTime:
         if not seated:
             return False
         count = 1 + len(seated)
-        if now >= self.latest:
+        if now >= self.deadline:
             return True
         if self._joins.peers < self._missing and not self._known.is_restricted:
             return False
-        if now >= self.deadline:
-            return True
         if self._all_have_come(count):
             return True
         if self._names_count and self._awaited.will_come(self._joins):

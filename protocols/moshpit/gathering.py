@@ -171,9 +171,8 @@ class Gathering:
         return self._closing.gives_up_at
 
     @property
-    def latest(self) -> float:
-        """By when the list is closed, whoever is missing."""
-        return self._closing.latest
+    def deadline(self) -> float:
+        return self._closing.deadline
 
     def stop(self) -> None:
         """Give up the search."""
@@ -553,9 +552,8 @@ class LeadOrFollow:
         if self.following is not None:
             waits_for = self._joins.named_again_at if self.has_answered else self._probe_at
             return min(self._closing.gives_up_at, waits_for)
-        closing = self._closing
-        moments = [closing.latest, self._known.next_deadline(since, self._joins)]
-        for moment in (closing.quiet_at, closing.usual_deadline, closing.deadline):
+        moments = [self._closing.deadline, self._known.next_deadline(since, self._joins)]
+        for moment in (self._closing.quiet_at, self._closing.usual_deadline):
             if moment > since:
                 moments.append(moment)
         return min(moments)
@@ -631,9 +629,7 @@ class LeadOrFollow:
             )
         if self._closing.has_come(now):
             self._close(now)
-        elif self._is_surely_alone(now) or (
-            now >= self._closing.deadline and not self._joins.seated
-        ):
+        elif now >= self._closing.deadline or self._is_surely_alone(now):
             self.end(self._why_nothing())
 
     def _is_surely_alone(self, now: float) -> bool:

@@ -509,7 +509,8 @@ class GroupSlots:
         if gathering.ended:
             return
         slot = GroupSlot(context.search.offer.reduces, self._mark, context.own_addresses())
-        seconds = gathering.latest - trio.current_time() + SLOT_OUTLIVES_SECONDS
+        search = context.search
+        seconds = search.matchmaking_seconds + search.more_seconds + SLOT_OUTLIVES_SECONDS
         try:
             await self._dht.put(context.terms.key, slot, seconds, keep_up=False)
         except PotluckError as error:  # peers that joined us know us without it
@@ -843,7 +844,7 @@ class AskingALeader:
         """Ask a leader, and report to the gathering how that ended."""
         context, leader = self._context, follow.leader
         entry = self._lists.sign_entry(leader)
-        patience = max(0.0, context.gathering.latest - trio.current_time())
+        patience = max(0.0, context.gathering.deadline - trio.current_time())
         request = JoinRequest(
             context.terms,
             entry,
