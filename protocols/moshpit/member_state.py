@@ -232,7 +232,7 @@ class OwnExchange:
         self.served_seconds = math.inf
         """How long the exchange of the held result took, if we served others in it; else infinity:
         then we do not know how long the others need."""
-        self._began, self._reduces = 0.0, False
+        self._serves_since = -math.inf
         self._desk = desk
         self._awaited = awaited
 
@@ -242,8 +242,8 @@ class OwnExchange:
     def start(self, start: Start) -> None:
         """Start an exchange. From here on, the held result is overwritten."""
         place, self.held = start.members.index(self._desk.me), None
-        self._reduces = start.cuts[place] < start.cuts[place + 1]
-        self._began, self.served_seconds = self._desk.now, math.inf
+        reduces = start.cuts[place] < start.cuts[place + 1]
+        self._serves_since = self._desk.now if reduces else -math.inf
         self.running = self.newest = start.ballot
         self._desk.effects.append(StartExchange(start.ballot, start.members, start.cuts))
 
@@ -267,8 +267,7 @@ class OwnExchange:
             return False
         self.running = None
         self.held = Held(ballot, digest, statements, contradicted)
-        if self._reduces:
-            self.served_seconds = self._desk.now - self._began
+        self.served_seconds = self._desk.now - self._serves_since
         return True
 
     def fail(self, ballot: Ballot, suspicions: tuple[Suspicion, ...]) -> bool:

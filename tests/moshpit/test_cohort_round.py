@@ -72,6 +72,7 @@ class Cohorts:
             numbers[cohort_of(SETTINGS.run, peer, COUNT)].append(by_name[peer])
         self.of = dict(numbers)
         self.heads = frozenset(members[0].peer for members in self.of.values())
+        self.largest = max(self.of.values(), key=len)
 
     def begin(
         self, one: AveragingPeer, weight: float = 1.0, epoch: int = 0, *, follows: bool = False
@@ -163,7 +164,7 @@ async def test_heads_wait_for_a_cohort_that_takes_longer_to_average(world: Simul
     for one in peers:
         one.values = 1 << 18  # a mebibyte: 17 s on links of 1 Mb/s
     cohorts = Cohorts(peers)
-    late = max(cohorts.of.values(), key=len)
+    late = cohorts.largest
     begun = [cohorts.begin(one) for one in peers if one not in late]
     await trio.sleep(2.5 * SETTINGS.matchmaking_seconds)
     begun += [cohorts.begin(one) for one in late]
@@ -174,7 +175,7 @@ async def test_heads_wait_for_a_cohort_that_takes_longer_to_average(world: Simul
 async def test_the_next_in_order_takes_the_place_of_a_head_that_dies(world: SimulatedWorld) -> None:
     peers = await averagers(world, 14)
     cohorts = Cohorts(peers)
-    cohort = max(cohorts.of.values(), key=len)
+    cohort = cohorts.largest
     assert len(cohort) >= 3
     head, others = cohort[0], [one for one in peers if one is not cohort[0]]
     late = next(members[0] for members in cohorts.of.values() if members[0] is not head)
@@ -196,7 +197,7 @@ async def test_a_peer_that_has_just_taken_its_state_is_head_after_all_others(
 ) -> None:
     peers = await averagers(world, 14)
     cohorts = Cohorts(peers)
-    cohort = max(cohorts.of.values(), key=len)
+    cohort = cohorts.largest
     found = await ended(peers, [cohorts.begin(one, follows=one is cohort[0]) for one in peers])
     check_same(found)
     assert isinstance(found[0].outcome, Committed)
@@ -210,7 +211,7 @@ async def test_who_loses_its_head_and_finds_no_other_does_not_know_whether_there
 ) -> None:
     peers = await averagers(world, 14)
     cohorts = Cohorts(peers)
-    cohort = max(cohorts.of.values(), key=len)
+    cohort = cohorts.largest
     events = [cohorts.begin(one) for one in cohort]
     await trio.sleep(1.0)  # the cohort has averaged, and its head waits for the other heads
     cohort[0].kill()
@@ -253,7 +254,7 @@ def test_a_member_gives_up_after_the_time_of_two_heads_however_many_fail(
     async def scenario(world: SimulatedWorld) -> None:
         peers = await averagers(world, 14)
         cohorts = Cohorts(peers)
-        cohort = max(cohorts.of.values(), key=len)
+        cohort = cohorts.largest
         assert len(cohort) >= 5
         silent.update(one.peer for one in cohort[:-1])
         *_, event = [cohorts.begin(one) for one in cohort]
@@ -276,7 +277,7 @@ def test_the_next_head_has_as_much_time_as_one_that_fails_at_the_end_of_its_roun
     async def scenario(world: SimulatedWorld) -> None:
         peers = await averagers(world, 14)
         cohorts = Cohorts(peers)
-        cohort = max(cohorts.of.values(), key=len)
+        cohort = cohorts.largest
         silent.add(cohort[0].peer)
         events = {one: cohorts.begin(one) for one in cohort}
         await trio.sleep(PATIENCE_SECONDS - 1.0)
@@ -327,7 +328,7 @@ def test_a_result_is_handed_on_part_by_part_as_it_arrives(monkeypatch: pytest.Mo
         found = await ended(peers, [cohorts.begin(one) for one in peers], 120.0)
         check_same(found)
         ended_at = {one.peer: it.ended for one, it in zip(peers, found, strict=True)}
-        cohort = max(cohorts.of.values(), key=len)
+        cohort = cohorts.largest
         took = ended_at[cohort[-1].peer] - ended_at[cohort[0].peer]
         below = len(cohort) - 1
         assert below >= 4
@@ -414,7 +415,7 @@ def test_a_member_whose_downlink_is_slow_takes_the_result_from_one_whose_uplink_
         for one in peers:
             one.values = 1 << 20  # 4 MiB: 34 s
         cohorts = Cohorts(peers)
-        slow.add(max(cohorts.of.values(), key=len)[1].peer)
+        slow.add(cohorts.largest[1].peer)
         check_same(await ended(peers, [cohorts.begin(one) for one in peers]))
 
     run_simulation(scenario, settings=WorldSettings(window_bytes=64 << 10))
@@ -450,7 +451,7 @@ def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -
         for one in peers:
             one.values = 4 * VALUES
         cohorts = Cohorts(peers)
-        cohort = max(cohorts.of.values(), key=len)
+        cohort = cohorts.largest
         liars.add(cohort[1].peer)
         check_same(await ended(peers, [cohorts.begin(one) for one in peers]))
         assert asked[0] == cohort[2].peer
@@ -506,7 +507,7 @@ def test_a_head_that_hands_down(
     async def scenario(world: SimulatedWorld) -> None:
         peers = await averagers(world, 14)
         cohorts = Cohorts(peers)
-        cohort = max(cohorts.of.values(), key=len)
+        cohort = cohorts.largest
         liars.add(cohort[0].peer)
         events = {one: cohorts.begin(one) for one in peers}
         others = [one for one in peers if one not in cohort[1:]]
@@ -583,7 +584,7 @@ async def a_second_head_comes(
 ) -> None:
     peers = await averagers(world, 14)
     cohorts = Cohorts(peers)
-    cohort = max(cohorts.of.values(), key=len)
+    cohort = cohorts.largest
     intruder = cohort[-1]
     late = next(members[0] for members in cohorts.of.values() if members is not cohort)
     events = {one: cohorts.begin(one) for one in peers if one not in (intruder, late)}
