@@ -72,6 +72,12 @@ CARRIED_SECONDS: Final = 2 * SAY_AGAIN_SECONDS
 """For how long a slot is extrapolated at its rate. A live peer has published a new one by then,
 even if one of its writes was lost."""
 
+EARLY_PATIENCES: Final = 2.0
+"""A peer that computes beside rounds, and has its part, begins the round up to so many times the
+patience before the others have theirs, rather than wait for their last batches. Its list waits for
+them, and it computes meanwhile. They have the rest of the grace time, if they take longer than they
+said."""
+
 BEGUN_SHARE: Final = 0.9
 """The share of the target that is enough for a round that another peer has begun. A peer that lies
 about having begun can make a round at most a tenth too small."""
@@ -208,6 +214,7 @@ class Estimate:
     - `done_by_others`: samples of the others' finished batches.
     - `others_ready_in_seconds`: until the others' parts of the plan are done; infinite if they make
       no round, or if that is unknown.
+    - `early_seconds`: so long before the others' parts are done this peer may begin the round.
     - `patience_seconds`: as in the settings.
     - `expected`: how many peers will come to the round, this one included.
     - `coming`: the others of them, by name.
@@ -266,6 +273,7 @@ class Estimate:
     own_batch_seconds: float = 0.0
     done_by_others: int = 0
     others_ready_in_seconds: float = math.inf
+    early_seconds: float = 0.0
     patience_seconds: float = PATIENCE_SECONDS
     read_again_in_seconds: float = 1.0
     expected: int = 1
@@ -326,6 +334,7 @@ class Estimate:
         which has just added a batch and has no newer estimate.
 
         It is due if the finished samples reach the target, or the plan's batches are done; or if
+        this peer has its part, computes beside rounds, and the others are ready in a moment; or if
         others have begun, and this peer has its part, or no time to finish it. A peer that stays
         away from a round that has begun loses everything. One that comes too early brings what it
         has, and the weight of the round decides whether it makes a step.
@@ -341,7 +350,7 @@ class Estimate:
         if not done:
             return False
         if not self.wants_batch_after(own_samples):
-            return self.others_ready_in_seconds <= 0.0 or bool(self.begun)
+            return self.others_ready_in_seconds <= self.early_seconds or bool(self.begun)
         if not self.begun or self._can_finish(own_samples):
             return False
         by_most = 2 * len(self.begun) > self.expected
@@ -372,7 +381,8 @@ class Estimate:
         if not self.own_batch or not self.own_batch_seconds or self.own_part == math.inf:
             return False
         batches = math.ceil((self.own_part - own_samples) / self.own_batch)
-        return batches * self.own_batch_seconds <= LATE_SHARE * self.patience_seconds
+        late = LATE_SHARE * self.patience_seconds + self.early_seconds  # they may be early
+        return batches * self.own_batch_seconds <= late
 
 
 @dataclass(frozen=True)
@@ -540,6 +550,7 @@ def estimate(
         own_batch_seconds=mine.batch_seconds,
         done_by_others=done_by_others,
         others_ready_in_seconds=others_ready_in,
+        early_seconds=_early_seconds(mine, settings),
         patience_seconds=settings.patience_seconds,
         expected=1 + len(coming),
         coming=frozenset(coming),
@@ -595,6 +606,14 @@ def estimate(
         shortest = READ_IN_COHORT_SECONDS if found.sum is None else READ_AS_HEAD_SECONDS
         read_again_in = max(read_again_in, shortest)
     return replace(found, is_due=is_due, due_in_seconds=due_in, read_again_in_seconds=read_again_in)
+
+
+def _early_seconds(mine: ProgressSlot, settings: ProgressSettings) -> float:
+    """How long before the others' parts are done this peer may begin the round: no longer than one
+    of its batches, because if they need that long, it computes another one for this round."""
+    if not settings.delayed or not mine.batch:
+        return 0.0
+    return min(mine.batch_seconds, EARLY_PATIENCES * settings.patience_seconds)
 
 
 def may_be_planned(largest_batch: int, target: int) -> bool:

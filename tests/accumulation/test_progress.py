@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from protocols.accumulation.claims import REFUSED_SECONDS, Credit
 from protocols.accumulation.progress import (
     CARRIED_SECONDS,
+    EARLY_PATIENCES,
     KNOWN_SECONDS,
     LONGEST_READ_SECONDS,
     SHORTEST_READ_SECONDS,
@@ -208,6 +209,20 @@ def test_batches_beside_a_delayed_round_are_planned_like_all_others() -> None:
     assert estimated(seen(said), slow, settings=settings).part_beside in (8, 12)
     assert found.wants_batch_beside(4)
     assert not found.wants_batch_beside(12)
+
+
+def test_a_round_is_begun_early_by_one_batch_at_most_and_only_beside_computing() -> None:
+    said = msgspec.structs.replace(slot(8), batch=4, batch_seconds=0.2)
+    for seconds in (0.2, 2.0, 20.0):
+        own = msgspec.structs.replace(said, batch_seconds=seconds)
+        delayed = ProgressSettings(64, delayed=True)
+        found = estimated(seen(said), own, settings=delayed)
+        assert found.early_seconds == min(seconds, EARLY_PATIENCES * delayed.patience_seconds)
+        assert not estimated(seen(said), own, settings=ProgressSettings(64)).early_seconds
+    helper = slot(role="auxiliary")
+    assert not estimated(
+        seen(said), helper, settings=ProgressSettings(64, delayed=True)
+    ).early_seconds
 
 
 def test_beside_a_delayed_round_everybody_computes_a_batch_that_is_too_large_for_a_plan() -> None:
