@@ -98,7 +98,8 @@ class Life:
       from which a run begins is nobody's step: who fetches it does not follow.
     - `expected`: how many peers were expected in the round, or were in it.
     - `begun_without`: the members of a group of this epoch that has begun without this peer. It
-      waits while they are seen to average, up to the estimate with the number `waits_to`.
+      waits while they are seen to average, up to the estimate with the number `waits_to`, unless
+      it is asked into another.
     """
 
     phase: Phase
@@ -466,8 +467,8 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
         return life, ()
     if not life.samples and not mode.auxiliary and not found.is_spared_with(0):
         return life, ()  # without samples it would only take another peer's place
-    if life.begun_without & found.averaging and found.number < life.waits_to:
-        return life, ()  # until the others' round succeeds, and they are ahead, or fails
+    if _waits_for_others(life, found):
+        return life, ()
     average = Average(
         life.epoch,
         life.history,
@@ -488,6 +489,15 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
         waits_to=0,
     )
     return life, (average, Announce())
+
+
+def _waits_for_others(life: Life, found: Estimate) -> bool:
+    """Whether others still average without this peer. Their round succeeds, and they are ahead; or
+    it fails. Then they may begin the next one before they are seen to average no more, but they ask
+    this peer into it."""
+    if found.is_asked or found.number >= life.waits_to:
+        return False
+    return bool(life.begun_without & found.averaging)
 
 
 def _leave(life: Life, elsewhere: Elsewhere) -> Turn:

@@ -228,6 +228,7 @@ class Estimate:
     - `averaging`: others that have said lately that they are in the round that ends this epoch. (A
       peer that was killed in it says so no more.)
     - `begun`: those of them that are believed: it is time to come.
+    - `is_asked`: another peer has asked this one into a round of this epoch that it is not in.
     - `company`: how many others are in this epoch and history and have not stayed away again and
       again, or are further, or have the state to which this peer will soon give way. While there
       are any, nobody makes a step alone.
@@ -283,6 +284,7 @@ class Estimate:
     holds_back: bool = False
     averaging: frozenset[PeerId] = frozenset()
     begun: frozenset[PeerId] = frozenset()
+    is_asked: bool = False
     company: int = 0
     holders: frozenset[PeerId] = frozenset()
     needs: int = 0

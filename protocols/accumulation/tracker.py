@@ -240,6 +240,8 @@ class Tracker:
         """As they were read last: the sums, and the slots of those who know of no cohorts."""
         self._read_sums_at = self._read_others_at = -math.inf
         self._asked_at = -READ_WHEN_DUE_SECONDS
+        self._was_asked = False
+        """Since this peer's last round of this epoch, if any."""
         self._read_at, self._pause = trio.current_time(), trio.CancelScope()
         """When the last reading ended, and the pause between that reading and the next."""
         self._complaints = Complaints()
@@ -290,11 +292,14 @@ class Tracker:
             lasted = LOOKS_SHARE * (trio.current_time() - began)
             await trio.sleep(min(max(SHORTEST_READ_SECONDS, lasted), IDLE_SECONDS))
 
-    def was_asked(self, _epoch: int) -> None:
+    def was_asked(self, epoch: int) -> None:
         """Another peer has asked this one into a round that it is not looking for. The others have
         begun a round or are elsewhere, so look at them. However often they ask, this reads no more
         often than when a step is due. trio's thread."""
-        now = trio.current_time()
+        now, mine = trio.current_time(), self._mine
+        if epoch == mine.epoch and not (mine.averaging or self._was_asked):
+            self._was_asked = True
+            self._wants_reckoning.set()
         if now - self._asked_at >= READ_WHEN_DUE_SECONDS:
             self._asked_at = now
             self._look_now()
@@ -433,14 +438,14 @@ class Tracker:
             self._head_start = (
                 now - self._round_began if is_step and self._settings.delayed else 0.0
             )
-            self._waits_since = None
+            self._waits_since, self._was_asked = None, False
             self._step_peers = self._next_step_peers if is_step else 0
             if is_step:
                 self._divide(self._next_cohorts)
             else:
                 self._known_since = now
         if mine.averaging and not before.averaging:
-            self._round_began = now
+            self._round_began, self._was_asked = now, False
             self._begin_round(mine)
         had = before.beside if is_step else before.samples + before.beside
         self._computed(mine.samples + mine.beside - had, mine, now, is_same=goes_on or is_step)
@@ -761,6 +766,7 @@ class Tracker:
             fork=fork,
             read_again_in_seconds=reads,
             silent_keepers=frozenset(seen.keepers) - frozenset(found.keepers),
+            is_asked=self._was_asked,
         )
         self._estimated, self._estimated_at = self.estimate, clock
         if found.boaster is not None:

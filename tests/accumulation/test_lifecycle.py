@@ -65,6 +65,7 @@ def looked(
     holders: frozenset[PeerId] = frozenset(),
     ahead: tuple[PeerId, ...] = (),
     needs: int = 0,
+    is_asked: bool = False,
 ) -> Estimated:
     """A new look at the others, for the epoch and history that the peer is at."""
     life = lifecycle.life
@@ -76,6 +77,7 @@ def looked(
             others_samples=others,
             target_samples=lifecycle.mode.target_samples,
             is_due=due,
+            is_asked=is_asked,
             company=company,
             expected=expected,
             behind=behind,
@@ -472,6 +474,14 @@ def test_when_that_group_has_failed_or_says_for_ever_that_it_averages_it_is_trie
     while not liars.take(looked(liars, due=True, averaging=peers(1))):
         looks += 1
     assert looks == MOST_LOOKS_PAST - 1
+
+
+def test_one_that_is_asked_into_the_next_attempt_comes_though_the_others_average_again() -> None:
+    """They begin it before this peer has read that the last one has failed."""
+    lifecycle = begun_without_us()
+    assert lifecycle.take(looked(lifecycle, due=True, averaging=peers(1, 2))) == ()
+    asked = looked(lifecycle, due=True, averaging=peers(1, 2), is_asked=True)
+    assert isinstance(lifecycle.take(asked)[0], Average)
 
 
 def test_parameters_are_averaged_every_so_many_epochs_and_make_another_history() -> None:

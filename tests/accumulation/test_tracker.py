@@ -236,6 +236,33 @@ async def test_a_peer_that_is_invited_to_a_round_looks_once_however_often_it_is_
 
 
 @simulated
+async def test_an_estimate_tells_that_this_peer_was_asked_into_a_round_since_its_last_one(
+    world: SimulatedWorld,
+) -> None:
+    (one,) = await trackers(world, 1)
+    epoch = one.tracker.mine().epoch
+
+    async def is_asked(into: int) -> bool:
+        one.tracker.was_asked(into)
+        await trio.sleep(0.5)
+        return one.tracker.estimate.is_asked
+
+    assert not await is_asked(epoch + 1)
+    one.note(averaging=True)
+    assert not await is_asked(epoch), "it is in that round"
+    one.note(averaging=False)
+    assert await is_asked(epoch)
+    one.note(averaging=True)
+    await trio.sleep(0.5)
+    assert not one.tracker.estimate.is_asked
+    one.note(averaging=False)
+    assert await is_asked(epoch)
+    one.note(epoch=epoch + 1)
+    await trio.sleep(0.5)
+    assert not one.tracker.estimate.is_asked
+
+
+@simulated
 async def test_a_peer_that_leaves_is_gone_soon_and_a_dead_one_when_its_slot_expires(
     world: SimulatedWorld,
 ) -> None:
