@@ -260,6 +260,7 @@ class Average:
     coming: frozenset[PeerId] = frozenset()
     cohort: Cohort | None = None
     needs: int = 0
+    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -478,6 +479,7 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
         found.coming,
         found.cohort,
         found.needs,
+        found.is_again,
     )
     life = replace(
         life,

@@ -237,6 +237,8 @@ class Estimate:
       are none, everybody here.
     - `needs`: how many peers must be in the next step: most of those in the last one. 0 in a small
       run, and when it has waited for them for long.
+    - `is_again`: a round of this epoch has come to nothing, and this peer does not wait for so many
+      for much longer.
     - `me`: this peer.
     - `ahead`: others that claim to be further.
     - `behind`: others are ahead, and enough of them say so.
@@ -288,6 +290,7 @@ class Estimate:
     company: int = 0
     holders: frozenset[PeerId] = frozenset()
     needs: int = 0
+    is_again: bool = False
     me: PeerId = NOBODY
     ahead: frozenset[PeerId] = frozenset()
     behind: Elsewhere | None = None

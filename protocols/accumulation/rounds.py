@@ -100,6 +100,7 @@ class Rounds:
             votes=float(self._standing.life.me in self._standing.life.holders),
             cohort=effect.cohort,
             fewest=effect.needs,
+            is_again=effect.is_again,
             follows=self._standing.life.follows,
             confirms=True,
         )

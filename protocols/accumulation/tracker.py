@@ -74,6 +74,7 @@ from protocols.accumulation.slots_seen import READ_SECONDS, SlotsSeen
 from protocols.dht import Breadth, Dht, Joined, SlotEntry
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
+from protocols.moshpit.closing_time import FOR_MORE_SECONDS
 from protocols.moshpit.cohorts import cohort_of, next_count
 from protocols.network import Network
 
@@ -767,6 +768,8 @@ class Tracker:
             read_again_in_seconds=reads,
             silent_keepers=frozenset(seen.keepers) - frozenset(found.keepers),
             is_asked=self._was_asked,
+            is_again=self._waits_since is not None
+            and clock - self._waits_since < WAITS_FOR_MOST_SECONDS - FOR_MORE_SECONDS,
         )
         self._estimated, self._estimated_at = self.estimate, clock
         if found.boaster is not None:

@@ -12,9 +12,9 @@ is closed as soon as at least one other has joined and one of these holds:
 Peers that are known by name do not count if they are lost, unless others come in their place:
 then the list waits for these as for any that are missing. While an awaited peer is there and has
 not joined, only the deadline closes the list. It also waits for the deadline while those that have
-joined are too few: a large run makes a step only with most of its peers (lifecycle.py). Some
-gatherings have a later deadline; a peer to which nobody has come leaves by the usual one if all
-that are awaited are lost.
+joined are too few: a large run makes a step only with most of its peers (lifecycle.py). If rounds
+of the step have come to nothing, it waits for them until `latest`. Some gatherings have a later
+deadline; a peer to which nobody has come leaves by the usual one if all that are awaited are lost.
 
 Promise: no message can put the deadline off, except for the first join, once and by little: a peer
 that began long before the others must not close its list while they come. Joins bring it nearer: a
@@ -26,6 +26,7 @@ peer, and after this process or machine was stopped, the quiet period begins ane
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 
 from protocols.identity import PeerId
@@ -42,6 +43,11 @@ COMPANY_SECONDS = 3.0
 """After its first join, a list stays open for so long at least if not all have come. Peers that end
 their step together arrive within two seconds or so, however long this one has waited for them."""
 
+FOR_MORE_SECONDS = 20.0
+"""How much longer a list stays open for the fewest peers of which a step is made, once a round of
+that step has come to nothing. After a cut in the network, the cohorts begin up to ten seconds after
+one another. If each list were closed without the late ones, no round would have enough."""
+
 REGROUP_SECONDS = 3.0
 """The time that a group that was split off has to meet: all its members are there and waiting."""
 
@@ -56,8 +62,8 @@ deadline counts for it as well."""
 
 
 class ClosingTime:
-    """The closing time of one gathering. A leader closes its list by `deadline`; a follower waits
-    until `gives_up_at`."""
+    """The closing time of one gathering. A leader closes its list by `deadline`, or by `latest` if
+    too few have joined; a follower waits until `gives_up_at`."""
 
     def __init__(
         self,
@@ -71,13 +77,16 @@ class ClosingTime:
         awaited: Awaited,
         replaces: bool = False,
         missing: int = 0,
+        for_more_seconds: float = 0.0,
         now: float,
     ) -> None:
-        """`missing`: how many peers must come, beside those for which this one comes.
-        `more_seconds`: by so much the deadline is later than usual."""
+        """`missing`: how many peers must come, beside those for which this one comes; so many
+        seconds longer than the deadline the list stays open for them. `more_seconds`: by so much
+        the deadline is later than usual."""
         self.deadline = now + seconds + more_seconds
         self.usual_deadline = now + seconds
-        self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
+        self._latest = self.deadline + for_more_seconds if for_more_seconds else -math.inf
+        self.gives_up_at = self.latest + FOLLOWER_GRACE_SECONDS
         self._known = known
         self._joins = joins
         self._seconds = seconds + more_seconds
@@ -91,6 +100,12 @@ class ClosingTime:
         self._reads_since_arrival = 0
         self._before = self._deadlines  # of a regrouping
         self._stops_excused = 0
+
+    @property
+    def latest(self) -> float:
+        """By when the list is closed, whoever is missing. One that joins and has less patience
+        leaves before, if too few have come until then: a list of these is of no use."""
+        return max(self.deadline, self._latest)
 
     # -- what happens
 
@@ -108,8 +123,8 @@ class ClosingTime:
         self.deadline = min(self.deadline, now + patience)
 
     def follows(self) -> None:
-        """From now on this peer waits for a leader, which is told that it does until `deadline`."""
-        self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
+        """From now on this peer waits for a leader, which is told that it does until `latest`."""
+        self.gives_up_at = max(self.gives_up_at, self.latest + FOLLOWER_GRACE_SECONDS)
 
     def refused(self, peer: PeerId) -> None:
         """The peer has come but will not be listed, so one peer less is expected."""
@@ -129,11 +144,12 @@ class ClosingTime:
         """Nobody could be seen to come until now."""
         self._arrivals.begin_anew(now)
         self._reads_since_arrival = 0
+        self.deadline = max(self.deadline, min(self._latest, now + COMPANY_SECONDS))
 
     def list_comes(self, seconds: float, now: float) -> None:
         """A list with us in it was closed, and arrives within this time. (One leader after another
         could claim that, so the wait ends at a fixed time after the deadline.)"""
-        latest = self.deadline + FOLLOWER_GRACE_SECONDS + seconds
+        latest = self.latest + FOLLOWER_GRACE_SECONDS + seconds
         self.gives_up_at = max(self.gives_up_at, min(now + seconds, latest))
 
     def was_stopped(self, now: float) -> None:
@@ -144,22 +160,26 @@ class ClosingTime:
         self._stops_excused += 1
         self.deadline = max(self.deadline, now + SHORTEST_PATIENCE_SECONDS)
         self.usual_deadline = max(self.usual_deadline, now + SHORTEST_PATIENCE_SECONDS)
-        self.gives_up_at = max(self.gives_up_at, self.deadline + FOLLOWER_GRACE_SECONDS)
+        self.gives_up_at = max(self.gives_up_at, self.latest + FOLLOWER_GRACE_SECONDS)
 
     def regrouped(self, members: int, now: float) -> None:
         """We were put into a group of this size, which must still meet."""
         self._before = self._deadlines
         self._expected = members
-        self.deadline = self.usual_deadline = now + REGROUP_SECONDS
+        self.deadline, self._latest = now + REGROUP_SECONDS, -math.inf
+        self.usual_deadline = self.deadline
         self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
 
     def regroup_undone(self) -> None:
         """The group was not a valid one: forget it."""
-        self.deadline, self.usual_deadline, self.gives_up_at, self._expected = self._before
+        self._expected, self.deadline, self.usual_deadline, self._latest, self.gives_up_at = (
+            self._before
+        )
 
     @property
-    def _deadlines(self) -> tuple[float, float, float, int | None]:
-        return self.deadline, self.usual_deadline, self.gives_up_at, self._expected
+    def _deadlines(self) -> tuple[int | None, float, float, float, float]:
+        times = self.deadline, self.usual_deadline, self._latest, self.gives_up_at
+        return self._expected, *times
 
     # -- decisions
 
@@ -169,10 +189,12 @@ class ClosingTime:
         if not seated:
             return False
         count = 1 + len(seated)
-        if now >= self.deadline:
+        if now >= self.latest:
             return True
         if self._joins.peers < self._missing and not self._known.is_restricted:
             return False
+        if now >= self.deadline:
+            return now >= min(self.latest, self.quiet_at)
         if self._all_have_come(count):
             return True
         if self._names_count and self._awaited.will_come(self._joins):

@@ -36,6 +36,7 @@ from auth.bounded_map import BoundedMap
 from protocols.blocking import in_thread
 from protocols.errors import PotluckError, ProtocolMisuse, RemoteMisbehaviour
 from protocols.identity import PeerId
+from protocols.moshpit.closing_time import FOR_MORE_SECONDS
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
 from protocols.moshpit.encoded_result import encode_result, part_digests
 from protocols.moshpit.group import group_key
@@ -151,7 +152,7 @@ class CohortRounds:
         heads = [one.peer for one in mine.entries if one.reduces] or [self._me]
         heads.sort(key=lambda one: one in idle)  # a stable sort
         has_lost_head, until = False, math.inf
-        patience = self._patience(request.vector.layout)
+        patience = self._patience(request)
         try:
             self.confirm(applied=False)  # nobody has confirmed the last one
             with self._down.shelf(mine.round_id, mine.entries) as shelf:
@@ -186,10 +187,11 @@ class CohortRounds:
         )
         return Discarded(reason, in_doubt=True, rounds=(mine.statistics, others))
 
-    def _patience(self, layout: Layout) -> float:
+    def _patience(self, request: RoundRequest) -> float:
         """How long the heads' round may take."""
-        settings = self._settings
-        return settings.matchmaking_seconds + self._seconds_apart(layout) + settings.round_seconds
+        settings, apart = self._settings, self._seconds_apart(request.vector.layout)
+        for_more = FOR_MORE_SECONDS if request.fewest and request.is_again else 0.0
+        return settings.matchmaking_seconds + apart + for_more + settings.round_seconds
 
     def _is_last_for_now(self, head: PeerId) -> None:
         self._idle[head] = trio.current_time() + IDLE_SECONDS

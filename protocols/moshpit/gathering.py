@@ -76,7 +76,8 @@ class GatheringSettings:
     - `unwelcome`: peers whose joins are refused here.
     - `unled`: peers that are not followed.
     - `replaces`: in place of an awaited peer that is lost, another one may come.
-    - `missing`: how many peers must come, beside those for which this one comes.
+    - `missing`: how many peers must come, beside those for which this one comes;
+      `for_more_seconds`: so much longer than the deadline they are waited for.
     - `splits`: if there are more peers than fit, make several groups, as a round of a grid needs.
       Otherwise the peers that do not fit are told that the group has begun without them.
     - `seat_of`: of peers with the same seat only one is listed (`WaitingJoins`).
@@ -93,6 +94,7 @@ class GatheringSettings:
     splits: bool = True
     replaces: bool = False
     missing: int = 0
+    for_more_seconds: float = 0.0
     more_seconds: float = 0.0
     seat_of: Callable[[PeerId], int] | None = None
 
@@ -124,6 +126,7 @@ class Gathering:
             awaited=self._awaited,
             replaces=settings.replaces,
             missing=settings.missing,
+            for_more_seconds=settings.for_more_seconds,
             now=now,
         )
         parts = GatheringParts(
@@ -171,8 +174,9 @@ class Gathering:
         return self._closing.gives_up_at
 
     @property
-    def deadline(self) -> float:
-        return self._closing.deadline
+    def latest(self) -> float:
+        """By when the list is closed, whoever is missing."""
+        return self._closing.latest
 
     def stop(self) -> None:
         """Give up the search."""
@@ -552,8 +556,9 @@ class LeadOrFollow:
         if self.following is not None:
             waits_for = self._joins.named_again_at if self.has_answered else self._probe_at
             return min(self._closing.gives_up_at, waits_for)
-        moments = [self._closing.deadline, self._known.next_deadline(since, self._joins)]
-        for moment in (self._closing.quiet_at, self._closing.usual_deadline):
+        closing = self._closing
+        moments = [closing.latest, self._known.next_deadline(since, self._joins)]
+        for moment in (closing.quiet_at, closing.usual_deadline, closing.deadline):
             if moment > since:
                 moments.append(moment)
         return min(moments)
@@ -629,7 +634,9 @@ class LeadOrFollow:
             )
         if self._closing.has_come(now):
             self._close(now)
-        elif now >= self._closing.deadline or self._is_surely_alone(now):
+        elif self._is_surely_alone(now) or (
+            now >= self._closing.deadline and not self._joins.seated
+        ):
             self.end(self._why_nothing())
 
     def _is_surely_alone(self, now: float) -> bool:

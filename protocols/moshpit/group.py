@@ -71,6 +71,7 @@ class Search:
     - `most_peers`: for how many any member counts at most. If it is more than one, others may come
       in place of those that are lost.
     - `fewest`: of how many peers the list must be, this one included, before its deadline.
+      `for_more_seconds`: so much longer than that deadline it stays open for them.
     - `unwelcome`: peers that this peer does not list, because they have held up its rounds.
     - `unled`: peers that this peer does not follow, because rounds that they led came to nothing.
     - `seat_of`: of peers with the same seat, this peer lists only one (known_peers.py).
@@ -93,6 +94,7 @@ class Search:
     splits: bool = True
     most_peers: int = 1
     fewest: int = 0
+    for_more_seconds: float = 0.0
     seat_of: Callable[[PeerId], int] | None = None
 
     def __post_init__(self) -> None:

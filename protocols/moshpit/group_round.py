@@ -27,6 +27,7 @@ from protocols.identity import PeerId
 from protocols.moshpit.agreement import Timing
 from protocols.moshpit.ballots import Ballot, Statement
 from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE
+from protocols.moshpit.closing_time import FOR_MORE_SECONDS
 from protocols.moshpit.cohorts import turn_of, uplink_of
 from protocols.moshpit.group import (
     LONGEST_MATCHMAKING_SECONDS,
@@ -339,6 +340,7 @@ class GroupRounds:
             splits=this.splits,
             most_peers=request.most_peers,
             fewest=request.fewest,
+            for_more_seconds=FOR_MORE_SECONDS if request.fewest and request.is_again else 0.0,
             seat_of=this.seat_of,
             matchmaking_seconds=settings.matchmaking_seconds,
             more_seconds=min(

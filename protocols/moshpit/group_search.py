@@ -341,6 +341,7 @@ class SearchContext:
                 search.splits,
                 search.most_peers > 1,
                 search.fewest - search.offer.peers,
+                search.for_more_seconds,
                 search.more_seconds,
                 search.seat_of,
             ),
@@ -509,8 +510,7 @@ class GroupSlots:
         if gathering.ended:
             return
         slot = GroupSlot(context.search.offer.reduces, self._mark, context.own_addresses())
-        search = context.search
-        seconds = search.matchmaking_seconds + search.more_seconds + SLOT_OUTLIVES_SECONDS
+        seconds = gathering.latest - trio.current_time() + SLOT_OUTLIVES_SECONDS
         try:
             await self._dht.put(context.terms.key, slot, seconds, keep_up=False)
         except PotluckError as error:  # peers that joined us know us without it
@@ -844,7 +844,7 @@ class AskingALeader:
         """Ask a leader, and report to the gathering how that ended."""
         context, leader = self._context, follow.leader
         entry = self._lists.sign_entry(leader)
-        patience = max(0.0, context.gathering.deadline - trio.current_time())
+        patience = max(0.0, context.gathering.latest - trio.current_time())
         request = JoinRequest(
             context.terms,
             entry,

@@ -46,7 +46,7 @@ class RoundRequest:
     - `most_peers`: for how many any member counts at most, whatever it says. It is more than one in
       the round of the heads, where others may come in place of those that are lost.
     - `fewest`: with fewer peers the result would be of no use. The group waits for more, up to the
-      matchmaking time.
+      matchmaking time; longer if the request `is_again`, because another has come to nothing.
     - `topic`: peers with different topics never meet. At most 80 letters, digits, '.', '_' and '-'
       (group.py).
     - `most_weight`: the largest weight with which any member counts, this peer included; the same
@@ -67,6 +67,7 @@ class RoundRequest:
     follows: bool = False
     most_peers: int = 1
     fewest: int = 0
+    is_again: bool = False
     topic: str = ""
     most_weight: float = LARGEST_WEIGHT
 

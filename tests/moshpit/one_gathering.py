@@ -28,6 +28,7 @@ def gathering(
     splits: bool = True,
     replaces: bool = False,
     missing: int = 0,
+    for_more_seconds: float = 0.0,
     more_seconds: float = 0.0,
     seat_of: Callable[[PeerId], int] | None = None,
 ) -> Gathering:
@@ -41,6 +42,7 @@ def gathering(
         splits=splits,
         replaces=replaces,
         missing=missing,
+        for_more_seconds=for_more_seconds,
         more_seconds=more_seconds,
         seat_of=seat_of,
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from protocols.identity import PeerId
 from protocols.moshpit.closing_time import (
     COMPANY_SECONDS,
+    FOR_MORE_SECONDS,
     LONGEST_QUIET_SECONDS,
     QUIET_SECONDS,
     SHARE_WAITED_FOR_MISSING,
@@ -229,6 +230,50 @@ def test_a_list_of_too_few_peers_waits_for_more_until_the_deadline() -> None:
             assert passes(one, SECONDS) == [led(B, C)]
 
 
+def again(expected: int, *awaited: PeerId, me: PeerId = A, missing: int = 3) -> Gathering:
+    """A round of this step has come to nothing."""
+    return gathering(
+        me, expected=expected, awaited=awaited, missing=missing, for_more_seconds=FOR_MORE_SECONDS
+    )
+
+
+def test_after_a_round_that_came_to_nothing_a_list_of_too_few_waits_for_more() -> None:
+    for patience in (SECONDS, SECONDS + FOR_MORE_SECONDS):
+        one = again(2, B)
+        one.join_came(Candidate(B), ticket(B), (), patience, 0.0)
+        assert led(B) not in passes(one, SECONDS + FOR_MORE_SECONDS - 0.01)
+        assert passes(one, SECONDS + FOR_MORE_SECONDS) == [led(B)]
+
+
+def test_it_is_closed_soon_after_enough_have_come_and_takes_those_that_come_with_them() -> None:
+    late = SECONDS + 5.0
+    one = again(5, B, C)
+    one.is_there(C)
+    one.join_came(Candidate(B), ticket(B), (), SECONDS + FOR_MORE_SECONDS, 0.0)
+    assert led(B) not in passes(one, late)
+    for peer, come_for, at in ((D, 2, late), (E, 1, late + 0.5)):
+        one.join_came(Candidate(peer, peers=come_for), ticket(peer), (), SECONDS, at)
+        assert one.effects() == []
+    one.slots_were_read(late + 0.5)
+    soon = late + 0.5 + SHARE_WAITED_FOR_MISSING * SECONDS
+    assert passes(one, soon - 0.01) == []
+    assert passes(one, soon) == [led(B, D, E)], "it does not wait for C"
+
+
+def test_if_the_leader_of_such_a_list_is_lost_those_that_follow_it_have_time_to_meet() -> None:
+    one, lost = again(3, A, C, me=B), SECONDS + 8.0
+    one.saw_slot(Candidate(A), 1, 0.0)
+    one.leader.answers(A, 0.01, 0.1)
+    assert one.following == A
+    passes(one, lost)
+    assert not one.ended
+    one.leader.is_gone(A, Absence.UNREACHABLE, "lost", lost)
+    passes(one, lost + COMPANY_SECONDS - 0.5)
+    assert not one.ended
+    one.join_came(Candidate(C, peers=3), ticket(C), (), SECONDS, lost + COMPANY_SECONDS - 0.5)
+    assert led(C) in passes(one, lost + COMPANY_SECONDS + SHARE_WAITED_FOR_MISSING * SECONDS)
+
+
 def test_nobody_is_alone_before_the_deadline_where_more_are_needed() -> None:
     one = gathering(A, expected=2, awaited=(B,), missing=4)
     one.link_lost(B, 0.0)
@@ -368,7 +413,7 @@ def test_one_whose_list_stays_open_waits_as_long_for_a_leader_as_it_has_said() -
     passes(one, late)
     one.join_came(Candidate(C), ticket(C), (), SECONDS, late)
     one.saw_slot(Candidate(A), 1, late + 0.1)
-    told = one.deadline - (late + 0.1)
+    told = one.latest - (late + 0.1)
     assert any(isinstance(effect, Follow) for effect in one.effects())
     assert passes(one, late + 0.1 + told) == []
 

@@ -149,7 +149,7 @@ def test_a_leader_that_makes_groups_again_and_again_is_passed_over() -> None:
     one.effects()
     assert joins(one, C, now=2.0) == []  # and its groups are forgotten
     assert passes(one, SECONDS) == [Lead({C: ticket(C)})]
-    assert one.deadline == SECONDS
+    assert one.latest == SECONDS
 
 
 def test_a_group_that_was_split_off_and_has_died_is_not_being_alone() -> None:

@@ -422,6 +422,7 @@ class Trainer:
             votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
             cohort=wanted.cohort,
             fewest=wanted.needs,
+            is_again=wanted.is_again,
             follows=self.lifecycle.life.follows,
             confirms=True,
         )
