@@ -14,7 +14,7 @@ from protocols.moshpit.attempt import (
     SLACK,
     STEP_SECONDS,
 )
-from protocols.moshpit.closing_time import FOLLOWER_GRACE_SECONDS
+from protocols.moshpit.closing_time import FOLLOWER_GRACE_SECONDS, FOR_MORE_SECONDS
 from protocols.moshpit.coordinator import MORE_WAITS
 from protocols.moshpit.handing_on import LONGEST_FETCH_SECONDS
 from protocols.moshpit.member_state import Timing
@@ -29,6 +29,7 @@ TIMES = {1: "once", 2: "twice"}
 @pytest.mark.parametrize(
     "row",
     [
+        f"; {FOR_MORE_SECONDS:g} s more while too few have come, if a round of the step has come to",
         f"| a follower waits for its leader | its own deadline and {FOLLOWER_GRACE_SECONDS:g} s;",
         f"| a large list is handed on | {LONGEST_FETCH_SECONDS:g} s |",
         f"| a transfer opens | {OPEN_SECONDS:g} s; {LONGEST_OPENING_SECONDS:g} s while",
