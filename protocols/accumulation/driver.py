@@ -504,9 +504,9 @@ def _wants_batch_beside(life: Life, found: Estimate) -> bool:
 
 
 def in_the_way(found: Estimate) -> tuple[object, ...]:
-    """The peers that must take part in a step or are further. A failed round or fetch is tried
-    again early when they change."""
-    return found.company, found.holders, found.ahead, found.behind, found.fork
+    """The peers that must take part in a step or are further, and whether this one is asked to
+    come. A failed round or fetch is tried again early when that changes."""
+    return found.company, found.holders, found.ahead, found.behind, found.fork, found.is_asked
 
 
 def _told_too_slow(epoch: int, error: TooSlow) -> TooSlowToCatchUp:

@@ -386,8 +386,8 @@ class Estimate:
         if not self.own_batch or not self.own_batch_seconds or self.own_part == math.inf:
             return False
         batches = math.ceil((self.own_part - own_samples) / self.own_batch)
-        late = LATE_SHARE * self.patience_seconds + self.early_seconds  # they may be early
-        return batches * self.own_batch_seconds <= late
+        share = LATE_SHARE + (EARLY_PATIENCES if self.early_seconds else 0.0)  # they may be early
+        return batches * self.own_batch_seconds <= share * self.patience_seconds
 
 
 @dataclass(frozen=True)

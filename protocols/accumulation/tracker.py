@@ -293,12 +293,12 @@ class Tracker:
             lasted = LOOKS_SHARE * (trio.current_time() - began)
             await trio.sleep(min(max(SHORTEST_READ_SECONDS, lasted), IDLE_SECONDS))
 
-    def was_asked(self, epoch: int) -> None:
-        """Another peer has asked this one into a round that it is not looking for. The others have
-        begun a round or are elsewhere, so look at them. However often they ask, this reads no more
-        often than when a step is due. trio's thread."""
+    def was_asked(self, epoch: int, begins: bool = True) -> None:
+        """Another peer has asked this one into a group that it is not looking for; a round `begins`
+        with that group. The others have begun a round or are elsewhere, so look at them. However
+        often they ask, this reads no more often than when a step is due. trio's thread."""
         now, mine = trio.current_time(), self._mine
-        if epoch == mine.epoch and not (mine.averaging or self._was_asked):
+        if begins and epoch == mine.epoch and not (mine.averaging or self._was_asked):
             self._was_asked = True
             self._wants_reckoning.set()
         if now - self._asked_at >= READ_WHEN_DUE_SECONDS:

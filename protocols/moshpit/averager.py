@@ -169,14 +169,15 @@ class Averager:
         """Totals since the averager was opened, and details of the last rounds."""
         return self._statistics.statistics()
 
-    def when_asked(self, tell: Callable[[int], None]) -> None:
+    def when_asked(self, tell: Callable[[int, bool], None]) -> None:
         """From now on, when another peer asks this one into a group of the run while it looks for
-        none, call `tell` with the group's epoch. This peer may not know yet that a round has begun,
-        or that it is behind. Any peer can ask, as often as it likes."""
+        none, call `tell` with the group's epoch, and whether a round begins with that group. This
+        peer may not know yet that a round has begun, or that it is behind. Any peer can ask, as
+        often as it likes."""
 
-        def asked(run: str, epoch: int) -> None:
+        def asked(run: str, epoch: int, begins: bool) -> None:
             if run == self._run:
-                tell(epoch)
+                tell(epoch, begins)
 
         self._matchmaker.when_asked = asked
 

@@ -18,7 +18,8 @@ deadline; a peer to which nobody has come leaves by the usual one if all that ar
 
 Promise: no message can put the deadline off, except for the first join, once and by little: a peer
 that began long before the others must not close its list while they come. Joins bring it nearer: a
-peer that joins says how long it will wait, and the list is closed before that.
+peer that joins says how long it will wait, and the list is closed before that. One that waits for
+more says so, and counts for `latest` alone.
 
 Easy to get wrong: a time in which no arrival could be noticed says nothing. After following another
 peer, and after this process or machine was stopped, the quiet period begins anew.
@@ -96,15 +97,14 @@ class ClosingTime:
         self._arrivals = Arrivals(now)
         self._was_read = False
         self._refused: set[PeerId] = set()
-        self._has_company = False
+        self._has_company, self._enough_at = False, math.inf
         self._reads_since_arrival = 0
         self._before = self._deadlines  # of a regrouping
         self._stops_excused = 0
 
     @property
     def latest(self) -> float:
-        """By when the list is closed, whoever is missing. One that joins and has less patience
-        leaves before, if too few have come until then: a list of these is of no use."""
+        """By when the list is closed, whoever is missing."""
         return max(self.deadline, self._latest)
 
     # -- what happens
@@ -121,6 +121,9 @@ class ClosingTime:
             self.deadline = max(self.deadline, now + COMPANY_SECONDS)
         patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
         self.deadline = min(self.deadline, now + patience)
+        self._latest = min(self._latest, now + patience)
+        if self._joins.peers >= self._missing:
+            self._enough_at = min(self._enough_at, now)
 
     def follows(self) -> None:
         """From now on this peer waits for a leader, which is told that it does until `latest`."""
@@ -194,7 +197,8 @@ class ClosingTime:
         if self._joins.peers < self._missing and not self._known.is_restricted:
             return False
         if now >= self.deadline:
-            return now >= min(self.latest, self.quiet_at)
+            with_company = self._enough_at + COMPANY_SECONDS  # however many come meanwhile
+            return now >= min(self.latest, self.quiet_at, with_company)
         if self._all_have_come(count):
             return True
         if self._names_count and self._awaited.will_come(self._joins):

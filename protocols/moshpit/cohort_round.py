@@ -190,7 +190,7 @@ class CohortRounds:
     def _patience(self, request: RoundRequest) -> float:
         """How long the heads' round may take."""
         settings, apart = self._settings, self._seconds_apart(request.vector.layout)
-        for_more = FOR_MORE_SECONDS if request.fewest and request.is_again else 0.0
+        for_more = FOR_MORE_SECONDS if request.fewest else 0.0  # the head may be in it again
         return settings.matchmaking_seconds + apart + for_more + settings.round_seconds
 
     def _is_last_for_now(self, head: PeerId) -> None:

@@ -28,7 +28,7 @@ Promises:
 - Following goes only from later to earlier peers, so it cannot go in circles.
 - A peer that does not answer is waited for once, whatever its slot says, until it sends a message
   or publishes a newer slot.
-- No message can keep a list open beyond the deadline.
+- No message can keep a list open beyond the deadline, or `latest` while too few have come.
 
 Easy to get wrong: hearing *of* a peer (by a slot, or from another peer) is not hearing *from* it.
 Waiting peers are sent on only to a peer that has answered us. Otherwise the slot of a dead peer

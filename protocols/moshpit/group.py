@@ -237,6 +237,12 @@ def run_of(key: str) -> str:
     return [*key.split("/", 2), ""][1]
 
 
+def is_first_round(key: str) -> bool:
+    """Whether peers come to this group first: it is not one of the heads, or of a further round of
+    a grid."""
+    return place_of(key).split("/")[2] == "0"
+
+
 def place_of(key: str) -> str:
     """The part of a key that stays equal where the same peers may meet: run, round and name."""
     family, run, _epoch, number, name = [*key.split("/"), "", "", "", ""][:5]

@@ -326,6 +326,7 @@ class GroupRounds:
 
     def _search(self, this: GridRound) -> Search:
         request, settings = this.request, self._settings
+        waits_for_more = request.is_again and request.fewest > 0 and not this.splits
         return Search(
             key=this.key,
             epoch=request.epoch,
@@ -340,7 +341,7 @@ class GroupRounds:
             splits=this.splits,
             most_peers=request.most_peers,
             fewest=request.fewest,
-            for_more_seconds=FOR_MORE_SECONDS if request.fewest and request.is_again else 0.0,
+            for_more_seconds=FOR_MORE_SECONDS if waits_for_more else 0.0,
             seat_of=this.seat_of,
             matchmaking_seconds=settings.matchmaking_seconds,
             more_seconds=min(

@@ -44,6 +44,7 @@ from protocols.moshpit.group import (
     NoGroup,
     Search,
     group_key,
+    is_first_round,
     place_of,
     run_of,
 )
@@ -105,9 +106,9 @@ class Matchmaker:
         self._started = BoundedMap[str, Roster](LISTS_REMEMBERED)
         self._met = BoundedMap[str, tuple[frozenset[Candidate], ...]](PLACES_REMEMBERED)
         """The last groups at each place, the newest first, without this peer."""
-        self.when_asked: Callable[[str, int], None] | None = None
-        """Told the run and the epoch of a group that others look for and this node does not.
-        Anybody may ask, and as often as he likes."""
+        self.when_asked: Callable[[str, int, bool], None] | None = None
+        """Told the run and the epoch of a group that others look for and this node does not, and
+        whether peers come to that group first. Anybody may ask, and as often as he likes."""
         rpc.serve(JOIN, self._join)
         rpc.serve(INVITE, self._invite)
         rpc.serve(STILL_THERE, _still_there)
@@ -202,7 +203,7 @@ class Matchmaker:
         """Another peer looks for this group. If we do not, our run is told: we may not know yet
         that the round has begun, or that one of this epoch that has failed begins again."""
         if self.when_asked is not None and terms.key not in self._searches:
-            self.when_asked(run_of(terms.key), terms.epoch)
+            self.when_asked(run_of(terms.key), terms.epoch, is_first_round(terms.key))
 
     def _check_epoch(self, terms: Terms) -> None:
         """StaleEpoch if this node looks for a group of another epoch of the same run."""

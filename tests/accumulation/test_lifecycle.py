@@ -66,6 +66,7 @@ def looked(
     ahead: tuple[PeerId, ...] = (),
     needs: int = 0,
     is_asked: bool = False,
+    is_again: bool = False,
 ) -> Estimated:
     """A new look at the others, for the epoch and history that the peer is at."""
     life = lifecycle.life
@@ -78,6 +79,7 @@ def looked(
             target_samples=lifecycle.mode.target_samples,
             is_due=due,
             is_asked=is_asked,
+            is_again=is_again,
             company=company,
             expected=expected,
             behind=behind,
@@ -482,6 +484,14 @@ def test_one_that_is_asked_into_the_next_attempt_comes_though_the_others_average
     assert lifecycle.take(looked(lifecycle, due=True, averaging=peers(1, 2))) == ()
     asked = looked(lifecycle, due=True, averaging=peers(1, 2), is_asked=True)
     assert isinstance(lifecycle.take(asked)[0], Average)
+
+
+def test_a_round_is_begun_again_if_another_of_its_epoch_came_to_nothing() -> None:
+    lifecycle = averaging()
+    lifecycle.take(Averaged(Ending.DISCARDED, reason="nobody came"))
+    (again, *_) = lifecycle.take(looked(lifecycle, due=True, is_again=True))
+    assert isinstance(again, Average)
+    assert again.is_again
 
 
 def test_parameters_are_averaged_every_so_many_epochs_and_make_another_history() -> None:

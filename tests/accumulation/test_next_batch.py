@@ -109,6 +109,8 @@ def test_those_that_begin_early_wait_for_the_last_batch_of_one_that_has_not_its_
     assert begun.is_due_with(PART - BATCH), "too late for another batch"
     assert not replace(begun, early_seconds=2.0).is_due_with(PART - BATCH)
     assert replace(begun, early_seconds=2.0).is_due_with(PART - 2 * BATCH)
+    short = replace(begun, own_batch_seconds=0.25, early_seconds=0.25)
+    assert not short.is_due_with(PART - 9 * BATCH), "others have longer batches, and begin earlier"
 
 
 STEPS, PEERS, BATCHES = 4, 8, 12

@@ -22,6 +22,7 @@ from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key
 from protocols.accumulation.tracker import FEWEST_THAT_WAIT, WAITS_FOR_MOST_SECONDS
 from protocols.dht import contact_of
 from protocols.identity import PeerId
+from protocols.moshpit.closing_time import FOR_MORE_SECONDS
 from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.accumulation.progress_slots import OTHER_MODEL, history, slot
 from tests.accumulation.trackers import TARGET, TrackingPeer, peer_in, trackers
@@ -251,6 +252,9 @@ async def test_an_estimate_tells_that_this_peer_was_asked_into_a_round_since_its
     one.note(averaging=True)
     assert not await is_asked(epoch), "it is in that round"
     one.note(averaging=False)
+    one.tracker.was_asked(epoch, begins=False)
+    await trio.sleep(0.5)
+    assert not one.tracker.estimate.is_asked, "into the round of the heads, which is not the first"
     assert await is_asked(epoch)
     one.note(averaging=True)
     await trio.sleep(0.5)
@@ -260,6 +264,29 @@ async def test_an_estimate_tells_that_this_peer_was_asked_into_a_round_since_its
     one.note(epoch=epoch + 1)
     await trio.sleep(0.5)
     assert not one.tracker.estimate.is_asked
+
+
+@simulated
+async def test_a_round_is_begun_again_until_the_wait_for_most_is_nearly_over(
+    world: SimulatedWorld,
+) -> None:
+    (one,) = await trackers(world, 1)
+
+    async def is_again(after: float) -> bool:
+        await trio.sleep(after)
+        return (await one.tracker.changed()).is_again
+
+    assert not await is_again(0.0)
+    one.tracker.round_ended(Brought(), applied=False)
+    assert await is_again(0.0)
+    lasts = WAITS_FOR_MOST_SECONDS - FOR_MORE_SECONDS
+    assert await is_again(lasts - 5.0)
+    assert not await is_again(5.0)
+    one.note(epoch=one.tracker.mine().epoch + 1)
+    one.tracker.round_ended(Brought(), applied=False)
+    assert await is_again(0.0)
+    one.note(epoch=one.tracker.mine().epoch + 1)
+    assert not await is_again(0.5)
 
 
 @simulated

@@ -194,7 +194,7 @@ async def test_a_peer_invited_to_a_round_that_it_does_not_look_for_learns_its_ep
     first, other = await averagers(world, 2)
     await average_all([first, other])
     asked: list[int] = []
-    other.averager.when_asked(asked.append)
+    other.averager.when_asked(lambda epoch, _begins: asked.append(epoch))
     done = first.begin(epoch=1, expected=2)
     with trio.fail_after(60.0):
         await done.wait()

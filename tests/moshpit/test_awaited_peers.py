@@ -150,7 +150,7 @@ async def test_a_peer_that_begins_anew_later_is_told_and_waited_for(world: Simul
     for event in events:
         await event.wait()
     asked: list[int] = []
-    slow.averager.when_asked(asked.append)
+    slow.averager.when_asked(lambda epoch, _begins: asked.append(epoch))
     first = begin(prompt, peers, named=True)
     await trio.sleep(LATE_SECONDS)
     assert set(asked) == {1}

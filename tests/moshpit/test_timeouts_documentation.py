@@ -29,7 +29,7 @@ TIMES = {1: "once", 2: "twice"}
 @pytest.mark.parametrize(
     "row",
     [
-        f"; {FOR_MORE_SECONDS:g} s more while too few have come, if a round of the step has come to",
+        f"; {FOR_MORE_SECONDS:g} s more while some, but too few have come, if a round of",
         f"| a follower waits for its leader | its own deadline and {FOLLOWER_GRACE_SECONDS:g} s;",
         f"| a large list is handed on | {LONGEST_FETCH_SECONDS:g} s |",
         f"| a transfer opens | {OPEN_SECONDS:g} s; {LONGEST_OPENING_SECONDS:g} s while",
