@@ -94,6 +94,9 @@ class Life:
     - `passed_by`: the members of a round of this epoch that was or may have been committed without
       this peer, or whose result this peer did not apply. While one of them is further, this peer
       makes no other step of this epoch.
+    - `passed_by_any`: in a large run, a round of this epoch may have been committed. Its members
+      may have handed the result on to anybody in their cohorts before they died, so any peer that
+      is further may have it.
     - `follows`: the state was fetched from others, and this peer has made no step since. The state
       from which a run begins is nobody's step: who fetches it does not follow.
     - `expected`: how many peers were expected in the round, or were in it.
@@ -115,6 +118,7 @@ class Life:
     me: PeerId = NOBODY
     ahead: frozenset[PeerId] = frozenset()
     passed_by: frozenset[PeerId] = frozenset()
+    passed_by_any: bool = False
     follows: bool = False
     expected: int = 1
     begun_without: frozenset[PeerId] = frozenset()
@@ -125,6 +129,10 @@ class Life:
         """For the progress slot: how many samples this peer brings to the round that ends its
         epoch."""
         return self.in_round if self.phase is Phase.AVERAGING else self.samples
+
+    def passing(self, ahead: frozenset[PeerId]) -> frozenset[PeerId]:
+        """Those of the peers that are further that may have made this epoch's step."""
+        return ahead if self.passed_by_any else self.passed_by & ahead
 
 
 # ---- events and effects
@@ -459,8 +467,8 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     elsewhere = found.behind or found.fork
     if elsewhere is not None:
         return _leave(life, elsewhere)
-    if life.passed_by & found.ahead:
-        return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
+    if passing := life.passing(found.ahead):
+        return _fetch_from(life, tuple(sorted(passing)))
     life = replace(life, phase=Phase.ACCUMULATING)
     if not found.has_place:
         return life, ()  # follow the run until a place in its rounds is free
@@ -530,7 +538,7 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
     lacking = "" if event.handed_down else _lacking(life, event)
     if lacking:  # the other members may see this differently, and then they are further
         return _kept(replace(life, passed_by=life.passed_by | {*event.members}), lacking)
-    if life.passed_by & life.ahead:
+    if life.passing(life.ahead):
         return _kept(life, "An earlier round of this epoch was committed without this peer.")
     return _next_epoch(replace(life, expected=max(1, len(event.members))), event.digest, Step)
 
@@ -589,7 +597,11 @@ def _alone(mode: Mode, life: Life, event: Averaged) -> Turn:
 def _discarded(_mode: Mode, life: Life, event: Averaged) -> Turn:
     life, effects = _kept(life, event.reason or "The round was discarded.")
     if event.in_doubt:
-        life = replace(life, passed_by=life.passed_by | {*event.members})
+        life = replace(
+            life,
+            passed_by=life.passed_by | {*event.members},
+            passed_by_any=life.passed_by_any or life.needs > 0,
+        )
     if event.begun_without:
         others, until = frozenset(event.begun_without), life.number + MOST_LOOKS_PAST
         life = replace(life, begun_without=others, waits_to=until)
@@ -634,6 +646,7 @@ def _next_epoch(life: Life, digest: bytes, step: type[Step | StepAlone]) -> Turn
         needs=0,
         ahead=frozenset(),
         passed_by=frozenset(),
+        passed_by_any=False,
         follows=False,
     )
     return ahead, (step(life.epoch, history), Announce())

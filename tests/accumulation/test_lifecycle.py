@@ -447,6 +447,23 @@ def test_a_trainer_without_samples_comes_to_no_round() -> None:
     assert effects[0] == Average(0, history(), 8, 1, frozenset(peers(1, 2)))
 
 
+@pytest.mark.parametrize("needs", [0, 9])
+def test_after_a_round_in_doubt_of_a_large_run_anybody_who_is_further_may_have_made_the_step(
+    needs: int,
+) -> None:
+    """Its heads may have died right after they had handed it down to one of the cohorts."""
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, needs=needs))
+    doubt = Averaged(Ending.DISCARDED, members=peers(1, 2), reason="lost", in_doubt=True)
+    lifecycle.take(doubt)
+    (effect, *rest) = lifecycle.take(looked(lifecycle, due=True, ahead=peers(7), needs=needs))
+    if not needs:
+        assert isinstance(effect, Average)
+        return
+    assert isinstance(effect, DropGradients)
+    assert [one.peers for one in rest if isinstance(one, Fetch)] == [peers(7)]
+
+
 def begun_without_us() -> Lifecycle:
     lifecycle = averaging()
     ended = Averaged(Ending.DISCARDED, reason="started", begun_without=peers(1, 2))
