@@ -36,6 +36,7 @@ from auth.bounded_map import BoundedMap
 from protocols.blocking import in_thread
 from protocols.errors import PotluckError, ProtocolMisuse, RemoteMisbehaviour
 from protocols.identity import PeerId
+from protocols.moshpit.attempt import SLOW_BYTES_PER_SECOND
 from protocols.moshpit.closing_time import FOR_MORE_SECONDS
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
 from protocols.moshpit.encoded_result import encode_result, part_digests
@@ -49,7 +50,6 @@ from protocols.moshpit.handing_down import (
     NoDecision,
     ResultShelf,
 )
-from protocols.moshpit.handing_on import SLOWEST_BYTES_PER_SECOND
 from protocols.moshpit.layout import Layout, SentParts, Vector, digest_of_parts
 from protocols.moshpit.outcome import (
     Alone,
@@ -277,7 +277,7 @@ class CohortRounds:
         """How long after the first head the last one may come: a cohort exchanges the vector both
         ways, some over slow links, and a cohort of one is ready at once."""
         size = sum(CODECS[one.codec].encoded_bytes(one.values) for one in layout.segments)
-        exchange = 2.0 * size / SLOWEST_BYTES_PER_SECOND
+        exchange = 2.0 * size / SLOW_BYTES_PER_SECOND
         return min(exchange, self._settings.round_seconds / 2)
 
     def _heads_key(self, request: RoundRequest, cohort: Cohort) -> str:

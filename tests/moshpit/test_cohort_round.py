@@ -162,11 +162,11 @@ async def test_heads_wait_for_a_cohort_that_takes_longer_to_average(world: Simul
     the matchmaking time, and most of a run could be in that cohort."""
     peers = await averagers(world, 14)
     for one in peers:
-        one.values = 1 << 18  # a mebibyte: 17 s on links of 1 Mb/s
+        one.values = 1 << 18  # a mebibyte: 34 s on links of 0.5 Mb/s
     cohorts = Cohorts(peers)
     late = cohorts.largest
     begun = [cohorts.begin(one) for one in peers if one not in late]
-    await trio.sleep(2.5 * SETTINGS.matchmaking_seconds)
+    await trio.sleep(SETTINGS.round_seconds / 2)
     begun += [cohorts.begin(one) for one in late]
     check_same(await ended(peers, begun))
 
