@@ -78,6 +78,11 @@ def turn_of(*, follows: bool, uplink: int) -> int:
     return (LARGEST_UPLINK + 1) * follows + LARGEST_UPLINK - uplink
 
 
+def slowness_of(turn: int) -> int:
+    """The smaller, the faster the link of a peer with this turn, whether it follows or not."""
+    return turn % (LARGEST_UPLINK + 1)
+
+
 def uplink_of(bytes_per_second: float, before: int = 0) -> int:
     """A class of links: each sends four times as fast as the one below. 0: not known. `before`: the
     class so far, which stays near its edges: a measurement varies, and heads should not."""

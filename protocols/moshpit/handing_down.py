@@ -36,6 +36,7 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement_messages import Members
 from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Statement, digest_of_result
+from protocols.moshpit.cohorts import slowness_of
 from protocols.moshpit.encoded_result import decode_result, encoded_bytes, memory_of, part_bytes
 from protocols.moshpit.handing_on import Way, ways_to
 from protocols.moshpit.layout import (
@@ -239,9 +240,11 @@ class HandedResult:
             await self._news.wait()
 
     def ways(self, entries: Sequence[Entry], head: PeerId) -> dict[PeerId, Way]:
-        """How it gets from this head to these members."""
+        """How it gets from this head to these members: those with the fastest links hand it on,
+        also if they were in no step lately. Behind slow ones they would miss the next step, too."""
         sizes = part_bytes(self.layout, self.decision.cut)
-        return ways_to(entries, head, sum(sizes), max(sizes))
+        fastest_first = sorted(entries, key=lambda one: slowness_of(one.turn))  # a stable sort
+        return ways_to(fastest_first, head, sum(sizes), max(sizes))
 
     def decode(self, into: Tensor) -> None:
         decode_result(self.memory, self.layout, self.decision.cut, into)

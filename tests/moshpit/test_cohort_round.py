@@ -21,7 +21,7 @@ from protocols.identity import PeerId
 from protocols.moshpit import handing_on
 from protocols.moshpit.ballots import Ballot, Statement
 from protocols.moshpit.cohort_round import HEADS_ROUND
-from protocols.moshpit.cohorts import Cohort, cohort_of, in_order
+from protocols.moshpit.cohorts import Cohort, cohort_of, in_order, turn_of
 from protocols.moshpit.encoded_result import chunks
 from protocols.moshpit.group import group_key
 from protocols.moshpit.group_round import ROUNDS_UNLED
@@ -39,7 +39,7 @@ from protocols.moshpit.handing_down import (
     ResultShelf,
 )
 from protocols.moshpit.known_peers import WaitingJoins
-from protocols.moshpit.layout import Layout
+from protocols.moshpit.layout import Layout, Segment
 from protocols.moshpit.outcome import Committed, Discarded
 from protocols.moshpit.roster import hash_order
 from protocols.rpc import Empty
@@ -294,6 +294,32 @@ def in_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of a tree, so that small cohorts have parents."""
     monkeypatch.setattr(handing_on, "LEADER_BYTES", 1)
     monkeypatch.setattr(handing_on, "FEWEST_IN_PARTS", 1)
+
+
+def test_members_with_fast_links_hand_a_result_on_also_if_they_were_in_no_step() -> None:
+    """They miss steps if they get results late, and got them late because they had missed steps."""
+    fast, slow = 2, 1
+    entries = [
+        msgspec.structs.replace(GOOD.entries[0], peer=PeerId(f"p{number}"), reduces=True, turn=turn)
+        for number, turn in enumerate(
+            (
+                turn_of(follows=False, uplink=fast),
+                *(turn_of(follows=False, uplink=slow) for _ in range(2)),
+                *(turn_of(follows=True, uplink=fast) for _ in range(2)),
+            )
+        )
+    ]
+    half = 1 << 17
+    parts = tuple(
+        DecidedPart(start, start + half, Statement(place, bytes(32), bytes(64)))
+        for place, start in enumerate((0, half))
+    )
+    decision = msgspec.structs.replace(DECIDED, parts=parts)
+    layout = Layout((Segment("values", 2 * half),))
+    ways = HandedResult(decision, layout, memoryview(b"")).ways(entries, PeerId("p0"))
+    assert [ways[PeerId(f"p{number}")].sources for number in range(1, 5)] == [
+        ("p3",), ("p3",), (), (),
+    ]  # fmt: skip
 
 
 async def test_a_member_that_asks_while_a_result_is_taken_back_gets_the_next_one() -> None:
