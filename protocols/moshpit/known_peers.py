@@ -322,6 +322,14 @@ class WaitingJoins:
         join = _Join(ticket, frozenset(passed_over), now, candidate.peers)
         self._joins[candidate.peer] = join
 
+    def lacks(self, peers: Iterable[PeerId]) -> bool:
+        """Whether one of these has not joined, nor another one with its seat."""
+        missing = [one for one in peers if one not in self._joins]
+        if self._seat_of is None or not missing:
+            return bool(missing)
+        taken = {self._seat_of(one) for one in (self._me, *self._joins)}
+        return any(self._seat_of(one) not in taken for one in missing)
+
     @property
     def seated(self) -> list[PeerId]:
         """Those that would be listed now."""
@@ -374,7 +382,8 @@ class WaitingJoins:
 #
 #     without waiting for that peer            if it is lost: gone, in another group, or refusing us
 #     at the deadline                          if it is there: it has answered in this search
-#     after the quiet period of closing_time   if neither is known, as without names
+#     after the quiet period of closing_time   if neither is known, as without names, or if another
+#                                              one with its seat has joined
 #
 # Peers that are expected and not awaited, such as one that computes its first batch, may have
 # names, too. If one of them is lost, one peer less is expected. Otherwise a list would stay open
@@ -442,6 +451,6 @@ class Awaited:
         """Whether all that are not lost have joined."""
         return all(one in joined for one in self._peers - self._lost)
 
-    def will_come(self, joined: Container[PeerId]) -> bool:
-        """Whether a peer that is there has not joined."""
-        return any(one not in joined for one in self._there)
+    def will_come(self, joins: WaitingJoins) -> bool:
+        """Whether a peer that is there has not joined, and nobody has come in its place."""
+        return joins.lacks(self._there)

@@ -624,6 +624,22 @@ def test_of_several_with_one_seat_the_one_that_comes_for_most_is_listed() -> Non
     assert one.effects() == [led(C, E)]
 
 
+def test_a_peer_in_whose_place_another_one_comes_is_waited_for_as_if_nothing_were_known() -> None:
+    """Slots may tell of the head of the last step, when its cohort has another one by now. All
+    heads had come and waited up to the deadline for it: it was there, and did not come."""
+    one = gathering(A, expected=3, awaited=(B, C), seat_of={A: 1, B: 2, C: 3, D: 3}.__getitem__)
+    one.is_there(B)
+    one.is_there(C)
+    joins(one, D)
+    sees(one, now=0.1)
+    assert passes(one, SECONDS / 2) == [], "nobody has the seat of B"
+    joins(one, B, now=SECONDS / 2)
+    sees(one, now=SECONDS / 2)
+    quiet = SHARE_WAITED_FOR_MISSING * SECONDS
+    assert passes(one, SECONDS / 2 + quiet - 0.1) == []
+    assert passes(one, SECONDS / 2 + quiet) == [led(D, B)]
+
+
 def test_a_leader_does_not_wait_for_long_with_only_those_that_have_its_own_seat() -> None:
     """It cannot list them. It went on for as long as one of them stayed, without a pause."""
     one = gathering(A, seat_of={A: 1, D: 1}.__getitem__)
