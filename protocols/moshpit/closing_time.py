@@ -14,8 +14,8 @@ then the list waits for these as for any that are missing. While an awaited peer
 not joined, nor another one with its seat, only the deadline closes the list. It also waits for the
 deadline while those that have joined are too few: a large run makes a step only with most of its
 peers (lifecycle.py). If rounds of the step have come to nothing, it waits for them until `latest`.
-Some gatherings have a later deadline; a peer to which nobody has come leaves by the usual one if all
-that are awaited are lost.
+Some gatherings have a later deadline; a peer to which nobody has come leaves by the usual one if
+all that are awaited are lost.
 
 Promise: no message can put the deadline off, except for the first join, once and by little: a peer
 that began long before the others must not close its list while they come. Joins bring it nearer: a
