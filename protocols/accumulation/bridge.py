@@ -20,6 +20,7 @@ end. Its result is the averager's memory, and is valid until the next averaging 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,8 +87,8 @@ class OptimizerEntry:
 @dataclass(frozen=True)
 class FetchWanted:
     """A request for a state at this epoch or later (with `history`, only of that history), or for
-    the results that lead to it from `mine`, the present state. `peers` claim to have it. `too_slow`
-    is called in trio's thread."""
+    the results that lead to it from `mine`, the present state. `peers` claim to have it; they have
+    so many `seconds`. `too_slow` is called in trio's thread."""
 
     mine: LiveState
     peers: tuple[PeerId, ...]
@@ -97,6 +98,7 @@ class FetchWanted:
     too_slow: Callable[[TooSlow], None]
     is_unwanted: Callable[[], bool] = lambda: False
     """Whether the owner now wants this peer to rest instead. Called in any thread."""
+    seconds: float = math.inf
 
 
 class FetchCut(PotluckError):

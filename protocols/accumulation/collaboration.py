@@ -55,7 +55,7 @@ from protocols.accumulation.state_serving import StateServer, StateServingSettin
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
 from protocols.accumulation.training_description import TrainingDescription
 from protocols.dht import Dht
-from protocols.errors import PotluckError, ProtocolMisuse
+from protocols.errors import DeadlineExceeded, PotluckError, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.guest import Portal, open_portal
 from protocols.identity import PeerId
@@ -317,8 +317,15 @@ class Collaboration:
 
     async def fetch(self, wanted: FetchWanted) -> FetchedState | Followed:
         if not wanted.is_unwanted():
-            with trio.CancelScope() as self._fetching:
-                return await self._fetch_on(wanted)
+            try:
+                with trio.fail_after(wanted.seconds), trio.CancelScope() as self._fetching:
+                    return await self._fetch_on(wanted)
+            except trio.TooSlowError:
+                raise DeadlineExceeded(
+                    f"Nobody sent the next state within {wanted.seconds:g} seconds.",
+                    why="They are busy or slow, or claim a step that was not made.",
+                    advice="Nothing: this peer goes on with those that are in its own epoch.",
+                ) from None
         raise FetchCut(
             "The fetch of the state was stopped; the part that has arrived is kept.",
             why="The owner of this peer wants it to rest.",

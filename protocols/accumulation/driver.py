@@ -275,6 +275,7 @@ class Driver:
             standing.results.layouts,
             lambda error: bridge.tell(_told_too_slow(epoch, error)),
             (lambda: False) if rest is None else rest.is_wanted,
+            effect.seconds,
         )
         try:
             with bridge.waiting():

@@ -35,7 +35,8 @@ Easy to get wrong:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -90,13 +91,13 @@ class Life:
     - `company`: how many others take part, by the newest estimate of this epoch and history.
     - `holders`, `needs`, `me`: as in the same Estimate. No step is made without most of the
       holders.
-    - `ahead`: the peers that are further, by the same estimate.
+    - `ahead`, `just_ahead`: the peers that are further, and that are so by one epoch, by the same
+      estimate.
     - `passed_by`: the members of a round of this epoch that was or may have been committed without
       this peer, or whose result this peer did not apply. While one of them is further, this peer
       makes no other step of this epoch.
-    - `passed_by_any`: in a large run, a round of this epoch may have been committed. Its members
-      may have handed the result on to anybody in their cohorts before they died, so any peer that
-      is further may have it.
+    - `asks_any`: how many more times this peer tries to fetch the step from any that are one epoch
+      further. In a large run the heads of that round may have handed it down to some, and died.
     - `follows`: the state was fetched from others, and this peer has made no step since. The state
       from which a run begins is nobody's step: who fetches it does not follow.
     - `expected`: how many peers were expected in the round, or were in it.
@@ -117,8 +118,9 @@ class Life:
     needs: int = 0
     me: PeerId = NOBODY
     ahead: frozenset[PeerId] = frozenset()
+    just_ahead: frozenset[PeerId] = frozenset()
     passed_by: frozenset[PeerId] = frozenset()
-    passed_by_any: bool = False
+    asks_any: int = 0
     follows: bool = False
     expected: int = 1
     begun_without: frozenset[PeerId] = frozenset()
@@ -130,9 +132,10 @@ class Life:
         epoch."""
         return self.in_round if self.phase is Phase.AVERAGING else self.samples
 
-    def passing(self, ahead: frozenset[PeerId]) -> frozenset[PeerId]:
-        """Those of the peers that are further that may have made this epoch's step."""
-        return ahead if self.passed_by_any else self.passed_by & ahead
+    def may_be_passed_by(self, members: Iterable[PeerId]) -> Life:
+        """After a round of which these members may have made the step without this peer."""
+        asks_any = MOST_ASKED if self.needs else self.asks_any
+        return replace(self, passed_by=self.passed_by | {*members}, asks_any=asks_any)
 
 
 # ---- events and effects
@@ -302,12 +305,14 @@ class AverageParameters:
 @dataclass(frozen=True)
 class Fetch:
     """Fetch the state of one of `peers`, which claim to be at this epoch or later. If `history` is
-    given, the state must be of that history. Then report `Fetched` or `StateFetchFailed`."""
+    given, the state must be of that history. Give up after so many `seconds`. Then report
+    `Fetched` or `StateFetchFailed`."""
 
     reason: str
     at_least_epoch: int
     history: bytes | None
     peers: tuple[PeerId, ...]
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -364,6 +369,9 @@ COMMIT_SHARE: Final = 0.5
 """A result with a smaller share of the target's samples makes no step. Otherwise stragglers that
 meet after the others' round would make a step of their own, and so would most parts of a round that
 was split."""
+
+MOST_ASKED: Final = 2
+LONGEST_ASKED_SECONDS: Final = 120.0  # as long as a large run waits for most of its peers
 
 MOST_LOOKS_PAST: Final = 120
 """How many estimates this peer waits for a group that has begun without it: a minute
@@ -453,6 +461,7 @@ def _note(_mode: Mode, life: Life, event: Estimated) -> Turn:
             needs=found.needs,
             me=found.me,
             ahead=found.ahead,
+            just_ahead=found.just_ahead,
         )
     return life, ()
 
@@ -467,8 +476,10 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     elsewhere = found.behind or found.fork
     if elsewhere is not None:
         return _leave(life, elsewhere)
-    if passing := life.passing(found.ahead):
-        return _fetch_from(life, tuple(sorted(passing)))
+    if life.passed_by & found.ahead:
+        return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
+    if life.asks_any and found.just_ahead:
+        return _fetch_from_any(life, tuple(sorted(found.just_ahead)))
     life = replace(life, phase=Phase.ACCUMULATING)
     if not found.has_place:
         return life, ()  # follow the run until a place in its rounds is free
@@ -537,8 +548,9 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
         return _kept(life, _too_light(mode, event.weight))
     lacking = "" if event.handed_down else _lacking(life, event)
     if lacking:  # the other members may see this differently, and then they are further
-        return _kept(replace(life, passed_by=life.passed_by | {*event.members}), lacking)
-    if life.passing(life.ahead):
+        return _kept(life.may_be_passed_by(event.members), lacking)
+    others = life.just_ahead - {*event.members} if life.asks_any else frozenset()
+    if life.passed_by & life.ahead or (others and not event.handed_down):
         return _kept(life, "An earlier round of this epoch was committed without this peer.")
     return _next_epoch(replace(life, expected=max(1, len(event.members))), event.digest, Step)
 
@@ -597,11 +609,7 @@ def _alone(mode: Mode, life: Life, event: Averaged) -> Turn:
 def _discarded(_mode: Mode, life: Life, event: Averaged) -> Turn:
     life, effects = _kept(life, event.reason or "The round was discarded.")
     if event.in_doubt:
-        life = replace(
-            life,
-            passed_by=life.passed_by | {*event.members},
-            passed_by_any=life.passed_by_any or life.needs > 0,
-        )
+        life = life.may_be_passed_by(event.members)
     if event.begun_without:
         others, until = frozenset(event.begun_without), life.number + MOST_LOOKS_PAST
         life = replace(life, begun_without=others, waits_to=until)
@@ -612,7 +620,16 @@ def _left_out(mode: Mode, life: Life, event: Averaged) -> Turn:
     """The others have made the step, unless their result was too light for one."""
     if 0.0 < event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
-    return _fetch_from(life, event.members)
+    return _fetch_from(life.may_be_passed_by(event.members), event.members)
+
+
+def _fetch_from_any(life: Life, peers: tuple[PeerId, ...]) -> Turn:
+    """Fetch from these peers, which are one epoch further and may have the result of a round of
+    which this peer does not know how it ended. Any of them may lie, so this is tried a few times
+    only, and not for long."""
+    reason = f"A round of epoch {life.epoch} may have been committed without this peer."
+    fetch = Fetch(reason, life.epoch + 1, None, peers, LONGEST_ASKED_SECONDS)
+    return _without_gradients(replace(life, phase=Phase.FETCHING), reason, fetch)
 
 
 def _fetch_from(life: Life, peers: tuple[PeerId, ...]) -> Turn:
@@ -645,8 +662,9 @@ def _next_epoch(life: Life, digest: bytes, step: type[Step | StepAlone]) -> Turn
         holders=frozenset(),
         needs=0,
         ahead=frozenset(),
+        just_ahead=frozenset(),
         passed_by=frozenset(),
-        passed_by_any=False,
+        asks_any=0,
         follows=False,
     )
     return ahead, (step(life.epoch, history), Announce())
@@ -724,7 +742,8 @@ def _restored(mode: Mode, life: Life, event: Restored) -> Turn:
 
 
 def _fetch_failed(_mode: Mode, life: Life, _event: StateFetchFailed) -> Turn:
-    life = replace(life, phase=Phase.BEHIND, looked_past=life.number)
+    asks_any = max(0, life.asks_any - 1)
+    life = replace(life, phase=Phase.BEHIND, looked_past=life.number, asks_any=asks_any)
     return life, (LookAgain(),)
 
 

@@ -240,7 +240,7 @@ class Estimate:
     - `is_again`: a round of this epoch has come to nothing, and this peer does not wait for so many
       for much longer.
     - `me`: this peer.
-    - `ahead`: others that claim to be further.
+    - `ahead`: others that claim to be further; `just_ahead`: by one epoch.
     - `behind`: others are ahead, and enough of them say so.
     - `fork`: others have another history, and this peer is on the side that gives way.
     - `peers`: all others known to be alive and to fit, wherever they are.
@@ -293,6 +293,7 @@ class Estimate:
     is_again: bool = False
     me: PeerId = NOBODY
     ahead: frozenset[PeerId] = frozenset()
+    just_ahead: frozenset[PeerId] = frozenset()
     behind: Elsewhere | None = None
     fork: Elsewhere | None = None
     peers: tuple[PeerId, ...] = ()
@@ -579,6 +580,11 @@ def estimate(
         needs=known.needs,
         me=known.me,
         ahead=ahead,
+        just_ahead=frozenset(
+            publisher_of(peer)
+            for peer, one in cohorts.known.items()
+            if one.slot.epoch == mine.epoch + 1
+        ),
         behind=behind(at, voters),
         fork=lost,
         peers=tuple(dict.fromkeys(map(publisher_of, cohorts.known))),

@@ -52,10 +52,6 @@ class SlotsSeen:
         self._wants_full = True
         self._looked_for, self._read_at = 0.0, 0.0
 
-    def sequence(self, peer: PeerId) -> int:
-        """The number of this peer's newest slot; -1 if there is none."""
-        return self._sequences.get(peer, -1)
-
     def begins(self) -> bool:
         """A reading begins. Returns whether it must be full."""
         self.begun += 1

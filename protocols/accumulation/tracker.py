@@ -123,6 +123,9 @@ what an honest head tells follows within two seconds or so."""
 BOASTER_SECONDS: Final = 300.0  # for how long nothing is believed that such a head tells
 MOST_BOASTERS: Final = 64
 MOST_UNLINKED: Final = 64
+LAST_WORD_SECONDS: Final = 2.0
+"""A slot that is first read so soon after its publisher's link was lost may be older than that: it
+takes a second to its replicas, and is read once in a second or two."""
 
 ELSEWHERE_SECONDS: Final = 30.0
 """How often a peer looks where a run with more, or fewer, cohorts publishes. A run changes their
@@ -232,8 +235,8 @@ class Tracker:
         """Since when, and when last, each of these heads told of too much."""
         self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
         """When each of these heads is believed again."""
-        self._unlinked = BoundedMap[PeerId, int](MOST_UNLINKED)
-        """Peers whose link was lost, with the number of their newest slot then."""
+        self._unlinked = BoundedMap[PeerId, float](MOST_UNLINKED)
+        """When the link to each of these peers was lost (`_now`). It is not back."""
         self._seen = SlotsSeen()
         self._sums: dict[PeerId, SlotEntry] = {}
         self._sums_gone: frozenset[PeerId] = frozenset()
@@ -640,15 +643,17 @@ class Tracker:
         """For ever. By cohorts, the next in order becomes the head as soon as that dies."""
         with self._network.link_events() as events:
             async for event in events:
-                has_slot = self._seen.sequence(event.peer) >= 0
-                if self._cohorts > 1 and has_slot and self._network.link(event.peer) is None:
-                    self._unlinked[event.peer] = self._seen.sequence(event.peer)
+                if self._network.link(event.peer) is not None:
+                    self._unlinked.pop(event.peer, None)
+                elif self._cohorts > 1 and event.peer in self._seen.slots:
+                    self._unlinked[event.peer] = self._now()
                     self._reckon()
 
     def _gone(self) -> frozenset[PeerId]:
         """The peers whose link was lost and that have published nothing since."""
-        for peer, number in list(self._unlinked.items()):
-            if self._seen.sequence(peer) != number:
+        for peer, lost_at in list(self._unlinked.items()):
+            seen = self._seen.slots.get(peer)
+            if seen is None or seen.at > lost_at + LAST_WORD_SECONDS:
                 del self._unlinked[peer]
         return frozenset(peer for peer, _ in self._unlinked.items())
 

@@ -323,11 +323,13 @@ class WaitingJoins:
         self._joins[candidate.peer] = join
 
     def lacks(self, peers: Iterable[PeerId]) -> bool:
-        """Whether one of these has not joined, nor another one with its seat."""
+        """Whether one of these has not joined, nor another one with its seat. One that comes for
+        itself alone does not count: its cohort may have met without it, and come later."""
         missing = [one for one in peers if one not in self._joins]
         if self._seat_of is None or not missing:
             return bool(missing)
-        taken = {self._seat_of(one) for one in (self._me, *self._joins)}
+        come = (one for one, join in self._joins.items() if join.peers > 1)
+        taken = {self._seat_of(one) for one in (self._me, *come)}
         return any(self._seat_of(one) not in taken for one in missing)
 
     @property

@@ -7,6 +7,8 @@ from collections import deque
 import pytest
 
 from protocols.accumulation.lifecycle import (
+    LONGEST_ASKED_SECONDS,
+    MOST_ASKED,
     MOST_LOOKS_PAST,
     TABLE,
     Announce,
@@ -64,6 +66,7 @@ def looked(
     awaited: tuple[PeerId, ...] = (),
     holders: frozenset[PeerId] = frozenset(),
     ahead: tuple[PeerId, ...] = (),
+    just_ahead: tuple[PeerId, ...] = (),
     needs: int = 0,
     is_asked: bool = False,
     is_again: bool = False,
@@ -88,7 +91,8 @@ def looked(
             awaited=frozenset(awaited),
             holders=holders,
             needs=needs,
-            ahead=frozenset(ahead),
+            ahead=frozenset(ahead) | frozenset(just_ahead),
+            just_ahead=frozenset(just_ahead),
             me=ME,
         )
     )
@@ -447,21 +451,55 @@ def test_a_trainer_without_samples_comes_to_no_round() -> None:
     assert effects[0] == Average(0, history(), 8, 1, frozenset(peers(1, 2)))
 
 
+def in_doubt(needs: int) -> Lifecycle:
+    """Of a round with the peers 1 and 2, in a run that needs so many peers."""
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, needs=needs))
+    lifecycle.take(Averaged(Ending.DISCARDED, members=peers(1, 2), reason="lost", in_doubt=True))
+    return lifecycle
+
+
 @pytest.mark.parametrize("needs", [0, 9])
 def test_after_a_round_in_doubt_of_a_large_run_anybody_who_is_further_may_have_made_the_step(
     needs: int,
 ) -> None:
     """Its heads may have died right after they had handed it down to one of the cohorts."""
-    lifecycle = averaging()
-    lifecycle.take(looked(lifecycle, needs=needs))
-    doubt = Averaged(Ending.DISCARDED, members=peers(1, 2), reason="lost", in_doubt=True)
-    lifecycle.take(doubt)
-    (effect, *rest) = lifecycle.take(looked(lifecycle, due=True, ahead=peers(7), needs=needs))
+    lifecycle = in_doubt(needs)
+    (effect, *rest) = lifecycle.take(looked(lifecycle, due=True, just_ahead=peers(7)))
     if not needs:
         assert isinstance(effect, Average)
         return
     assert isinstance(effect, DropGradients)
     assert [one.peers for one in rest if isinstance(one, Fetch)] == [peers(7)]
+
+
+def test_those_that_only_claim_it_are_asked_twice_and_not_for_long() -> None:
+    lifecycle = in_doubt(needs=9)
+    for _ in range(MOST_ASKED):
+        effects = lifecycle.take(looked(lifecycle, due=True, just_ahead=peers(7)))
+        (fetch,) = (one for one in effects if isinstance(one, Fetch))
+        assert fetch.seconds == LONGEST_ASKED_SECONDS
+        lifecycle.take(StateFetchFailed("nothing came"))
+    lifecycle.take(looked(lifecycle, due=True, just_ahead=peers(7)))
+    assert lifecycle.life.phase is Phase.ACCUMULATING
+    lifecycle.take(Contributed(60))
+    assert isinstance(lifecycle.take(looked(lifecycle, due=True, just_ahead=peers(7)))[0], Average)
+
+
+@pytest.mark.parametrize("others", [(3, 4), (7,)])
+@pytest.mark.parametrize("handed_down", [False, True])
+def test_after_that_a_head_makes_no_step_beside_one_that_is_further_and_was_not_in_its_round(
+    others: tuple[int, ...], *, handed_down: bool
+) -> None:
+    """Its members do what it does: others may just have the same result a moment earlier."""
+    lifecycle = in_doubt(needs=2)
+    lifecycle.take(looked(lifecycle, due=True, needs=2))
+    lifecycle.take(looked(lifecycle, just_ahead=peers(*others), needs=2))
+    made = Averaged(
+        Ending.COMMITTED, 100.0, DIGEST, peers(0, 3, 4), handed_down=handed_down, peers=9
+    )
+    effect = lifecycle.take(made)[0]
+    assert isinstance(effect, KeepGradients if others == (7,) and not handed_down else Step)
 
 
 def begun_without_us() -> Lifecycle:

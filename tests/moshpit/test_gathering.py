@@ -630,7 +630,7 @@ def test_a_peer_in_whose_place_another_one_comes_is_waited_for_as_if_nothing_wer
     one = gathering(A, expected=3, awaited=(B, C), seat_of={A: 1, B: 2, C: 3, D: 3}.__getitem__)
     one.is_there(B)
     one.is_there(C)
-    joins(one, D)
+    one.join_came(Candidate(D, peers=2), ticket(D), (), SECONDS, 0.0)
     sees(one, now=0.1)
     assert passes(one, SECONDS / 2) == [], "nobody has the seat of B"
     joins(one, B, now=SECONDS / 2)
