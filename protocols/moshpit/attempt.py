@@ -51,7 +51,6 @@ from protocols.moshpit.exchange import ExchangePlan, LinkUse, Participant
 from protocols.moshpit.layout import SMALL_PART
 from protocols.moshpit.part_messages import (
     ALIVE_SECONDS,
-    LONGEST_BUSY_MS,
     STALL_SECONDS,
     GaveUp,
     StaleAttempt,
@@ -234,17 +233,9 @@ class ExchangeAttempt:
             self.result_digest = digest_of_parts(self._digests)
             self.whole.set()
 
-    def told(self, member: int, digest: bytes, busy_ms: int) -> None:
-        """Another member has said in a closing message which result it has, and how long what we
-        sent took to arrive."""
+    def told(self, member: int, digest: bytes) -> None:
+        """Another member has said in a closing message which result it has."""
         self._told.setdefault(member, set()).add(digest)
-        seconds = min(busy_ms / 1000.0, trio.current_time() - self.began)
-        link = self.meter.sending_to(self.plan.member_of(member).peer)
-        link.told_seconds = max(link.told_seconds, seconds)  # an older version tells once
-
-    def busy_ms(self, peer: PeerId) -> int:
-        """How long what this member has sent took to arrive here."""
-        return min(round(1000 * self.meter.receiving_from(peer).seconds), LONGEST_BUSY_MS)
 
     @property
     def told_by(self) -> Set[int]:
@@ -345,10 +336,8 @@ def _cut(text: str) -> str:
 # to send. Time shared by several transfers counts once.
 #
 # Easy to get wrong: bytes that were sent may still be in a buffer. Only the receiving end sees them
-# arrive, so in its closing message each end says how long the other's bytes took to arrive
-# (`busy_ms`), and the longer of the two times counts. It could lie, but not beyond the duration of
-# the exchange. And bytes arrive before they are received, while their sender is held
-# (`ArrivalPace`). That time counts, too.
+# arrive, so at the end it says how long our part took to arrive (`PartClosed.busy_ms`), and the
+# longer of the two times counts. It could lie, but not beyond the duration of the exchange.
 
 
 class BusyClock:
@@ -384,12 +373,11 @@ class Direction:
         self._total = total
         self._clock = BusyClock()
         self.bytes = 0
-        self.told_seconds = 0.0  # 0.0: the other end has not told
-        self.unread_seconds = 0.0  # in which bytes arrived that were not read yet
+        self.told_seconds = 0.0
 
     @property
     def seconds(self) -> float:
-        return max(self._clock.seconds + self.unread_seconds, self.told_seconds)
+        return max(self._clock.seconds, self.told_seconds)
 
     def __enter__(self) -> None:
         self._total.__enter__()
@@ -423,16 +411,10 @@ class LinkMeter:
 
     @property
     def sending_seconds(self) -> float:
-        """Of all links together. Of the times that the others told, that of the median byte counts:
-        a link with few bytes is not busy for long, and a liar with few bytes moves nothing."""
-        links = [sending for sending, _ in self._links.values() if sending.told_seconds]
-        told = sorted((one.told_seconds, one.bytes) for one in links)
-        left = sum(size for _, size in told) / 2.0
-        for seconds, size in reversed(told):
-            left -= size
-            if left <= 0.0:
-                return max(self._sending.seconds, seconds)
-        return self._sending.seconds
+        """Of all links together. Of the times that the others told, the median counts, which a
+        single liar does not move."""
+        told = [sending.told_seconds for sending, _ in self._links.values()]
+        return max(self._sending.seconds, statistics.median(told) if told else 0.0)
 
     @property
     def receiving_seconds(self) -> float:
@@ -679,8 +661,6 @@ class Flow:
         """For how long bytes have been arriving."""
         self.held = 0.0
         """For how long we have made the sender wait for others (`ArrivalPace`)."""
-        self.unread_seconds = 0.0
-        """For how long its bytes went on arriving before."""
         self._transfer = transfer
         self._arrived = 0
         self._looked = self.began
@@ -711,12 +691,11 @@ class Flow:
     def holding(self) -> Iterator[None]:
         """While the block runs, nothing is received. The sender waits from the moment at which its
         window is full: then no more bytes arrive."""
-        began = filled = trio.current_time()
+        began = trio.current_time()
         yield
         if self._transfer is not None:
-            filled = max(began, self._transfer.last_arrival)
-        self.unread_seconds += filled - began
-        self.held += trio.current_time() - filled
+            began = max(began, self._transfer.last_arrival)
+        self.held += trio.current_time() - began
 
     def look(self, bytes_per_second: float) -> None:
         """Check whether bytes have arrived. If they are slower than this rate, they excuse only

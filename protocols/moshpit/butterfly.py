@@ -41,6 +41,7 @@ from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeRep
 from protocols.moshpit.layout import Chunk, check_values
 from protocols.moshpit.part_messages import (
     ALIVE_SECONDS,
+    LONGEST_BUSY_MS,
     PART,
     GaveUp,
     NotInAttempt,
@@ -303,8 +304,7 @@ class PartExchange:
                 if self._brings_data:
                     await self._send_values(transfer)
                 await until_whole(self._attempt, transfer)
-                busy_ms = self._attempt.busy_ms(self._reducer.peer)
-                await transfer.send_closing(PartTaken(self._attempt.result_digest, busy_ms))
+                await transfer.send_closing(PartTaken(self._attempt.result_digest))
             except Unreachable:
                 with trio.move_on_after(LAST_WORD_SECONDS):
                     await self._received.wait()
@@ -361,7 +361,9 @@ class PartExchange:
             )
             return
         attempt.statements[reducer.index] = statement
-        attempt.told(reducer.index, closed.result, closed.busy_ms)
+        attempt.told(reducer.index, closed.result)
+        told = min(closed.busy_ms / 1000.0, trio.current_time() - attempt.began)
+        attempt.meter.sending_to(reducer.peer).told_seconds = told
 
 
 async def until_whole(attempt: ExchangeAttempt, transfer: Transfer[Any, Any, Any]) -> None:
@@ -503,20 +505,18 @@ class PartService:
         receiving = attempt.meter.receiving_from(sender.peer)
         chunks = reduction.chunks if sender.weight > 0.0 else []
         buffer = memoryview(bytearray(max((one.encoded_bytes for one in chunks), default=0)))
-        flow = attempt.values_of[sender.index]
         for number, chunk in enumerate(chunks):
             await attempt.arrivals.turn(sender.index, number)
-            receiving.unread_seconds = flow.unread_seconds
             check_size(await transfer.next_chunk_bytes(), chunk, number)
             encoded = buffer[: chunk.encoded_bytes]
             with receiving:
                 await transfer.receive_chunk_into(encoded)
             receiving.bytes += chunk.encoded_bytes
             reduction.add(sender.index, number, encoded)
-            flow.advanced()
+            attempt.values_of[sender.index].advanced()
         check_no_more(await transfer.next_chunk_bytes(), len(chunks))
         taken = await transfer.receive_closing()
-        attempt.told(sender.index, taken.result, taken.busy_ms)
+        attempt.told(sender.index, taken.result)
 
     async def _send(self) -> None:
         with self._attempt.blaming(self._sender.index):
@@ -544,8 +544,9 @@ class PartService:
             reduction.taken(number)
         signature = attempt.own_statement().signature
         await until_whole(attempt, transfer)
-        busy_ms = attempt.busy_ms(sender.peer)
-        await transfer.send_closing(PartClosed(signature, attempt.result_digest, busy_ms))
+        busy_ms = round(1000 * attempt.meter.receiving_from(sender.peer).seconds)
+        closed = PartClosed(signature, attempt.result_digest, min(busy_ms, LONGEST_BUSY_MS))
+        await transfer.send_closing(closed)
 
     async def _averaged(self, number: int) -> None:
         """Wait for an averaged chunk, and say ALIVE to the sender meanwhile."""

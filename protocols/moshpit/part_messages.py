@@ -85,7 +85,6 @@ LONGEST_BUSY_MS = 0x7FFF_FFFF
 
 Values = Annotated[int, Meta(ge=0, le=MOST_VALUES)]
 Weight = Annotated[float, Meta(ge=0.0)]
-BusyMs = Annotated[int, Meta(ge=0, le=LONGEST_BUSY_MS)]
 
 _PLAN_DOMAIN = b"potluck moshpit attempt 1\0"
 
@@ -106,22 +105,21 @@ class PartOpening(Message, frozen=True):
 
 
 class PartTaken(Message, frozen=True):
-    """The digest of the sender's whole result, and how long what the reducer sent took to arrive.
+    """The digest of the sender's whole result."""
+
+    result: Digest
+
+
+class PartClosed(Message, frozen=True):
+    """The reducer's signature over what it sent, the digest of its whole result, and how long the
+    sender's part took to arrive.
 
     `busy_ms` is a measurement of the link that only the receiving end can make.
     """
 
-    result: Digest
-    busy_ms: BusyMs = 0
-
-
-class PartClosed(Message, frozen=True):
-    """The reducer's signature over what it sent, the digest of its whole result, and how long what
-    the sender sent took to arrive."""
-
     signature: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
     result: Digest
-    busy_ms: BusyMs = 0
+    busy_ms: Annotated[int, Meta(ge=0, le=LONGEST_BUSY_MS)] = 0
 
 
 class StaleAttempt(Refused):

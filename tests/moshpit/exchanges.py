@@ -31,7 +31,6 @@ from protocols.rpc import Rpc, open_rpc
 from protocols.tensors import CodecName
 from protocols.testing.world import (
     LinkSettings,
-    NodeSettings,
     SimulatedNetwork,
     SimulatedWorld,
     WorldSettings,
@@ -151,23 +150,18 @@ def among(
     window_bytes: int = 1 << 20,
     hostile: Sequence[int] = (),
     rates: Sequence[float] = (),
-    uplinks: Sequence[float | None] = (),
     seed: int = 0,
 ) -> Result:
     """Run a scenario with a member for each weight, which all know each other.
 
     The windows of all streams to a slow reader fill the buffer before it, as on a real line.
     Hostile members have no butterfly: the test speaks for them, through their rpc. `rates`: what
-    the members have declared, of both directions. `uplinks`: what they can send, in bytes per
-    second.
+    the members have declared, of both directions.
     """
     vector = layout or layout_of("none", "none")
 
     async def in_world(world: SimulatedWorld) -> Result:
-        networks = [
-            world.add_node(settings=NodeSettings(upload_bytes_per_second=uplink))
-            for uplink in uplinks or [None] * len(weights)
-        ]
+        networks = [world.add_node() for _ in weights]
         world.introduce(*networks)
         members = tuple(
             Participant(index, network.peer_id, weight, rate, rate)

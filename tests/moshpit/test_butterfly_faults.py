@@ -14,7 +14,6 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.attempt import OPEN_SECONDS
 from protocols.moshpit.ballots import Ballot
-from protocols.moshpit.bandwidth import SMALLEST_BYTES
 from protocols.moshpit.butterfly import Butterfly, ReducerTransfer
 from protocols.moshpit.layout import Layout, Segment
 from protocols.moshpit.part_messages import STALL_SECONDS, PartOpening
@@ -353,37 +352,3 @@ def test_links_measure_what_they_carry() -> None:
                 assert link.bytes_received / link.receiving_seconds == pytest.approx(rate, rel=0.3)
 
     among(scenario, [1.0] * 2, layout=Layout((Segment("t", 200_000),)), chunk_bytes=65_536)
-
-
-@pytest.mark.parametrize(
-    "fractions",
-    [
-        pytest.param([1, 1, 1], id="equal parts"),
-        pytest.param([1, 50, 1], id="links with few bytes"),
-        pytest.param([1, 0, 1], id="a member that reduces nothing"),
-        pytest.param([0, 1, 0], id="a sender that is held for a slower one"),
-        pytest.param([0, 0, 1], id="one that only sends averages"),
-    ],
-)
-def test_an_uplink_is_measured_whatever_the_parts_are(fractions: list[float]) -> None:
-    """It may seem slower than it is, where the others could not take more. But it does not seem
-    faster: the fastest become heads, and get the largest parts."""
-    uplinks = [62_500.0, 125_000.0, 250_000.0]
-
-    async def scenario(group: Exchanging) -> None:
-        await group.exchange()
-        for peer, uplink in zip(group.peers, uplinks, strict=True):
-            assert peer.report is not None
-            if peer.report.bytes_sent >= SMALLEST_BYTES:
-                rate = peer.report.bytes_sent / peer.report.sending_seconds
-                assert 0.6 < rate / uplink < 1.1, peer.index
-
-    vector = Layout((Segment("t", 150_000),))
-    among(
-        scenario,
-        layout=vector,
-        fractions=fractions,
-        chunk_bytes=65_536,
-        rates=uplinks,
-        uplinks=uplinks,
-    )
