@@ -296,7 +296,7 @@ class Tracker:
             lasted = LOOKS_SHARE * (trio.current_time() - began)
             await trio.sleep(min(max(SHORTEST_READ_SECONDS, lasted), IDLE_SECONDS))
 
-    def was_asked(self, epoch: int, begins: bool = True) -> None:
+    def was_asked(self, epoch: int, begins: bool) -> None:
         """Another peer has asked this one into a group that it is not looking for; a round `begins`
         with that group. The others have begun a round or are elsewhere, so look at them. However
         often they ask, this reads no more often than when a step is due. trio's thread."""

@@ -229,7 +229,7 @@ async def test_a_peer_that_is_invited_to_a_round_looks_once_however_often_it_is_
     await trio.sleep(0.5)
     before, reads = one.tracker.estimate.number, one.dht.statistics().gets
     for _ in range(20):
-        one.tracker.was_asked(6)
+        one.tracker.was_asked(6, begins=True)
         await trio.sleep(0.01)
     assert one.tracker.estimate.number > before
     assert one.tracker.estimate.behind is not None
@@ -244,7 +244,7 @@ async def test_an_estimate_tells_that_this_peer_was_asked_into_a_round_since_its
     epoch = one.tracker.mine().epoch
 
     async def is_asked(into: int) -> bool:
-        one.tracker.was_asked(into)
+        one.tracker.was_asked(into, begins=True)
         await trio.sleep(0.5)
         return one.tracker.estimate.is_asked
 
