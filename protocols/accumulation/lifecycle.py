@@ -269,6 +269,7 @@ class Average:
     expected: int
     awaited: frozenset[PeerId] = frozenset()
     coming: frozenset[PeerId] = frozenset()
+    lost: frozenset[PeerId] = frozenset()
     cohort: Cohort | None = None
     needs: int = 0
     is_again: bool = False
@@ -496,6 +497,7 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
         found.expected,
         found.awaited,
         found.coming,
+        found.lost,
         found.cohort,
         found.needs,
         found.is_again,

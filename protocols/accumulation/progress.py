@@ -218,6 +218,7 @@ class Estimate:
     - `patience_seconds`: as in the settings.
     - `expected`: how many peers will come to the round, this one included.
     - `coming`: the others of them, by name.
+    - `lost`: those of them that seem to be gone. Nobody waits for one before it is heard again.
     - `awaited`: those of them that are known to bring samples, or to help. A peer that has no
       samples yet, and no batch of the plan under way, is expected, but nobody waits for it longer
       than for the quiet of a group.
@@ -281,6 +282,7 @@ class Estimate:
     read_again_in_seconds: float = 1.0
     expected: int = 1
     coming: frozenset[PeerId] = frozenset()
+    lost: frozenset[PeerId] = frozenset()
     awaited: frozenset[PeerId] = frozenset()
     followers: frozenset[PeerId] = frozenset()
     holds_back: bool = False
@@ -407,7 +409,8 @@ class Known:
     - `let_in`: newcomers that were awaited recently, and came.
     - `known_for`: how many seconds ago this peer published that it is there.
     - `cohorts`: how many the run has in this epoch.
-    - `idle_heads`: peers of this cohort that were its head and did nothing, or whose link is lost.
+    - `idle_heads`: peers of this cohort that were its head and did nothing.
+    - `lost`: peers whose link was lost, and that have published nothing since.
     - `boasters`: peers of this cohort that boasted lately, as its head.
     - `needs`: as in the estimate.
     """
@@ -423,6 +426,7 @@ class Known:
     known_for: float = math.inf
     cohorts: int = 1
     idle_heads: frozenset[PeerId] = frozenset()
+    lost: frozenset[PeerId] = frozenset()
     boasters: frozenset[PeerId] = frozenset()
     needs: int = 0
 
@@ -534,6 +538,7 @@ def estimate(
         and peer in placed
         and not is_sum(peer)
         and peer not in known.let_in
+        and peer not in known.lost
         and peer not in moved  # it made that step with us, and its slot has not arrived yet
         and _is_close_behind(one, mine, now)
     )
@@ -560,6 +565,7 @@ def estimate(
         patience_seconds=settings.patience_seconds,
         expected=1 + len(coming),
         coming=frozenset(coming),
+        lost=known.lost & coming,
         followers=followers,
         holds_back=is_alone and bool(followers),
         awaited=frozenset(
@@ -762,7 +768,8 @@ class _Cohorts:
 
     - `known`: the own slots of its cohort, and the newest sum of each other cohort.
     - `fitting`: those whose samples count. If the head of this peer's cohort tells what all other
-      cohorts have together, that is `REST`, and their sums may be old.
+      cohorts have together, that is `REST`, and their sums may be old. A peer that has come into
+      this epoch reads the sums itself: it cannot know whether the head has just died.
     - `others`: the names of those that are not of its cohort.
     - `teller`: the head that tells it; `boaster`: the head, if it tells of too much.
     - `voting`: the slots that decide whose state is the run's: of all peers, or the sums.
@@ -807,7 +814,7 @@ class _Cohorts:
         def claim(one: PeerId) -> tuple[object, ...]:
             """Of two that were said lately, the first in order is of the head."""
             said = sums[one]
-            is_late = now - said.at > SAY_AGAIN_SECONDS
+            is_late = now - said.at > SAY_AGAIN_SECONDS or publisher_of(one) in known.lost
             place = 0 if is_late else -places[publisher_of(one)]
             return one not in doubted, said.slot.epoch, not is_late, place, said.at
 
@@ -848,7 +855,9 @@ class _Cohorts:
                 and now - one.at <= CARRIED_SECONDS
             )
         )
-        told = None if head is None else self._told_by(head, ours, settings.target_samples)
+        told = None
+        if head is not None and known.epoch_began is not None:
+            told = self._told_by(head, ours, settings.target_samples)
         if told is not None and self._is_boasted(told, of_others.values(), settings, now):
             self.boaster, told = head, None
         if told is not None:
@@ -863,7 +872,7 @@ class _Cohorts:
         """The first of this cohort that is there and can be dialled. A peer that is really an epoch
         behind is none: a later one may have gone to the heads' round in its place, and all others
         must see that it has made a step."""
-        mine = self._slot
+        mine, gone = self._slot, self._known.idle_heads | self._known.lost
         there = [
             peer
             for peer, one in ours.items()
@@ -873,7 +882,7 @@ class _Cohorts:
             )
             and now - one.at <= CARRIED_SECONDS
             and not one.slot.client
-            and peer not in self._known.idle_heads
+            and peer not in gone
         ]
         turns = {peer: _head_turn(ours[peer].slot) for peer in there}
         if not mine.client:

@@ -97,6 +97,7 @@ class Rounds:
             expected=effect.expected,
             awaited=effect.awaited,
             coming=effect.coming,
+            lost=effect.lost,
             votes=float(self._standing.life.me in self._standing.life.holders),
             cohort=effect.cohort,
             fewest=effect.needs,

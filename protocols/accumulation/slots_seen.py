@@ -2,7 +2,8 @@
 
     is_full = seen.begins()
     seen.took(found, gone, clock, is_full=is_full)      # a reading has ended
-    seen.slots, seen.now(clock), seen.number
+    seen.link_lost(peer, clock)                         # and seen.linked(peer), when it is back
+    seen.slots, seen.lost(), seen.now(clock), seen.number
 
 Time counts only while this node looks: while its loop stalls, its machine sleeps or nothing can be
 read, no slot grows old. So a node that wakes up does not take others for gone because it has not
@@ -19,7 +20,7 @@ from typing import Final
 
 from auth.bounded_map import BoundedMap
 from protocols.accumulation.progress import LONGEST_READ_SECONDS, Seen
-from protocols.accumulation.progress_slot import SLOT_SECONDS, is_sum
+from protocols.accumulation.progress_slot import SLOT_SECONDS, is_sum, name_of_sum
 from protocols.dht import SlotEntry
 from protocols.identity import PeerId
 
@@ -31,6 +32,11 @@ LONGEST_UNSEEN_SECONDS: Final = LONGEST_READ_SECONDS + READ_SECONDS
 """
 
 MOST_KEEPERS: Final = 8  # a run has one or two; any peer may claim to be one
+
+MOST_UNLINKED: Final = 64
+LAST_WORD_SECONDS: Final = 2.0
+"""A slot that is first read so soon after its publisher's link was lost may be older than that: it
+takes a second to its replicas, and is read once in a second or two."""
 
 
 class SlotsSeen:
@@ -47,6 +53,8 @@ class SlotsSeen:
         self.begun = 0
         self.whole = 0
         """The number of the last reading that has ended, among those that have begun."""
+        self._unlinked = BoundedMap[PeerId, float](MOST_UNLINKED)
+        """When the link to each of these peers was lost. It is not back."""
         self._sequences: dict[PeerId, int] = {}
         self._missing: set[PeerId] = set()
         self._wants_full = True
@@ -91,6 +99,21 @@ class SlotsSeen:
         self.number += 1
         self.whole = self.begun
         return news
+
+    def link_lost(self, peer: PeerId, clock: float) -> None:
+        self._unlinked[peer] = self.now(clock)
+
+    def linked(self, peer: PeerId) -> bool:
+        """There is a link to this peer. Returns whether one was lost."""
+        return self._unlinked.pop(peer, None) is not None
+
+    def lost(self) -> frozenset[PeerId]:
+        """The peers whose link was lost and that have published nothing since, not even a sum."""
+        for peer, lost_at in list(self._unlinked.items()):
+            said = [self.slots.get(one) for one in (peer, name_of_sum(peer))]
+            if any(one is not None and one.at > lost_at + LAST_WORD_SECONDS for one in said):
+                del self._unlinked[peer]
+        return frozenset(peer for peer, _ in self._unlinked.items())
 
     def now(self, clock: float) -> float:
         """How many seconds this node has looked."""

@@ -62,6 +62,7 @@ from protocols.accumulation.progress import (
 )
 from protocols.accumulation.progress_slot import (
     MOST_PEERS,
+    SAY_AGAIN_SECONDS,
     ProgressSlot,
     is_sum,
     name_of_sum,
@@ -122,10 +123,6 @@ BOASTING_SECONDS: Final = 4.0
 what an honest head tells follows within two seconds or so."""
 BOASTER_SECONDS: Final = 300.0  # for how long nothing is believed that such a head tells
 MOST_BOASTERS: Final = 64
-MOST_UNLINKED: Final = 64
-LAST_WORD_SECONDS: Final = 2.0
-"""A slot that is first read so soon after its publisher's link was lost may be older than that: it
-takes a second to its replicas, and is read once in a second or two."""
 
 ELSEWHERE_SECONDS: Final = 30.0
 """How often a peer looks where a run with more, or fewer, cohorts publishes. A run changes their
@@ -235,8 +232,6 @@ class Tracker:
         """Since when, and when last, each of these heads told of too much."""
         self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
         """When each of these heads is believed again."""
-        self._unlinked = BoundedMap[PeerId, float](MOST_UNLINKED)
-        """When the link to each of these peers was lost (`_now`). It is not back."""
         self._seen = SlotsSeen()
         self._sums: dict[PeerId, SlotEntry] = {}
         self._sums_gone: frozenset[PeerId] = frozenset()
@@ -581,6 +576,9 @@ class Tracker:
         )
         if rest is not None and rest.told_by is not None and not is_suspicious:
             oldest = told_seconds
+        elif self._came >= 0.0:  # many may have come at once, after a cut
+            soon = max(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
+            oldest = min(SAY_AGAIN_SECONDS, soon)
         else:
             oldest = min(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
         if self.estimate.sum is not None or self._wants_newest:
@@ -640,22 +638,23 @@ class Tracker:
                 self._complaints.has_torch(peer, found[peer].value.torch, self._mine.torch)
 
     async def watch_links(self) -> None:
-        """For ever. By cohorts, the next in order becomes the head as soon as that dies."""
+        """For ever. By cohorts, nobody waits for a peer that has died, and the next in order is the
+        head at once."""
         with self._network.link_events() as events:
             async for event in events:
-                if self._network.link(event.peer) is not None:
-                    self._unlinked.pop(event.peer, None)
-                elif self._cohorts > 1 and event.peer in self._seen.slots:
-                    self._unlinked[event.peer] = self._now()
+                peer, seen = event.peer, self._seen
+                if self._network.link(peer) is not None:
+                    if seen.linked(peer):
+                        self._wants_reckoning.set()
+                elif self._is_of_my_cohort(peer) or name_of_sum(peer) in seen.slots:
+                    seen.link_lost(peer, trio.current_time())
                     self._reckon()
 
-    def _gone(self) -> frozenset[PeerId]:
-        """The peers whose link was lost and that have published nothing since."""
-        for peer, lost_at in list(self._unlinked.items()):
-            seen = self._seen.slots.get(peer)
-            if seen is None or seen.at > lost_at + LAST_WORD_SECONDS:
-                del self._unlinked[peer]
-        return frozenset(peer for peer, _ in self._unlinked.items())
+    def _is_of_my_cohort(self, peer: PeerId) -> bool:
+        run, count = self._run_name, self._cohorts
+        return count > 1 and cohort_of(run, peer, count) == cohort_of(
+            run, self._network.peer_id, count
+        )
 
     def _now(self) -> float:
         """For how many seconds this node has been reading; stalls do not count (slots_seen.py)."""
@@ -756,7 +755,8 @@ class Tracker:
             self._newcomers.let_in(clock),
             clock - self._known_since,
             self._cohorts,
-            self.idle_heads() | self._gone(),
+            self.idle_heads(),
+            seen.lost(),
             frozenset(head for head, until in self._boasters.items() if clock < until),
             self._needed(clock),
         )

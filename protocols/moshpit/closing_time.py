@@ -238,6 +238,8 @@ class ClosingTime:
             return now >= self.quiet_at
         if now >= self.usual_deadline and self._awaited.is_complete(()):
             return True
+        if self._awaited.may_be_back and now < self.quiet_at:
+            return False
         if self._expected is None or self._reads_since_arrival == 0 or self._missing > 0:
             return False
         if self._is_told_all_names and self._awaited.have_all_come(()):

@@ -73,6 +73,7 @@ class GatheringSettings:
     - `more_seconds`: by so much the deadline is later than usual.
     - `expected`: how many peers are expected, this one included.
     - `coming`: those of them that are known by name. `awaited`: those that are waited for.
+      `lost`: those that seem to be gone.
     - `unwelcome`: peers whose joins are refused here.
     - `unled`: peers that are not followed.
     - `replaces`: in place of an awaited peer that is lost, another one may come.
@@ -89,6 +90,7 @@ class GatheringSettings:
     expected: int | None = None
     awaited: frozenset[PeerId] = frozenset()
     coming: frozenset[PeerId] = frozenset()
+    lost: frozenset[PeerId] = frozenset()
     unwelcome: frozenset[PeerId] = frozenset()
     unled: frozenset[PeerId] = frozenset()
     splits: bool = True
@@ -115,7 +117,7 @@ class Gathering:
         unled = (one for one in settings.unled if not settings.reduces or order(one) < order(me))
         self._known = KnownPeers(me, order, frozenset(unled))
         self._joins = WaitingJoins(me, settings.seat_of)
-        self._awaited = Awaited(settings.awaited - {me}, settings.coming - {me})
+        self._awaited = Awaited(settings.awaited - {me}, settings.coming - {me}, settings.lost)
         self._closing = ClosingTime(
             self._known,
             self._joins,

@@ -68,6 +68,7 @@ class Search:
     - `expected`: how many peers the caller knows to come, itself included.
     - `coming`: those of them that are known by name. `awaited`: those that are waited for. Before
       the deadline, the list is not closed without one of these that is there (known_peers.py).
+      `lost`: those that seem to be gone.
     - `most_peers`: for how many any member counts at most. If it is more than one, others may come
       in place of those that are lost.
     - `fewest`: of how many peers the list must be, this one included, before its deadline.
@@ -89,6 +90,7 @@ class Search:
     more_seconds: float = 0.0
     awaited: frozenset[PeerId] | None = None
     coming: frozenset[PeerId] = frozenset()
+    lost: frozenset[PeerId] = frozenset()
     unwelcome: frozenset[PeerId] = frozenset()
     unled: frozenset[PeerId] = frozenset()
     splits: bool = True

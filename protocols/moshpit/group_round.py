@@ -336,6 +336,7 @@ class GroupRounds:
             expected=request.expected,
             awaited=request.awaited,
             coming=request.coming,
+            lost=request.lost,
             unwelcome=self._doubts.unwelcome,
             unled=self._doubts.unled,
             splits=this.splits,

@@ -336,6 +336,7 @@ class SearchContext:
                 search.expected,
                 search.awaited or frozenset(),
                 search.coming,
+                search.lost,
                 search.unwelcome,
                 search.unled,
                 search.splits,

@@ -383,6 +383,7 @@ class WaitingJoins:
 # If an awaited peer is missing, the list is closed
 #
 #     without waiting for that peer            if it is lost: gone, in another group, or refusing us
+#                                              (or was lost before, and nothing was heard of it)
 #     at the deadline                          if it is there: it has answered in this search
 #     after the quiet period of closing_time   if neither is known, as without names, or if another
 #                                              one with its seat has joined
@@ -401,15 +402,22 @@ class WaitingJoins:
 
 class Awaited:
     """`coming`: all that are expected, if all have names. Nobody waits by name for those of them
-    that are not awaited: it only counts if they are lost.
+    that are not awaited: it only counts if they are lost. `lost`: those that seem to be; they are
+    asked, too.
 
     Invariant: no peer is both there and lost, and only awaited peers are there."""
 
-    def __init__(self, peers: frozenset[PeerId], coming: frozenset[PeerId] = frozenset()) -> None:
+    def __init__(
+        self,
+        peers: frozenset[PeerId],
+        coming: frozenset[PeerId] = frozenset(),
+        lost: frozenset[PeerId] = frozenset(),
+    ) -> None:
         self._peers, self._all = peers, peers | coming
         self._has_all_names = bool(coming)
         self._there: set[PeerId] = set()
-        self._lost: set[PeerId] = set()
+        self._lost = {*lost & self._all}
+        self._may_be_back = set(self._lost)
         self._asked: set[PeerId] = set()
 
     def __contains__(self, peer: object) -> bool:
@@ -421,6 +429,7 @@ class Awaited:
     def is_there(self, peer: PeerId) -> None:
         """The peer has sent any answer."""
         self._lost.discard(peer)
+        self._may_be_back.discard(peer)
         if peer in self._peers:
             self._there.add(peer)
 
@@ -429,6 +438,7 @@ class Awaited:
         if peer in self._all:
             self._lost.add(peer)
             self._there.discard(peer)
+            self._may_be_back.discard(peer)
 
     def has_left(self, peer: PeerId) -> None:
         """The peer had joined and left. It is there again only after another answer."""
@@ -436,10 +446,15 @@ class Awaited:
 
     def to_ask(self, joined: Container[PeerId], known: Container[PeerId]) -> list[PeerId]:
         """Peers of which nothing is known and that were not asked. Now they count as asked."""
-        heard = self._there | self._lost | self._asked
+        heard = self._there | (self._lost - self._may_be_back) | self._asked
         due = [one for one in sorted(self._all - heard) if one not in joined and one not in known]
         self._asked.update(due)
         return due
+
+    @property
+    def may_be_back(self) -> bool:
+        """Whether one of those that were lost before has not answered, and may yet."""
+        return bool(self._may_be_back)
 
     def lost(self, joined: Container[PeerId]) -> int:
         """How many of them will not come."""

@@ -33,6 +33,7 @@ class RoundRequest:
       the matchmaking time, the group is not closed without an awaited peer that is there, and a
       peer that is not awaited takes nobody's place. Only the names given by the leading peer count.
     - `coming`: all of those that are known by name. If one is lost, one peer less is expected.
+      `lost`: those that are, unless they are heard of.
     - `number`: from 0, this peer's first place in a grid, if the caller numbers the peers.
       Otherwise the first place is random, and later averagings go on from the last place.
     - `votes`: what this peer adds to `Committed.votes`, in an averaging over a grid.
@@ -59,6 +60,7 @@ class RoundRequest:
     expected: int | None = None
     awaited: frozenset[PeerId] | None = None
     coming: frozenset[PeerId] = frozenset()
+    lost: frozenset[PeerId] = frozenset()
     number: int | None = None
     votes: float = 0.0
     cohort: Cohort | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,8 +50,14 @@ def seen_at(me: PeerId, **sums: ProgressSlot) -> dict[PeerId, Seen]:
 def view(
     me: PeerId, seen: Mapping[PeerId, Seen] | None = None, known: Known | None = None
 ) -> Estimate:
-    known = known or Known(Credit(), me=me, cohorts=COUNT)
-    return estimate(seen_at(me) if seen is None else seen, OWN, SETTINGS, 0.0, known)
+    return estimate(
+        seen_at(me) if seen is None else seen, OWN, SETTINGS, 0.0, known or was_in_step(me)
+    )
+
+
+def was_in_step(me: PeerId, **more: Any) -> Known:
+    """What a peer knows that was in the last step."""
+    return replace(Known(Credit(), me=me, epoch_began=-1.0, cohorts=COUNT), **more)
 
 
 def test_a_sum_has_a_name_of_its_own() -> None:
@@ -112,8 +119,18 @@ def test_the_next_in_order_is_the_head_when_the_first_is_silent_or_idle() -> Non
     assert view(me).sum is None
     without = {peer: one for peer, one in seen_at(me).items() if peer != HEADS[2]}
     assert view(me, without).sum is not None
-    idle = Known(Credit(), me=me, cohorts=COUNT, idle_heads=frozenset((HEADS[2],)))
-    assert view(me, known=idle).sum is not None
+    first = frozenset((HEADS[2],))
+    assert view(me, known=was_in_step(me, idle_heads=first)).sum is not None
+    assert view(me, known=was_in_step(me, lost=first)).sum is not None
+
+
+def test_a_round_is_told_which_peers_of_the_cohort_seem_to_be_gone() -> None:
+    me, lost = cohort(1)[2], cohort(1)[4]
+    before = view(me)
+    found = view(me, known=was_in_step(me, lost=frozenset((lost, HEADS[2]))))
+    assert (before.lost, found.lost) == (frozenset(), {lost})
+    assert (found.coming, found.awaited) == (before.coming, before.awaited)
+    assert (found.expected, found.samples) == (before.expected, before.samples)
 
 
 def test_a_peer_that_can_only_dial_out_is_no_head() -> None:
@@ -139,7 +156,7 @@ def test_a_peer_that_has_just_taken_its_state_is_no_head_as_long_as_there_is_ano
 def test_the_peer_with_the_fastest_link_is_the_head() -> None:
     me, slow = cohort(2)[-1], msgspec.structs.replace(OWN, uplink=4)
     fast = msgspec.structs.replace(OWN, uplink=5)
-    known = Known(Credit(), me=me, cohorts=COUNT)
+    known = was_in_step(me)
     seen = seen_at(me) | {one: Seen(slow, 0.0) for one in cohort(2) if one != me}
     assert estimate(seen, fast, SETTINGS, 0.0, known).sum is not None
     assert estimate(seen, slow, SETTINGS, 0.0, known).sum is None
@@ -158,10 +175,15 @@ def test_of_two_sums_of_one_cohort_that_of_a_peer_that_was_in_a_step_counts() ->
 
 
 @pytest.mark.parametrize(
-    ("ago", "counts"), [(0.5, HEADS[3]), (SAY_AGAIN_SECONDS + 0.5, cohort(3)[1])]
+    ("ago", "is_lost", "counts"),
+    [
+        (0.5, False, HEADS[3]),
+        (0.5, True, cohort(3)[1]),
+        (SAY_AGAIN_SECONDS + 0.5, False, cohort(3)[1]),
+    ],
 )
-def test_of_two_sums_of_one_cohort_the_heads_counts_until_it_is_silent(
-    ago: float, counts: PeerId
+def test_of_two_sums_of_one_cohort_the_heads_counts_until_it_is_silent_or_lost(
+    ago: float, is_lost: bool, counts: PeerId
 ) -> None:
     """Another peer may take itself for the head because its own link to that is lost."""
     me, others = cohort(1)[2], (HEADS[3], cohort(3)[1])
@@ -169,7 +191,7 @@ def test_of_two_sums_of_one_cohort_the_heads_counts_until_it_is_silent(
     seen = seen_at(me, of_3=still)
     seen[name_of_sum(HEADS[3])] = Seen(still, -ago)
     seen[name_of_sum(cohort(3)[1])] = Seen(msgspec.structs.replace(still, samples=70), 0.0)
-    found = view(me, seen)
+    found = view(me, seen, was_in_step(me, lost=frozenset(HEADS[3:] if is_lost else ())))
     brought = 60 if counts == HEADS[3] else 70
     assert found.samples == 10 * len(cohort(1)) + 60 * 2 + brought
     assert found.cohort is not None
@@ -243,7 +265,7 @@ def test_a_member_believes_its_head_and_knows_the_other_heads_from_their_sums() 
 
 def test_what_a_head_tells_grows_at_the_rate_that_it_tells() -> None:
     me = cohort(1)[2]
-    known = Known(Credit(), me=me, cohorts=COUNT)
+    known = was_in_step(me)
     found = estimate(told(seen_at(me), HEADS[1]), OWN, SETTINGS, 2.0, known)
     assert found.rest is not None
     assert found.rest.samples == 150 + 2.0 * 60.0
@@ -251,7 +273,7 @@ def test_what_a_head_tells_grows_at_the_rate_that_it_tells() -> None:
 
 def test_a_head_that_tells_of_far_more_than_the_sums_say_boasts() -> None:
     me, head = cohort(1)[2], HEADS[1]
-    known = Known(Credit(), me=me, cohorts=COUNT)
+    known = was_in_step(me)
     bold = told(seen_at(me), head, rest_samples=10**9)
     found = estimate(bold, OWN, SETTINGS, 0.5, known)
     assert found.boaster == head
@@ -270,20 +292,23 @@ def test_a_head_that_tells_of_far_more_than_the_sums_say_boasts() -> None:
 def test_a_head_that_counts_a_cohort_whose_sum_is_gone_does_not_boast() -> None:
     """Its own head has died, and the next one has said nothing yet."""
     me, head = cohort(1)[2], HEADS[1]
-    known = Known(Credit(), me=me, cohorts=COUNT)
+    known = was_in_step(me)
     counted = told(seen_at(me), head, rest_samples=300, rest_cohorts=COUNT - 1, rest_per_second=0.0)
     for gone in (HEADS[0], HEADS[2]):
         del counted[name_of_sum(gone)]
         assert estimate(counted, OWN, SETTINGS, 0.5, known).boaster is None
 
 
-@pytest.mark.parametrize("why", ["boaster", "no head", "elsewhere"])
+@pytest.mark.parametrize("why", ["boaster", "newcomer", "no head", "elsewhere"])
 def test_a_head_that_is_not_believed_leaves_the_sums_to_count(why: str) -> None:
+    """A newcomer cannot know whether the head lives: it has no link to it that could be lost."""
     me, head = cohort(1)[2], HEADS[1]
-    known, seen = Known(Credit(), me=me, cohorts=COUNT), told(seen_at(me), head)
+    known, seen = was_in_step(me), told(seen_at(me), head)
     match why:
         case "boaster":
-            known = Known(Credit(), me=me, cohorts=COUNT, boasters=frozenset((head,)))
+            known = was_in_step(me, boasters=frozenset((head,)))
+        case "newcomer":
+            known = was_in_step(me, epoch_began=None)
         case "no head":
             seen = told(seen_at(me), cohort(1)[1])
         case "elsewhere":

@@ -23,14 +23,14 @@ from lab.simulate.virtual_trainer import (
 )
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import StepTaken
-from protocols.accumulation.progress import OtherCohorts
-from protocols.accumulation.progress_slot import ProgressSlot
+from protocols.accumulation.progress import LONGEST_READ_SECONDS, OtherCohorts
+from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, ProgressSlot
 from protocols.accumulation.tracker import Tracker
 from protocols.identity import PeerId
 from protocols.moshpit.cohort_round import CohortAverage, CohortRounds
 from protocols.moshpit.cohorts import cohort_of, in_order
 from protocols.moshpit.outcome import Outcome
-from protocols.testing.world import SimulatedWorld
+from protocols.testing.world import NodeSettings, SimulatedWorld
 from tests.accumulation.test_one_line_of_steps import RUN as LINE
 from tests.accumulation.test_one_line_of_steps import batch, lines_of, optimizer_of
 from tests.accumulation.training_peers import training_world
@@ -122,6 +122,34 @@ async def test_all_peers_are_in_every_step_and_newcomers_soon_are(world: Simulat
     assert newcomer.steps[0].epoch <= at + 3
     assert count_of(newcomer) == count_of(run[0])
     check_one_line([*run, newcomer])
+
+
+@pytest.mark.slow
+@simulated
+async def test_nobody_waits_for_a_peer_that_is_dead(world: SimulatedWorld) -> None:
+    """Nobody can ask one that could only dial out. If only its link was lost, it counts again."""
+    run = await begun(world)
+    one = trainer(world, "another", MANNER, run, NodeSettings(dialable=False))
+    name, everybody = one.network.peer_id, [*run, one]
+    await until(everybody, lambda: len(one.steps) > 1)
+    mates = [mate for mate in cohort_with(everybody, one) if mate is not one]
+    assert mates
+
+    def is_expected() -> list[bool]:
+        found = [mate.tracker.estimate for mate in mates]
+        return [name in one.coming and name not in one.lost for one in found]
+
+    await until(mates, lambda: all(is_expected()))
+    for mate in mates:
+        world.break_link(mate.network, one.network)
+    await until(mates, lambda: not any(is_expected()), AT_ONCE_SECONDS / 4)
+    await until(mates, lambda: all(is_expected()), SAY_AGAIN_SECONDS + 2 * LONGEST_READ_SECONDS)
+    await stepped(everybody, 2)
+    check_one_line(everybody)
+
+    await until(mates, lambda: all(is_expected()))
+    one.kill()
+    await until(mates, lambda: not any(is_expected()), AT_ONCE_SECONDS / 4)
 
 
 @pytest.mark.slow

@@ -127,6 +127,43 @@ def test_the_list_is_closed_when_the_last_that_has_not_come_is_lost(
     assert one.effects() == [led(B, C)]
 
 
+@pytest.mark.parametrize("awaited", [(B,), (B, C)])
+def test_nobody_waits_for_one_that_was_lost_before_unless_it_answers(
+    awaited: tuple[PeerId, ...],
+) -> None:
+    """Its link was lost a few seconds ago. It is asked whether it is there."""
+    for answers in (False, True):
+        one = gathering(A, expected=4, awaited=awaited, coming=(B, C, D), lost=(C,))
+        assert joins(one, B) == [Probe(C), Probe(D)]
+        if answers:
+            one.is_there(C)
+        assert joins(one, D, now=0.1) == ([] if answers else [led(B, D)])
+        if answers:
+            assert led(B, D, C) in joins(one, C, now=0.2)
+
+
+def test_a_peer_is_not_alone_before_all_that_were_lost_could_answer() -> None:
+    """Its own network may have been away: then it has lost all its links."""
+    quiet = SHARE_WAITED_FOR_MISSING * SECONDS
+    one = gathering(A, expected=3, awaited=(B, C), coming=(B, C), lost=(B, C))
+    one.slots_were_read(0.1)
+    passes(one, quiet)
+    assert not one.ended
+    passes(one, quiet + 0.1)
+    assert one.ended
+    one = gathering(A, expected=3, awaited=(B, C), coming=(B, C), lost=(B, C))
+    one.slots_were_read(0.1)
+    for peer in (B, C):
+        one.not_met(peer, Absence.UNREACHABLE, "it is gone", 0.2)
+    one.slots_were_read(0.3)
+    assert one.ended
+    one = gathering(A, expected=3, awaited=(B, C), coming=(B, C), lost=(B, C))
+    one.slots_were_read(0.1)
+    one.is_there(C)
+    passes(one, quiet + 0.1)
+    assert not one.ended
+
+
 def test_one_that_is_there_without_being_awaited_is_waited_for_as_without_a_name() -> None:
     for coming in ((), (B, C)):
         one = gathering(A, expected=3, awaited=(B,), coming=coming)

@@ -419,6 +419,7 @@ class Trainer:
             expected=wanted.expected,
             awaited=wanted.awaited,
             coming=wanted.coming,
+            lost=wanted.lost,
             votes=float(self.lifecycle.life.me in self.lifecycle.life.holders),
             cohort=wanted.cohort,
             fewest=wanted.needs,

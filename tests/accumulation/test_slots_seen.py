@@ -1,0 +1,76 @@
+"""What a peer remembers of slots and links."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from protocols.accumulation.progress_slot import name_of_sum
+from protocols.accumulation.slots_seen import LAST_WORD_SECONDS, MOST_UNLINKED, SlotsSeen
+from protocols.dht import SlotEntry
+from protocols.identity import PeerId
+from tests.accumulation.progress_slots import slot
+
+PEER: Final = PeerId("peer")
+OFTEN_SECONDS: Final = 0.5
+
+
+class Reader:
+    """Reads two times a second."""
+
+    def __init__(self) -> None:
+        self.seen, self.clock, self.sequence = SlotsSeen(), 100.0, 0
+        self.reads()
+
+    def reads(self, *names: PeerId) -> None:
+        """A reading finds a new slot of each of these."""
+        self.seen.begins()
+        self.clock += OFTEN_SECONDS
+        self.sequence += 1
+        found = {one: SlotEntry(one, slot(1, 1.0), 0, self.sequence) for one in names}
+        self.seen.took(found, (), self.clock, is_full=True)
+
+    def reads_nothing_new(self, seconds: float) -> None:
+        for _ in range(int(seconds / OFTEN_SECONDS)):
+            self.reads()
+
+    def loses(self, peer: PeerId) -> None:
+        self.seen.link_lost(peer, self.clock)
+
+
+@pytest.mark.parametrize("name", [PEER, name_of_sum(PEER)])
+def test_a_peer_whose_link_is_lost_is_lost_until_it_publishes_again(name: PeerId) -> None:
+    """Also the head of another cohort, of which only the sum is read."""
+    here = Reader()
+    here.reads(name)
+    here.loses(PEER)
+    assert here.seen.lost() == {PEER}
+    here.reads(name)
+    assert here.seen.lost() == {PEER}, "it may have written that before"
+    here.reads_nothing_new(LAST_WORD_SECONDS)
+    assert here.seen.lost() == {PEER}
+    here.reads(name)
+    assert not here.seen.lost()
+
+
+def test_a_peer_whose_slot_is_first_read_after_its_death_is_lost() -> None:
+    here = Reader()
+    here.loses(PEER)
+    here.reads(PEER)
+    assert here.seen.lost() == {PEER}
+
+
+def test_a_peer_is_lost_no_more_when_the_link_is_back() -> None:
+    here = Reader()
+    here.loses(PEER)
+    assert here.seen.linked(PEER)
+    assert not here.seen.lost()
+    assert not here.seen.linked(PEER)
+
+
+def test_no_more_than_some_lost_links_are_remembered() -> None:
+    here = Reader()
+    for number in range(MOST_UNLINKED + 9):
+        here.loses(PeerId(f"peer-{number}"))
+    assert len(here.seen.lost()) == MOST_UNLINKED
