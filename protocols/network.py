@@ -64,15 +64,22 @@ class LinkFacts:
         return "punched" if self.punched else self.reach.value
 
 
+LITTLE_BYTES = 4096
+"""Signs of life and other small messages: an uplink that carries no more is not busy."""
+
+
 @dataclass(frozen=True)
 class TrafficFacts:
     """The bytes that this node has sent and received on all links since it started. Only grows.
 
-    Counts what the network carries, with handshakes, encryption and headers.
+    Counts what the network carries, with handshakes, encryption and headers. `sending_seconds`: for
+    how long more than `LITTLE_BYTES` were on their way out, given to the network and not arrived.
+    Bytes that wait for the other side to read are not. 0.0 on a network that does not measure it.
     """
 
     sent_bytes: int = 0
     received_bytes: int = 0
+    sending_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

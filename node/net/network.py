@@ -237,7 +237,8 @@ class Libp2pNetwork(TraversableNetwork):
         return None if connection is None else connection.facts()
 
     def traffic(self) -> TrafficFacts:
-        return TrafficFacts(self._traffic.sent_bytes, self._traffic.received_bytes)
+        traffic = self._traffic
+        return TrafficFacts(traffic.sent_bytes, traffic.received_bytes, traffic.sending_seconds)
 
     def links(self) -> tuple[LinkFacts, ...]:
         facts = (self.link(peer) for peer in self._links.peers())

@@ -104,6 +104,7 @@ class LinkEnd:
         self.streams: dict[int, SimulatedStream] = {}
         self.bytes_sent = 0
         self.bytes_received = 0
+        self._on_their_way = 0
         self.send_rate = SliceMeter()
         self.receive_rate = SliceMeter()
         self.round_trip_seconds: float | None = None
@@ -167,6 +168,13 @@ class LinkEnd:
         self._timeline.at(arrival, self._arrive, message)
         return left
 
+    def on_their_way(self, more: int) -> None:
+        """A stream has accepted so many bytes; or so many have arrived or were dropped, below
+        zero."""
+        if self.alive:
+            self._on_their_way += more
+            self.node.on_their_way(more)
+
     def _arrive(self, message: WireMessage) -> None:
         if self._held_on_path or self._is_held_on_path(message):
             self._held_on_path.append(message)
@@ -186,9 +194,11 @@ class LinkEnd:
             self._held_at_receiver.append(message)
             return
         self.world.record(message.kind, self.node, other.node, message.size)
+        self.on_their_way(-message.size)
         if other.alive:
             if message.size:
                 other.bytes_received += message.size
+                other.node.bytes_received += message.size
                 other.receive_rate.record(self._timeline.now(), message.size)
             message.deliver(*message.arguments)
         elif (
@@ -325,6 +335,7 @@ class LinkEnd:
         """End this end now: its streams break, and waiting tasks get the error."""
         if not self.alive:
             return
+        self.on_their_way(-self._on_their_way)
         self.alive = False
         self.ended.set()
         self.world.record(TraceKind.BROKEN, self.node, self.other.node)

@@ -23,12 +23,14 @@ from nat.addresses import without_peer
 from protocols.errors import ProtocolMisuse, Unreachable
 from protocols.identity import Identity, PeerId
 from protocols.network import (
+    LITTLE_BYTES,
     LinkEvent,
     LinkFacts,
     Reach,
     Sighting,
     Stream,
     StreamHandler,
+    TrafficFacts,
     TraversableNetwork,
 )
 from protocols.testing import traversal
@@ -91,7 +93,9 @@ class SimulatedNetwork(TraversableNetwork):
         self._running: dict[int, trio.CancelScope] = {}
         self._runs = 0
         self.messages_sent = 0  # onto the wire, without goodbyes
-        self.bytes_sent = 0  # on all links, ended ones too
+        self.bytes_sent = self.bytes_received = 0  # on all links, ended ones too
+        self._on_their_way = 0  # bytes that streams have accepted, and that have not arrived
+        self._sending_seconds = self._sending_since = 0.0
         self.machine = index  # whose router and address it has
         self.sent_to: set[int] = set()  # machines, from the port that it listens on
         self.symmetric_ports = 0
@@ -196,6 +200,23 @@ class SimulatedNetwork(TraversableNetwork):
 
     def inbound_links(self) -> int:
         return sum(end.inbound for end in self._links.values())
+
+    def traffic(self) -> TrafficFacts:
+        seconds = self._sending_seconds
+        if self._on_their_way > LITTLE_BYTES:
+            seconds += self.world.timeline.now() - self._sending_since
+        return TrafficFacts(self.bytes_sent, self.bytes_received, seconds)
+
+    def on_their_way(self, more: int) -> None:
+        """So many bytes more are on their way from this node; or fewer, below zero."""
+        was_sending = self._on_their_way > LITTLE_BYTES
+        self._on_their_way += more
+        if (self._on_their_way > LITTLE_BYTES) is was_sending:
+            return
+        now = self.world.timeline.now()
+        if was_sending:
+            self._sending_seconds += now - self._sending_since
+        self._sending_since = now
 
     def link_events(self) -> AbstractContextManager[trio.MemoryReceiveChannel[LinkEvent]]:
         return self._subscription()

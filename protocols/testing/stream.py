@@ -108,6 +108,7 @@ class SimulatedStream(Stream):
                 position += len(part)
                 self._unacknowledged_bytes += len(part)
                 self._queue.append(part)
+                self._end.on_their_way(len(part))
                 self._hand_over()
             if position == len(view):
                 return
@@ -287,6 +288,7 @@ class SimulatedStream(Stream):
     def _break(self, why: str) -> None:
         if self._broken is None:
             self._broken = why
+        self._end.on_their_way(-sum(map(len, self._queue)))
         self._queue.clear()
         if self._closed or not self._end_received:
             self._drop_unread()

@@ -135,6 +135,34 @@ async def test_rates_are_unknown_until_measured_and_then_believable(place: Neigh
 
 
 @on_both
+async def test_a_node_counts_its_traffic_and_for_how_long_it_was_sending(
+    place: Neighbourhood,
+) -> None:
+    near, far = await place.pair()
+    first, second = await joined(near, far)
+    before, began = near.traffic(), trio.current_time()
+    await first.send_all(bytes(100_000))
+    assert len(await read_exactly(second, 100_000)) == 100_000
+    now, passed = near.traffic(), trio.current_time() - began
+    assert now.sent_bytes - before.sent_bytes >= 100_000
+    assert 0.0 <= now.sending_seconds - before.sending_seconds <= passed + 0.1
+    assert far.traffic().received_bytes >= 100_000
+
+
+@on_both
+async def test_bytes_that_wait_for_their_reader_are_not_on_their_way(place: Neighbourhood) -> None:
+    near, far = await place.pair()
+    first, second = await joined(near, far)
+    await first.send_all(bytes(MEBIBYTE // 8))
+    await until(lambda: second.last_arrival > -math.inf, PATIENCE_SECONDS)
+    await trio.sleep(1.0)  # the last of them are acknowledged
+    seconds = near.traffic().sending_seconds
+    await trio.sleep(1.0)
+    assert near.traffic().sending_seconds == seconds
+    assert await read_exactly(second, MEBIBYTE // 8) == bytes(MEBIBYTE // 8)
+
+
+@on_both
 async def test_a_ping_measures_the_round_trip(place: Neighbourhood) -> None:
     near, far = await place.pair()
     await near.connect(far.peer_id)

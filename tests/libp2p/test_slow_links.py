@@ -122,6 +122,24 @@ async def test_a_reader_that_pauses_for_longer_than_five_seconds_is_waited_for()
         await until(lambda: count == 64 << 20, within_seconds=PATIENCE_SECONDS)
 
 
+@pytest.mark.slow
+async def test_an_uplink_is_measured_by_what_is_on_its_way() -> None:
+    """Pauses do not count, nor do the buffers into which everything goes at once."""
+    async with linked(NARROW, LinkConditions()) as (near, far, _):
+        stream = await near.open(far.peer_id, ECHO)
+        before = near.traffic()
+        for _ in range(2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.send_all, bytes(1_000_000))
+                left = 1_000_000
+                while left:
+                    left -= len(await stream.receive_some())
+            await trio.sleep(1.0)
+        now = near.traffic()
+        rate = (now.sent_bytes - before.sent_bytes) / (now.sending_seconds - before.sending_seconds)
+        assert rate == pytest.approx(NARROW.bytes_per_second, rel=0.3)
+
+
 async def test_a_link_that_swallows_everything_is_found_out() -> None:
     """No packet says so; the keep-alive does, and streams break and the link goes."""
     yamux = YamuxSettings(keep_alive_seconds=0.2, keep_alive_deadline_seconds=0.3)

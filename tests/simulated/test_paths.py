@@ -180,3 +180,26 @@ async def test_clocks_are_as_wrong_as_they_are_told_to_be(world: SimulatedWorld)
     assert honest.wall_time() - before == 60.0
     world.set_clock_skew(fast, -600.0)
     assert fast.wall_time() - honest.wall_time() == -600.0
+
+
+@simulated
+async def test_an_uplink_is_busy_while_bytes_are_on_their_way(world: SimulatedWorld) -> None:
+    """Over whatever links; not while they wait for their reader."""
+    first, second, third = (world.add_node(name) for name in ("first", "second", "third"))
+    world.introduce(first, second, third)
+    world.throttle(first, upload_bytes_per_second=100_000)
+    one, other = await joined(first, second), await joined(first, third)
+    before = first.traffic()
+    await one[0].send_all(bytes(100_000))
+    await other[0].send_all(bytes(100_000))
+    await trio.sleep(10.0)
+    now = first.traffic()
+    assert now.sent_bytes - before.sent_bytes == 200_000
+    assert now.sending_seconds - before.sending_seconds == pytest.approx(2.0, abs=0.1)
+    await one[0].send_all(bytes(200_000))
+    await trio.sleep(1.0)
+    world.crash(second)
+    await trio.sleep(30.0)
+    seconds = first.traffic().sending_seconds
+    await trio.sleep(1.0)
+    assert first.traffic().sending_seconds == seconds, "what was on its way is lost"

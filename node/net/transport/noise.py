@@ -245,6 +245,7 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         return waited
 
     async def _send(self, data: memoryview) -> float:
+        self.traffic.sends_on(self._wire)
         waited = await self._wire.send(data)
         self.traffic.sent(len(data), self._segment_bytes)
         return waited

@@ -17,14 +17,20 @@ Every ticket must be done; otherwise its bytes are lost for the life of the node
 its own segments and acknowledgements. So headers are counted by its segment size, with an
 acknowledgement for every second segment. Once a second the kernel (on Linux) also tells how much
 was lost and resent.
+
+`sending_seconds` are those in which bytes of the node were on their way: its uplink carries them,
+or they wait for it in the buffers of this machine and of its router.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import trio
+
+from protocols.network import LITTLE_BYTES
 
 BATCH_SECONDS = 0.02
 """The size of a turn of bulk, in time: short, so that others wait little behind it."""
@@ -243,6 +249,14 @@ ETHERNET_SEGMENT_BYTES = 1448
 """Assumed if the kernel does not tell: 1,500 less the headers."""
 
 
+LOOK_SECONDS = 0.02
+"""Between two looks at what is on its way: the time of a chunk on an uplink of 100 Mb/s."""
+
+
+class Sender(Protocol):
+    def on_their_way(self) -> int: ...
+
+
 class Traffic:
     """One for each node. `up` and `down` are None without a limit."""
 
@@ -254,6 +268,10 @@ class Traffic:
         now = trio.current_time()
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.sending_seconds = 0.0
+        self._senders: dict[Sender, float] = {}
+        """The sockets whose bytes may be on their way, and when each last began to send some."""
+        self._sends = trio.Event()
         self.up = Throttle(up_bytes_per_second, now) if up_bytes_per_second else None
         self.down = Throttle(down_bytes_per_second, now) if down_bytes_per_second else None
 
@@ -277,12 +295,41 @@ class Traffic:
         if self.up is not None and acknowledged:
             self.up.charge(acknowledged)
 
+    def sends_on(self, sender: Sender) -> None:
+        """Something will be sent on this socket in a moment."""
+        self._senders[sender] = trio.current_time()
+        self._sends.set()
+
     async def run(self) -> None:
-        """Grant turns to those that wait, for ever."""
+        """Grant turns to those that wait, and look at what is on its way, for ever."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look)
             for throttle in (self.up, self.down):
                 if throttle is not None:
                     nursery.start_soon(throttle.run)
+
+    async def _look(self) -> None:
+        was_sending = False
+        while True:
+            if not self._senders:
+                self._sends = trio.Event()
+                await self._sends.wait()
+            looked = trio.current_time()
+            await trio.sleep(LOOK_SECONDS)
+            is_sending = self._count_on_their_way(looked) > LITTLE_BYTES
+            # The last bytes have arrived at some moment since the last look.
+            share = 1.0 if is_sending else 0.5 * was_sending
+            self.sending_seconds += share * (trio.current_time() - looked)
+            was_sending = is_sending
+
+    def _count_on_their_way(self, looked: float) -> int:
+        count = 0
+        for sender, began in tuple(self._senders.items()):
+            of_this = sender.on_their_way()
+            count += of_this
+            if not of_this and began < looked:
+                del self._senders[sender]
+        return count
 
 
 def _carried(size: int, segment_bytes: int) -> tuple[int, int]:

@@ -35,9 +35,11 @@ try:
     import termios
 
     _UNREAD: int | None = termios.FIONREAD
+    _ON_THEIR_WAY: int | None = termios.TIOCOUTQ if sys.platform.startswith("linux") else None
 except ImportError:  # on Windows
-    _UNREAD = None
+    _UNREAD = _ON_THEIR_WAY = None
 
+_SO_NWRITE = 0x1024 if sys.platform == "darwin" else None  # sys/socket.h: bytes not acknowledged
 _UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
 _PACING_RATE = 47 if sys.platform.startswith("linux") else None  # asm-generic/socket.h
 _FASTEST_PACING = 2**31 - 1  # bytes per second: no limit, but not the value for "not paced"
@@ -73,6 +75,9 @@ class Wire(Protocol):
 
     def unread_bytes(self) -> int:
         """How many bytes have arrived and were not read, as far as known."""
+
+    def on_their_way(self) -> int:
+        """How many bytes were sent and are not acknowledged, as far as known."""
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Limit the bytes that wait below to be sent; None: the system's default."""
@@ -144,15 +149,27 @@ class SocketWire:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
     def unread_bytes(self) -> int:
-        if _UNREAD is None:
+        return self._ask(_UNREAD)
+
+    def on_their_way(self) -> int:
+        if _SO_NWRITE is None:
+            return self._ask(_ON_THEIR_WAY)
+        try:
+            return self._socket.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
+        except OSError:  # it was closed
+            return 0
+
+    def _ask(self, what: int | None) -> int:
+        """A count of bytes that the kernel keeps; 0 if it does not tell."""
+        if what is None:
             return 0
         count = bytearray(struct.calcsize("i"))
         try:
-            fcntl.ioctl(self._socket.fileno(), _UNREAD, count)
+            fcntl.ioctl(self._socket.fileno(), what, count)
         except (OSError, ValueError):  # it was closed
             return 0
-        unread: int = struct.unpack("i", count)[0]
-        return unread
+        size: int = struct.unpack("i", count)[0]
+        return size
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         if _UNSENT_LIMIT is not None:
@@ -247,6 +264,9 @@ class RawConnectionWire:
 
     def unread_bytes(self) -> int:
         return 0
+
+    def on_their_way(self) -> int:
+        return 0  # they are counted in the connection to the relay
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Does nothing: only the relay's connection knows what waits."""

@@ -27,6 +27,7 @@ from protocols.network import (
     Sighting,
     Stream,
     StreamHandler,
+    TrafficFacts,
     TraversableNetwork,
 )
 
@@ -37,14 +38,16 @@ class UplinkGate:
     """Lets this many bytes through in a second, first come, first served."""
 
     def __init__(self, bytes_per_second: float) -> None:
-        self._seconds_per_byte = 1.0 / bytes_per_second
+        self.bytes_per_second = bytes_per_second
+        self.passed_bytes = 0
         self._free_at = 0.0
 
     async def pass_through(self, size: int) -> None:
         """Wait for one's turn. Cancelled, the turn is lost all the same."""
         now = trio.current_time()
         turn = max(now, self._free_at)
-        self._free_at = turn + size * self._seconds_per_byte
+        self._free_at = turn + size / self.bytes_per_second
+        self.passed_bytes += size
         await trio.sleep_until(turn)
 
 
@@ -134,6 +137,11 @@ class SlowNetwork(TraversableNetwork):
 
     def links(self) -> tuple[LinkFacts, ...]:
         return self._network.links()
+
+    def traffic(self) -> TrafficFacts:
+        sent = self._gate.passed_bytes
+        received = self._network.traffic().received_bytes
+        return TrafficFacts(sent, received, sent / self._gate.bytes_per_second)
 
     def link_events(self) -> AbstractContextManager[trio.MemoryReceiveChannel[LinkEvent]]:
         return self._network.link_events()
