@@ -42,10 +42,10 @@ class WireMessage(NamedTuple):
 
     def split(self, size: int) -> tuple[WireMessage, WireMessage]:
         """The first `size` bytes of a data message, and the rest."""
-        number, segment = self.arguments
+        number, segment, ends_packet = self.arguments
         return (
-            self._replace(size=size, arguments=(number, segment[:size])),
-            self._replace(size=self.size - size, arguments=(number, segment[size:])),
+            self._replace(size=size, arguments=(number, segment[:size], False)),
+            self._replace(size=self.size - size, arguments=(number, segment[size:], ends_packet)),
         )
 
 
@@ -229,10 +229,10 @@ class LinkEnd:
 
     # -- arriving messages -----------------------------------------------------------------
 
-    def on_data(self, number: int, segment: bytes) -> None:
+    def on_data(self, number: int, segment: bytes, ends_packet: bool) -> None:
         stream = self.streams.get(number)
         if stream is not None:
-            stream.data_arrived(segment)
+            stream.data_arrived(segment, ends_packet=ends_packet)
 
     def on_end(self, number: int) -> None:
         stream = self.streams.get(number)

@@ -17,6 +17,8 @@ class WorldSettings:
     `link`: the path between two nodes, unless `set_path` gave them another.
     `window_bytes`: how much may be unread on one stream before its sender waits. One stream
     carries at most this per round trip, as with any window.
+    `packet_bytes`: the bytes of a stream are read in packets of up to this size, each when all of
+    it is here, as if they were encrypted; on a slow link that takes seconds. None: as they arrive.
     `connect_round_trips`: TCP, Noise, the muxer and two negotiations, as in py-libp2p.
     `open_round_trips`: the protocol negotiation of a new stream; a first request is one more.
     `dial_timeout_seconds`: the timeout of a dial to an address that does not answer.
@@ -27,6 +29,7 @@ class WorldSettings:
 
     link: LinkSettings = field(default_factory=LinkSettings)
     window_bytes: int = MEBIBYTE
+    packet_bytes: int | None = None
     connect_round_trips: int = 5
     open_round_trips: int = 2
     dial_timeout_seconds: float = 5.0

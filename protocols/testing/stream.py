@@ -40,6 +40,7 @@ class SimulatedStream(Stream):
         self._protocol = protocol
         self.inbound = inbound
         self._window_bytes = end.world.settings.window_bytes
+        self._packet_bytes = end.world.settings.packet_bytes
         # sending
         self._queue: deque[bytes] = deque()
         self._unacknowledged_bytes = 0  # accepted, and not yet credited by the reader
@@ -52,6 +53,7 @@ class SimulatedStream(Stream):
         self._sending = False
         # receiving
         self._chunks: deque[memoryview] = deque()
+        self._packet: list[bytes] = []  # that has arrived so far
         self._unread_bytes = 0
         self._last_arrival = -math.inf
         self._uncredited_bytes = 0
@@ -107,7 +109,7 @@ class SimulatedStream(Stream):
             if part:
                 position += len(part)
                 self._unacknowledged_bytes += len(part)
-                self._queue.append(part)
+                self._queue.extend(self._packets_of(part))
                 self._end.on_their_way(len(part))
                 self._hand_over()
             if position == len(view):
@@ -155,8 +157,9 @@ class SimulatedStream(Stream):
             return
         end = self._end
         while self._queue and not self._leaving:
-            segment = self._next_segment(end.segment_bytes())
-            left = end.carry(TraceKind.DATA, len(segment), end.other.on_data, self._number, segment)
+            segment, ends_packet = self._next_segment(end.segment_bytes())
+            arguments = (end.other.on_data, self._number, segment, ends_packet)
+            left = end.carry(TraceKind.DATA, len(segment), *arguments)
             if left > end.world.timeline.now():
                 self._leaving = True
                 end.world.timeline.at(left, self._segment_left)
@@ -170,12 +173,17 @@ class SimulatedStream(Stream):
             end.carry(TraceKind.RESET, 0, end.other.on_reset, self._number)
         self._forget_if_finished()
 
-    def _next_segment(self, limit: int | None) -> bytes:
+    def _packets_of(self, part: bytes) -> list[bytes]:
+        size = self._packet_bytes or len(part)
+        return [part[at : at + size] for at in range(0, len(part), size)]
+
+    def _next_segment(self, limit: int | None) -> tuple[bytes, bool]:
+        """It, and whether it ends a packet."""
         head = self._queue.popleft()
         if limit is None or len(head) <= limit:
-            return head
+            return head, True
         self._queue.appendleft(head[limit:])
-        return head[:limit]
+        return head[:limit], False
 
     def _segment_left(self) -> None:
         self._leaving = False
@@ -297,11 +305,17 @@ class SimulatedStream(Stream):
 
     # -- arriving messages -----------------------------------------------------------------
 
-    def data_arrived(self, segment: bytes) -> None:
+    def data_arrived(self, segment: bytes, *, ends_packet: bool) -> None:
         if self._closed:
             self._stop_asked = True
             self._hand_over()
             return
+        if self._packet_bytes is not None:
+            self._packet.append(segment)
+            if not ends_packet:
+                return
+            segment = b"".join(self._packet)
+            self._packet.clear()
         self._chunks.append(memoryview(segment))
         self._unread_bytes += len(segment)
         if len(segment) > FEW_BYTES:

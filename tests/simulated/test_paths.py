@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 
 from protocols.network import Stream
-from protocols.testing.world import LinkSettings, NodeSettings, SimulatedWorld
+from protocols.testing.world import (
+    LinkSettings,
+    NodeSettings,
+    SimulatedWorld,
+    run_simulation,
+)
 from tests.simulated.worlds import (
     LATENCY_SECONDS,
     ROUND_TRIP_SECONDS,
+    SETTINGS,
     joined,
     pair,
     read_exactly,
@@ -203,3 +211,19 @@ async def test_an_uplink_is_busy_while_bytes_are_on_their_way(world: SimulatedWo
     seconds = first.traffic().sending_seconds
     await trio.sleep(1.0)
     assert first.traffic().sending_seconds == seconds, "what was on its way is lost"
+
+
+@pytest.mark.parametrize("download", [None, 4_000.0])
+def test_a_packet_is_read_when_all_of_it_has_arrived(download: float | None) -> None:
+    async def scenario(world: SimulatedWorld) -> None:
+        first, second = pair(world)
+        world.throttle(first, upload_bytes_per_second=1_000)
+        if download is not None:
+            world.throttle(second, download_bytes_per_second=download)
+        near, far = await joined(first, second)
+        await near.send_all(bytes(2_500))
+        for size, seconds in ((1_000, 1.0), (1_000, 1.0), (500, 0.5)):
+            assert await time_of(read_exactly(far, 1)) == pytest.approx(seconds, abs=0.1)
+            assert len(await far.receive_some()) == size - 1
+
+    run_simulation(scenario, settings=replace(SETTINGS, packet_bytes=1_000))
