@@ -39,15 +39,15 @@ from protocols.errors import (
     RemoteMisbehaviour,
     Unreachable,
 )
-from protocols.identity import PeerId
 from protocols.moshpit.ballots import (
     LONGEST_SUSPICION,
     Statement,
     Suspicion,
     digest_of_parts,
 )
+from protocols.moshpit.bandwidth import LARGEST_ESTIMATE
 from protocols.moshpit.blame import AWAITED, NO_AVERAGES, NO_VALUES, NOT_CLOSED, OVERDUE
-from protocols.moshpit.exchange import ExchangePlan, LinkUse, Participant
+from protocols.moshpit.exchange import ExchangePlan, Participant
 from protocols.moshpit.layout import SMALL_PART
 from protocols.moshpit.part_messages import (
     ALIVE_SECONDS,
@@ -72,7 +72,7 @@ class ExchangeAttempt:
         self.plan = plan
         self.source, self.result = source, result
         self.began = trio.current_time()
-        self.meter = LinkMeter()
+        self.meter = LinkMeter(network)
         values_to = self.reducers if plan.member_of(plan.me).weight > 0.0 else ()
         steps = [self.steps_to(reducer.index) for reducer in values_to]
         self.pace = StreamPace(len(plan.members), steps)
@@ -331,13 +331,14 @@ def _cut(text: str) -> str:
 
 # ---- measuring links
 #
-# A direction is busy while a chunk of it is being sent, or while the rest of a chunk whose header
-# has arrived is awaited. Waiting for the next chunk to begin is not busy: the other end had nothing
-# to send. Time shared by several transfers counts once.
+# How long the values of an exchange have taken to leave is not seen at its own streams. A stream
+# takes a chunk into buffers at once, or waits because its reader waits for others. And a reader
+# that gets chunks in whole packets sees all of a chunk at once. But the network knows for how long
+# bytes of this node were on their way, on all links together, and how many they were.
 #
-# Easy to get wrong: bytes that were sent may still be in a buffer. Only the receiving end sees them
-# arrive, so at the end it says how long our part took to arrive (`PartClosed.busy_ms`), and the
-# longer of the two times counts. It could lie, but not beyond the duration of the exchange.
+# The downlink is busy while the rest of a chunk whose header has arrived is awaited. Waiting for
+# the next chunk to begin is not busy: the other end had nothing to send. Time shared by several
+# transfers counts once.
 
 
 class BusyClock:
@@ -366,71 +367,24 @@ class BusyClock:
             self._seconds += trio.current_time() - self._since
 
 
-class Direction:
-    """Bytes and busy time of one direction of one link. Its time also counts in a total."""
-
-    def __init__(self, total: BusyClock) -> None:
-        self._total = total
-        self._clock = BusyClock()
-        self.bytes = 0
-        self.told_seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return max(self._clock.seconds, self.told_seconds)
-
-    def __enter__(self) -> None:
-        self._total.__enter__()
-        self._clock.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._clock.__exit__(*error)
-        self._total.__exit__(*error)
-
-
 class LinkMeter:
-    """All links of one exchange."""
+    """All links of one exchange together. The exchange itself counts its bytes."""
 
-    def __init__(self) -> None:
-        self._sending, self._receiving = BusyClock(), BusyClock()
-        self._links: dict[PeerId, tuple[Direction, Direction]] = {}
-
-    def sending_to(self, peer: PeerId) -> Direction:
-        return self._link(peer)[0]
-
-    def receiving_from(self, peer: PeerId) -> Direction:
-        return self._link(peer)[1]
-
-    @property
-    def bytes_sent(self) -> int:
-        return sum(sending.bytes for sending, _ in self._links.values())
-
-    @property
-    def bytes_received(self) -> int:
-        return sum(receiving.bytes for _, receiving in self._links.values())
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._before = network.traffic()
+        self.bytes_sent = self.bytes_received = 0
+        self.receiving = BusyClock()
 
     @property
     def sending_seconds(self) -> float:
-        """Of all links together. Of the times that the others told, the median counts, which a
-        single liar does not move."""
-        told = [sending.told_seconds for sending, _ in self._links.values()]
-        return max(self._sending.seconds, statistics.median(told) if told else 0.0)
-
-    @property
-    def receiving_seconds(self) -> float:
-        return self._receiving.seconds
-
-    def uses(self) -> tuple[LinkUse, ...]:
-        return tuple(
-            LinkUse(peer, sending.bytes, receiving.bytes, sending.seconds, receiving.seconds)
-            for peer, (sending, receiving) in self._links.items()
-        )
-
-    def _link(self, peer: PeerId) -> tuple[Direction, Direction]:
-        link = self._links.get(peer)
-        if link is None:
-            link = self._links[peer] = (Direction(self._sending), Direction(self._receiving))
-        return link
+        """For how long bytes of this node were on their way, as far as they were those of this
+        exchange. No rate is faster than the fastest estimate."""
+        before, now = self._before, self._network.traffic()
+        carried = max(now.sent_bytes - before.sent_bytes, self.bytes_sent, 1)
+        share = self.bytes_sent / carried
+        seconds = share * (now.sending_seconds - before.sending_seconds)
+        return max(seconds, self.bytes_sent / LARGEST_ESTIMATE)
 
 
 # ---- streams over one uplink, and over one downlink

@@ -7,10 +7,10 @@ rounds, and what a round has shown counts for less the longer it is ago: a conne
 become slow is believed to be slow after some half-lives. At once, if the group has left this peer
 out because it was late: then only what that attempt itself has measured is believed.
 
-Pure: moments are arguments. Memory is bounded in rounds and in peers.
+Pure: moments are arguments. Memory is bounded.
 
-Easy to get wrong: a fast machine does not measure its link. Small transfers measure latency: a
-transfer of fewer than `SMALLEST_BYTES` is no measurement, in total or of one link.
+Easy to get wrong: a fast machine does not measure its link. Small transfers measure latency: an
+exchange of fewer than `SMALLEST_BYTES` is no measurement.
 """
 
 from __future__ import annotations
@@ -18,14 +18,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from auth.bounded_map import BoundedMap
-from protocols.identity import PeerId
-from protocols.moshpit.ballots import LARGEST_GROUP
 from protocols.moshpit.exchange import ExchangeReport
 
 HALF_LIFE_SECONDS = 600.0  # a home connection has good and bad quarters of an hour
-RECENT_MEASUREMENTS = 16  # of each direction, in total and of each link
-PEERS_KEPT = 4 * LARGEST_GROUP  # links whose measurements are kept, as peers come and go
+RECENT_MEASUREMENTS = 16  # of each direction
 LARGEST_ESTIMATE = 50e6
 """Bytes per second. Above 400 Mb/s, the processor and its noise are measured more than the link,
 and a plan for four gives a peer with a 15 % lower rate 40 % less work. So all faster peers count as
@@ -64,23 +60,17 @@ def _aged(one: Measurement, now: float) -> float:
 
 
 class Bandwidth:
-    """Estimates for this peer in total and for each of its links, in bytes per second."""
+    """Estimates for all of this peer's links together, in bytes per second."""
 
     def __init__(self) -> None:
         self._up, self._down = Rate(), Rate()
-        self._links = BoundedMap[PeerId, tuple[Rate, Rate]](PEERS_KEPT)
         self._last_at = 0.0
 
     def add(self, at: float, report: ExchangeReport) -> None:
-        """Add the measurements of one exchange, even of a failed one. Its links were busy at the
-        same time, and shared the rest."""
+        """Add the measurements of one exchange, even of a failed one."""
         self._last_at = at
         self._up.add(at, report.bytes_sent, report.sending_seconds)
         self._down.add(at, report.bytes_received, report.receiving_seconds)
-        for link in report.links:
-            up, down = self._rates_of(link.peer)
-            up.add(at, link.bytes_sent, link.sending_seconds)
-            down.add(at, link.bytes_received, link.receiving_seconds)
 
     def was_late(self) -> None:
         """This peer could not keep up with the rates that it had declared: forget all that was
@@ -94,12 +84,3 @@ class Bandwidth:
 
     def down(self, now: float) -> float:
         return self._down.estimate(now)
-
-    def link(self, peer: PeerId, now: float) -> tuple[float, float]:
-        """The speeds to a peer and from it; 0.0 for an unknown one."""
-        rates = self._links.get(peer)
-        return (0.0, 0.0) if rates is None else (rates[0].estimate(now), rates[1].estimate(now))
-
-    def _rates_of(self, peer: PeerId) -> tuple[Rate, Rate]:
-        rates = self._links[peer] = self._links.get(peer) or (Rate(), Rate())
-        return rates

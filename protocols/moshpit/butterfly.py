@@ -41,7 +41,6 @@ from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, ExchangeRep
 from protocols.moshpit.layout import Chunk, check_values
 from protocols.moshpit.part_messages import (
     ALIVE_SECONDS,
-    LONGEST_BUSY_MS,
     PART,
     GaveUp,
     NotInAttempt,
@@ -215,28 +214,20 @@ def _report(attempt: ExchangeAttempt) -> ExchangeReport:
         received_seconds=attempt.received_seconds,
         seconds=trio.current_time() - attempt.began,
         sending_seconds=meter.sending_seconds,
-        receiving_seconds=meter.receiving_seconds,
-        links=meter.uses(),
+        receiving_seconds=meter.receiving.seconds,
         contradicted_by=attempt.contradicted_by(),
     )
 
 
 def _of_what_arrived(attempt: ExchangeAttempt, report: ExchangeReport) -> ExchangeReport:
-    """The report of an exchange that has not ended. Sent bytes may still be in buffers, and no
-    member has reported how long they took to arrive. But if a chunk's average is here, our values
-    of it have arrived."""
+    """The report of an exchange that has not ended. Sent bytes may still be in buffers. But if a
+    chunk's average is here, our values of it have arrived."""
     plan = attempt.plan
-    arrived = {}
-    for member, averages in attempt.averages_of.items():
-        chunks = plan.chunks_at(plan.place_of(member))[: averages.done]
-        values = sum(chunk.encoded_bytes for chunk in chunks) if member in attempt.values_to else 0
-        arrived[plan.member_of(member).peer] = values
-    links = [
-        replace(link, bytes_sent=arrived.get(link.peer, 0), sending_seconds=report.seconds)
-        for link in report.links
-    ]
-    sent = sum(arrived.values())
-    return replace(report, bytes_sent=sent, sending_seconds=report.seconds, links=tuple(links))
+    sent = 0
+    for member in attempt.averages_of.keys() & attempt.values_to.keys():
+        chunks = plan.chunks_at(plan.place_of(member))[: attempt.averages_of[member].done]
+        sent += sum(chunk.encoded_bytes for chunk in chunks)
+    return replace(report, bytes_sent=sent, sending_seconds=report.seconds)
 
 
 # Towards one reducer: sends our values of its part, and receives its averages on the same stream.
@@ -312,7 +303,6 @@ class PartExchange:
 
     async def _send_values(self, transfer: SenderTransfer) -> None:
         source = self._attempt.source
-        sending = self._attempt.meter.sending_to(self._reducer.peer)
         memory = raw_bytes(source)
         buffer = bytearray(_largest_encoded(self._chunks))
         with self._attempt.pace.values(self._steps, len(self._chunks)) as stream:
@@ -324,23 +314,21 @@ class PartExchange:
                     values = source[chunk.start : chunk.stop]
                     encode_into(values, chunk.codec, buffer, name="a tensor of this peer")
                     encoded = memoryview(buffer)[: chunk.encoded_bytes]
-                with sending:
-                    await transfer.send_chunk(encoded)
-                sending.bytes += chunk.encoded_bytes
+                await transfer.send_chunk(encoded)
+                self._attempt.meter.bytes_sent += chunk.encoded_bytes
                 self._attempt.values_to[self._reducer.index].advanced()
 
     async def _receive_averages(self, transfer: SenderTransfer) -> None:
         attempt, reducer = self._attempt, self._reducer
-        receiving = attempt.meter.receiving_from(reducer.peer)
         memory = raw_bytes(attempt.result)
         buffer = bytearray(_largest_encoded(self._chunks))
         for number, chunk in enumerate(self._chunks):
             check_size(await transfer.next_chunk_bytes(), chunk, number)
             place = self._place(memory, chunk) if chunk.as_it_lies else memoryview(buffer)
             encoded = place[: chunk.encoded_bytes]
-            with receiving:
+            with attempt.meter.receiving:
                 await transfer.receive_chunk_into(encoded)
-            receiving.bytes += chunk.encoded_bytes
+            attempt.meter.bytes_received += chunk.encoded_bytes
             _take(attempt.result, chunk, encoded)
             attempt.averages_of[reducer.index].advanced()
         attempt.has_part(reducer.index, transfer.received_digest)
@@ -362,8 +350,6 @@ class PartExchange:
             return
         attempt.statements[reducer.index] = statement
         attempt.told(reducer.index, closed.result)
-        told = min(closed.busy_ms / 1000.0, trio.current_time() - attempt.began)
-        attempt.meter.sending_to(reducer.peer).told_seconds = told
 
 
 async def until_whole(attempt: ExchangeAttempt, transfer: Transfer[Any, Any, Any]) -> None:
@@ -502,16 +488,15 @@ class PartService:
     async def _receive_values(self) -> None:
         attempt, sender, transfer = self._attempt, self._sender, self._transfer
         reduction = attempt.reduction
-        receiving = attempt.meter.receiving_from(sender.peer)
         chunks = reduction.chunks if sender.weight > 0.0 else []
         buffer = memoryview(bytearray(max((one.encoded_bytes for one in chunks), default=0)))
         for number, chunk in enumerate(chunks):
             await attempt.arrivals.turn(sender.index, number)
             check_size(await transfer.next_chunk_bytes(), chunk, number)
             encoded = buffer[: chunk.encoded_bytes]
-            with receiving:
+            with attempt.meter.receiving:
                 await transfer.receive_chunk_into(encoded)
-            receiving.bytes += chunk.encoded_bytes
+            attempt.meter.bytes_received += chunk.encoded_bytes
             reduction.add(sender.index, number, encoded)
             attempt.values_of[sender.index].advanced()
         check_no_more(await transfer.next_chunk_bytes(), len(chunks))
@@ -530,7 +515,6 @@ class PartService:
     async def _send_averages(self) -> None:
         attempt, sender, transfer = self._attempt, self._sender, self._transfer
         reduction = attempt.reduction
-        sending = attempt.meter.sending_to(sender.peer)
         transfer.share_count(reduction.count)
         chunks = len(reduction.chunks)
         stream = attempt.pace.averages(attempt.steps_to(sender.index), chunks)
@@ -538,15 +522,12 @@ class PartService:
             await self._averaged(number)
             await stream.turn(number, transfer)
             encoded = reduction.encoded(number)
-            with sending:
-                await transfer.send_chunk(encoded)
-            sending.bytes += len(encoded)
+            await transfer.send_chunk(encoded)
+            attempt.meter.bytes_sent += len(encoded)
             reduction.taken(number)
         signature = attempt.own_statement().signature
         await until_whole(attempt, transfer)
-        busy_ms = round(1000 * attempt.meter.receiving_from(sender.peer).seconds)
-        closed = PartClosed(signature, attempt.result_digest, min(busy_ms, LONGEST_BUSY_MS))
-        await transfer.send_closing(closed)
+        await transfer.send_closing(PartClosed(signature, attempt.result_digest))
 
     async def _averaged(self, number: int) -> None:
         """Wait for an averaged chunk, and say ALIVE to the sender meanwhile."""

@@ -111,18 +111,6 @@ class ExchangePlan:
 
 
 @dataclass(frozen=True)
-class LinkUse:
-    """The traffic of one link. The seconds are the time in which bytes of a direction were under
-    way."""
-
-    peer: PeerId
-    bytes_sent: int
-    bytes_received: int
-    sending_seconds: float
-    receiving_seconds: float
-
-
-@dataclass(frozen=True)
 class ExchangeReport:
     """A finished exchange: the statements of the reducers, and what it took.
 
@@ -145,7 +133,6 @@ class ExchangeReport:
     seconds: float
     sending_seconds: float
     receiving_seconds: float
-    links: tuple[LinkUse, ...]
     contradicted_by: tuple[int, ...] = ()
 
 

@@ -111,11 +111,8 @@ class PartTaken(Message, frozen=True):
 
 
 class PartClosed(Message, frozen=True):
-    """The reducer's signature over what it sent, the digest of its whole result, and how long the
-    sender's part took to arrive.
-
-    `busy_ms` is a measurement of the link that only the receiving end can make.
-    """
+    """The reducer's signature over what it sent, and the digest of its whole result. Older versions
+    say in `busy_ms` how long the sender's part took to arrive; nobody reads it any more."""
 
     signature: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
     result: Digest

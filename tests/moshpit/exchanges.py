@@ -31,6 +31,7 @@ from protocols.rpc import Rpc, open_rpc
 from protocols.tensors import CodecName
 from protocols.testing.world import (
     LinkSettings,
+    NodeSettings,
     SimulatedNetwork,
     SimulatedWorld,
     WorldSettings,
@@ -148,20 +149,26 @@ def among(
     chunk_bytes: int = CHUNK_BYTES,
     seconds: float = float("inf"),
     window_bytes: int = 1 << 20,
+    packet_bytes: int | None = None,
     hostile: Sequence[int] = (),
     rates: Sequence[float] = (),
+    uplinks: Sequence[float | None] = (),
     seed: int = 0,
 ) -> Result:
     """Run a scenario with a member for each weight, which all know each other.
 
     The windows of all streams to a slow reader fill the buffer before it, as on a real line.
     Hostile members have no butterfly: the test speaks for them, through their rpc. `rates`: what
-    the members have declared, of both directions.
+    the members have declared, of both directions. `uplinks`: what they can send, in bytes per
+    second.
     """
     vector = layout or layout_of("none", "none")
 
     async def in_world(world: SimulatedWorld) -> Result:
-        networks = [world.add_node() for _ in weights]
+        networks = [
+            world.add_node(settings=NodeSettings(upload_bytes_per_second=uplink))
+            for uplink in uplinks or [None] * len(weights)
+        ]
         world.introduce(*networks)
         members = tuple(
             Participant(index, network.peer_id, weight, rate, rate)
@@ -184,7 +191,7 @@ def among(
             return await scenario(Exchanging(world, tuple(peers)))
 
     link = LinkSettings(latency_seconds=LATENCY_SECONDS)
-    settings = WorldSettings(link=link, window_bytes=window_bytes)
+    settings = WorldSettings(link=link, window_bytes=window_bytes, packet_bytes=packet_bytes)
     return run_simulation(in_world, seed=seed, settings=settings)
 
 

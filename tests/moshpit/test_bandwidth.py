@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.identity import PeerId
 from protocols.moshpit.bandwidth import (
     HALF_LIFE_SECONDS,
     LARGEST_ESTIMATE,
-    PEERS_KEPT,
     RECENT_MEASUREMENTS,
     SMALLEST_BYTES,
     Bandwidth,
 )
-from protocols.moshpit.exchange import ExchangeReport, LinkUse
+from protocols.moshpit.exchange import ExchangeReport
 
-ALICE, BOB = PeerId("alice"), PeerId("bob")
 MEGABYTE = 1_000_000
 
 
-def report(sent: int, sending: float, *links: LinkUse) -> ExchangeReport:
+def report(sent: int, sending: float) -> ExchangeReport:
     """An exchange that received half of what it sent, in the same time."""
     return ExchangeReport(
         statements=(),
@@ -32,13 +29,12 @@ def report(sent: int, sending: float, *links: LinkUse) -> ExchangeReport:
         seconds=sending,
         sending_seconds=sending,
         receiving_seconds=sending,
-        links=links,
     )
 
 
 def test_nothing_is_known_before_the_first_exchange() -> None:
     bandwidth = Bandwidth()
-    assert (bandwidth.up(0.0), bandwidth.down(0.0), bandwidth.link(ALICE, 0.0)) == (0, 0, (0, 0))
+    assert (bandwidth.up(0.0), bandwidth.down(0.0)) == (0, 0)
 
 
 def test_the_best_of_recent_exchanges_counts() -> None:
@@ -88,32 +84,6 @@ def test_an_exchange_without_a_measurement_does_not_count(size: int, seconds: fl
     bandwidth = Bandwidth()
     bandwidth.add(0.0, report(size, seconds))
     assert bandwidth.up(0.0) == 0.0
-
-
-def test_each_link_has_its_own_estimate() -> None:
-    bandwidth = Bandwidth()
-    quick = LinkUse(
-        ALICE, bytes_sent=MEGABYTE, bytes_received=0, sending_seconds=0.5, receiving_seconds=0.0
-    )
-    slow = LinkUse(
-        BOB,
-        bytes_sent=MEGABYTE,
-        bytes_received=MEGABYTE,
-        sending_seconds=2.0,
-        receiving_seconds=4.0,
-    )
-    bandwidth.add(0.0, report(2 * MEGABYTE, 2.0, quick, slow))
-    assert bandwidth.link(ALICE, 0.0) == (2 * MEGABYTE, 0.0)
-    assert bandwidth.link(BOB, 0.0) == (MEGABYTE / 2, MEGABYTE / 4)
-
-
-def test_links_of_long_ago_are_forgotten() -> None:
-    bandwidth = Bandwidth()
-    for number in range(PEERS_KEPT + 1):
-        use = LinkUse(PeerId(f"peer-{number}"), MEGABYTE, MEGABYTE, 1.0, 1.0)
-        bandwidth.add(0.0, report(MEGABYTE, 1.0, use))
-    assert bandwidth.link(PeerId("peer-0"), 0.0) == (0.0, 0.0)
-    assert bandwidth.link(PeerId("peer-1"), 0.0) == (MEGABYTE, MEGABYTE)
 
 
 def test_rates_above_any_home_connection_count_as_equal() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tracemalloc
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.attempt import OPEN_SECONDS
 from protocols.moshpit.ballots import Ballot
+from protocols.moshpit.bandwidth import SMALLEST_BYTES
 from protocols.moshpit.butterfly import Butterfly, ReducerTransfer
 from protocols.moshpit.layout import Layout, Segment
 from protocols.moshpit.part_messages import STALL_SECONDS, PartOpening
-from protocols.network import Network
+from protocols.network import Network, Stream
 from protocols.rpc import Rpc
 from protocols.testing.world import LinkSettings
 from tests.moshpit.exchanges import Exchanging, among, bits, layout_of, values_of
@@ -347,8 +349,94 @@ def test_links_measure_what_they_carry() -> None:
         await group.exchange()
         for peer in group.peers:
             assert peer.report is not None
-            for link in peer.report.links:
-                assert link.bytes_sent / link.sending_seconds == pytest.approx(rate, rel=0.3)
-                assert link.bytes_received / link.receiving_seconds == pytest.approx(rate, rel=0.3)
+            sent, received = peer.report.bytes_sent, peer.report.bytes_received
+            assert sent / peer.report.sending_seconds == pytest.approx(rate, rel=0.3)
+            assert received / peer.report.receiving_seconds == pytest.approx(rate, rel=0.3)
 
     among(scenario, [1.0] * 2, layout=Layout((Segment("t", 200_000),)), chunk_bytes=65_536)
+
+
+UPLINKS = [62_500.0, 125_000.0, 250_000.0]
+
+
+def check_uplinks(group: Exchanging, uplinks: Sequence[float], *, least: float) -> None:
+    """Each is measured as it is, or down to this part of it. But it does not seem faster: the
+    fastest become heads, and get the largest parts."""
+    measured = {}
+    for peer, uplink in zip(group.peers, uplinks, strict=True):
+        assert peer.report is not None
+        if peer.report.bytes_sent >= SMALLEST_BYTES:
+            rate = peer.report.bytes_sent / max(peer.report.sending_seconds, 1e-3)
+            measured[peer.index] = rate / uplink
+    assert measured
+    assert all(least < one < 1.1 for one in measured.values()), measured
+
+
+@pytest.mark.parametrize(
+    "fractions",
+    [
+        pytest.param([1, 1, 1], id="equal parts"),
+        pytest.param([1, 50, 1], id="links with few bytes"),
+        pytest.param([1, 0, 1], id="a member that reduces nothing"),
+        pytest.param([0, 1, 0], id="a sender that is held for a slower one"),
+        pytest.param([0, 0, 1], id="one that only sends averages"),
+    ],
+)
+@pytest.mark.parametrize(
+    "window_bytes", [pytest.param(1 << 20, id="buffers"), pytest.param(65_536, id="no buffers")]
+)
+def test_an_uplink_is_measured_whatever_the_parts_are(
+    fractions: list[float], window_bytes: int
+) -> None:
+    async def scenario(group: Exchanging) -> None:
+        await group.exchange()
+        check_uplinks(group, UPLINKS, least=0.8)
+
+    among(
+        scenario,
+        layout=Layout((Segment("t", 150_000),)),
+        fractions=fractions,
+        chunk_bytes=16_384,
+        window_bytes=window_bytes,
+        rates=UPLINKS,
+        uplinks=UPLINKS,
+    )
+
+
+def test_equal_uplinks_are_measured_equal_if_chunks_arrive_in_whole_packets() -> None:
+    """A reader then sees all of a chunk at once, and its sender has put it into a buffer."""
+    uplinks = [62_500.0] * 8
+
+    async def scenario(group: Exchanging) -> None:
+        await group.exchange()
+        check_uplinks(group, uplinks, least=0.9)
+
+    among(
+        scenario,
+        [1.0] * 8,
+        layout=Layout((Segment("t", 8_000_000, "sparse-sign"),)),
+        chunk_bytes=32_768,
+        packet_bytes=65_536,
+        uplinks=uplinks,
+    )
+
+
+def test_an_uplink_is_measured_while_it_carries_other_bytes_too() -> None:
+    """A peer that serves a state beside rounds does not seem slow by that."""
+    uplinks = [125_000.0, 250_000.0, 250_000.0]
+
+    async def scenario(group: Exchanging) -> None:
+        async def sink(stream: Stream) -> None:
+            async for _ in stream:
+                pass
+
+        group[1].network.serve("/sink", sink)
+        stream = await group[0].network.open(group[1].network.peer_id, "/sink")
+        async with stream, trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, bytes(2_000_000))
+            await group.exchange()
+            nursery.cancel_scope.cancel()
+        check_uplinks(group, uplinks, least=0.8)
+
+    vector = Layout((Segment("t", 150_000),))
+    among(scenario, layout=vector, chunk_bytes=65_536, uplinks=uplinks)
