@@ -37,9 +37,11 @@ SMALLEST_GROUP: Final = 2 * FEWEST_COHORTS
 FULL_SHARE: Final = 0.5
 """The share of a group that a cohort fills on average, at most. Names decide who is in a cohort, so
 some are half as large again."""
-SLOWEST_UPLINK: Final = 31_250.0  # bytes per second: 250 kb/s, in the middle of class 1
+SLOWEST_UPLINK: Final = 44_000.0
+"""Bytes per second, in the middle of class 1. So the edges between classes are at 0.7, 2.8, 11, 45
+and 180 Mb/s: usual uplinks are a tenth away from them, and a measurement varies by less."""
 UPLINK_FACTOR: Final = 4.0
-LARGEST_UPLINK: Final = 6  # 256 Mb/s and more
+LARGEST_UPLINK: Final = 6  # 180 Mb/s and more
 KEPT_WITHIN: Final = 0.75  # classes; a new one is the nearest
 
 EMPTY_SHARE: Final = 0.125  # below it, there are half as many cohorts

@@ -122,6 +122,13 @@ def test_links_have_classes(bytes_per_second: float, uplink: int) -> None:
     assert uplink_of(bytes_per_second) == uplink
 
 
+@pytest.mark.parametrize("megabits", [0.5, 1, 2, 5, 10, 20, 25, 40, 50, 100, 200])
+def test_a_usual_uplink_has_one_class_however_it_is_measured(megabits: float) -> None:
+    """To within some percent, as in a run of eight equal ones: 57 to 65 where all had 62.5."""
+    uplink = megabits * 125_000.0
+    assert uplink_of(0.91 * uplink) == uplink_of(uplink) == uplink_of(1.06 * uplink)
+
+
 def test_a_link_stays_in_its_class_while_it_is_near_it() -> None:
     edge = SLOWEST_UPLINK * UPLINK_FACTOR**2.5  # between classes 3 and 4
     assert uplink_of(0.9 * edge, before=4) == 4
