@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from node.net.transport.traffic import LOOK_SECONDS, Traffic
+from node.net.transport.traffic import LOOK_SECONDS, UNTOLD_SECONDS, Traffic
 from node.net.transport.wires import SocketWire
 from protocols.network import LITTLE_BYTES
 from tests.waiting import PATIENCE_SECONDS, until
@@ -19,13 +19,13 @@ MUCH = 100_000
 
 
 class Socket:
-    """A socket with so many bytes under way."""
+    """A socket with so many bytes under way; None: the system does not tell."""
 
-    def __init__(self, count: int = MUCH) -> None:
+    def __init__(self, count: int | None = MUCH) -> None:
         self.count = count
         self.looks = 0
 
-    def on_their_way(self) -> int:
+    def on_their_way(self) -> int | None:
         self.looks += 1
         return self.count
 
@@ -67,15 +67,30 @@ async def test_time_that_sockets_share_counts_once(autojump_clock: MockClock) ->
 
 
 async def test_small_messages_do_not_make_an_uplink_busy(autojump_clock: MockClock) -> None:
-    sockets = [Socket(LITTLE_BYTES // 4) for _ in range(4)]
+    more, *sockets = [Socket(LITTLE_BYTES // 4) for _ in range(4)]
     async with running() as traffic:
-        for socket in sockets:
+        for socket in (more, *sockets):
             traffic.sends_on(socket)
         await trio.sleep(3.0)
         assert traffic.sending_seconds == 0.0
-        sockets[0].count += 1
+        more.count = LITTLE_BYTES // 4 + 1
         await trio.sleep(3.0)
         assert traffic.sending_seconds > 0.0
+
+
+async def test_what_was_sent_counts_for_a_while_if_the_system_does_not_tell(
+    autojump_clock: MockClock,
+) -> None:
+    socket = Socket(None)
+    async with running() as traffic:
+        for _ in range(3):
+            traffic.sends_on(socket)
+            await trio.sleep(UNTOLD_SECONDS / 2)
+        await trio.sleep(2 * UNTOLD_SECONDS)
+        assert traffic.sending_seconds == pytest.approx(2 * UNTOLD_SECONDS, abs=2 * LOOK_SECONDS)
+        looks = socket.looks
+        await trio.sleep(UNTOLD_SECONDS)
+        assert socket.looks == looks
 
 
 async def test_a_socket_is_looked_at_only_while_it_has_something_under_way(
@@ -101,7 +116,7 @@ async def test_the_kernel_tells_what_the_other_side_has_not_acknowledged() -> No
             wire = SocketWire(near)
             assert wire.on_their_way() == 0
             nursery.start_soon(wire.send, memoryview(bytes(32 << 20)))
-            await until(lambda: wire.on_their_way() > MUCH, PATIENCE_SECONDS)
+            await until(lambda: (wire.on_their_way() or 0) > MUCH, PATIENCE_SECONDS)
             left = 32 << 20
             while left:
                 left -= len(await far.receive_some())

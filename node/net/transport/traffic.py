@@ -252,9 +252,13 @@ ETHERNET_SEGMENT_BYTES = 1448
 LOOK_SECONDS = 0.02
 """Between two looks at what is on its way: the time of a chunk on an uplink of 100 Mb/s."""
 
+UNTOLD_SECONDS = 10.0
+"""If the system does not tell what is on its way: for how long that which was sent counts as such.
+An uplink may then seem slower than it is, but no faster, unless it needs longer for one packet."""
+
 
 class Sender(Protocol):
-    def on_their_way(self) -> int: ...
+    def on_their_way(self) -> int | None: ...
 
 
 class Traffic:
@@ -326,6 +330,8 @@ class Traffic:
         count = 0
         for sender, began in tuple(self._senders.items()):
             of_this = sender.on_their_way()
+            if of_this is None:
+                of_this = LITTLE_BYTES + 1 if looked - began < UNTOLD_SECONDS else 0
             count += of_this
             if not of_this and began < looked:
                 del self._senders[sender]

@@ -76,8 +76,8 @@ class Wire(Protocol):
     def unread_bytes(self) -> int:
         """How many bytes have arrived and were not read, as far as known."""
 
-    def on_their_way(self) -> int:
-        """How many bytes were sent and are not acknowledged, as far as known."""
+    def on_their_way(self) -> int | None:
+        """How many bytes were sent and are not acknowledged; None if the system does not tell."""
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Limit the bytes that wait below to be sent; None: the system's default."""
@@ -149,20 +149,18 @@ class SocketWire:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
     def unread_bytes(self) -> int:
-        return self._ask(_UNREAD)
+        return 0 if _UNREAD is None else self._ask(_UNREAD)
 
-    def on_their_way(self) -> int:
+    def on_their_way(self) -> int | None:
         if _SO_NWRITE is None:
-            return self._ask(_ON_THEIR_WAY)
+            return None if _ON_THEIR_WAY is None else self._ask(_ON_THEIR_WAY)
         try:
             return self._socket.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
         except OSError:  # it was closed
             return 0
 
-    def _ask(self, what: int | None) -> int:
-        """A count of bytes that the kernel keeps; 0 if it does not tell."""
-        if what is None:
-            return 0
+    def _ask(self, what: int) -> int:
+        """A count of bytes that the kernel keeps."""
         count = bytearray(struct.calcsize("i"))
         try:
             fcntl.ioctl(self._socket.fileno(), what, count)
