@@ -74,7 +74,8 @@ class TrafficFacts:
 
     Counts what the network carries, with handshakes, encryption and headers. `sending_seconds`: for
     how long more than `LITTLE_BYTES` were on their way out, given to the network and not arrived.
-    Bytes that wait for the other side to read are not. 0.0 on a network that does not measure it.
+    Bytes that wait for a slow reader count, once its buffers are full. A real network looks now and
+    then, so that bursts shorter than that may not count. 0.0 if it is not measured.
     """
 
     sent_bytes: int = 0

@@ -39,7 +39,8 @@ FULL_SHARE: Final = 0.5
 some are half as large again."""
 SLOWEST_UPLINK: Final = 44_000.0
 """Bytes per second, in the middle of class 1. So the edges between classes are at 0.7, 2.8, 11, 45
-and 180 Mb/s: usual uplinks are a tenth away from them, and a measurement varies by less."""
+and 180 Mb/s. Usual uplinks are a tenth away from them; in an exchange without pauses, a measurement
+varies by less."""
 UPLINK_FACTOR: Final = 4.0
 LARGEST_UPLINK: Final = 6  # 180 Mb/s and more
 KEPT_WITHIN: Final = 0.75  # classes; a new one is the nearest

@@ -118,7 +118,8 @@ class ExchangeReport:
     - `result_digest`: equal at two members if and only if their results are.
     - `opened_seconds`, `reduced_seconds`, `received_seconds`, `seconds`: from the start until all
       transfers were open, our own part was reduced, all results were here, everything was closed.
-    - `sending_seconds`, `receiving_seconds`: in which any transfer was sending, or receiving.
+    - `sending_seconds`: in which bytes of this exchange were on their way out (`LinkMeter`).
+      `receiving_seconds`: in which any transfer was receiving.
     - `contradicted_by`: the members that say their result is another one. Then a reducer has sent
       different averages to different members.
     """
