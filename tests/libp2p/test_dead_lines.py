@@ -14,7 +14,12 @@ from typing import Any
 import pytest
 
 from lab.net import Machine, NetworkLab, RouterKind, missing_for_lab
-from node.net.transport.keep_alive import DOUBTED_SECONDS, UNACKNOWLEDGED_SECONDS
+from node.net.transport.keep_alive import (
+    BEAT_SECONDS,
+    DOUBTED_SECONDS,
+    EARLY_MEASUREMENTS,
+    UNACKNOWLEDGED_SECONDS,
+)
 from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [
@@ -24,6 +29,9 @@ pytestmark = [
 ]
 
 MEGABIT = 1e6
+EARLY_SECONDS = (EARLY_MEASUREMENTS + 1) * BEAT_SECONDS
+"""Then an idle link has nothing on its way: the pings of its first beats are answered."""
+
 FULL_SECONDS = 20.0  # three times as long as a dead link is left in place
 NOTICED_SECONDS = UNACKNOWLEDGED_SECONDS + 3.0
 """With up to a second until the first bytes are sent, a beat, and a second for a busy machine."""
@@ -79,7 +87,7 @@ def test_a_router_that_forgets_is_noticed_on_all_links_soon_after_the_first(
     home = lab.home("home", RouterKind.PORT_RESTRICTED)
     near, busy, idle = linked(home, lab.host("busy"), lab.host("idle"))
     near.tell(fill=busy.peer)
-    time.sleep(2.0)  # now both kernels hold bulk that the other has not acknowledged
+    time.sleep(EARLY_SECONDS)  # and both kernels hold bulk that the other has not acknowledged
     home.router.forget()
     forgot_at = time.monotonic()
     first, second = near.next_change(), near.next_change()
