@@ -238,7 +238,12 @@ class Libp2pNetwork(TraversableNetwork):
 
     def traffic(self) -> TrafficFacts:
         traffic = self._traffic
-        return TrafficFacts(traffic.sent_bytes, traffic.received_bytes, traffic.sending_seconds)
+        return TrafficFacts(
+            sent_bytes=traffic.sent_bytes,
+            received_bytes=traffic.received_bytes,
+            sending_bytes=traffic.sending_bytes,
+            sending_seconds=traffic.sending_seconds,
+        )
 
     def links(self) -> tuple[LinkFacts, ...]:
         facts = (self.link(peer) for peer in self._links.peers())

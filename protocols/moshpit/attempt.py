@@ -45,7 +45,6 @@ from protocols.moshpit.ballots import (
     Suspicion,
     digest_of_parts,
 )
-from protocols.moshpit.bandwidth import LARGEST_ESTIMATE
 from protocols.moshpit.blame import AWAITED, NO_AVERAGES, NO_VALUES, NOT_CLOSED, OVERDUE
 from protocols.moshpit.exchange import ExchangePlan, Participant
 from protocols.moshpit.layout import SMALL_PART
@@ -376,15 +375,14 @@ class LinkMeter:
         self.bytes_sent = self.bytes_received = 0
         self.receiving = BusyClock()
 
-    @property
-    def sending_seconds(self) -> float:
-        """For how long bytes of this node were on their way, as far as they were those of this
-        exchange. No rate is faster than the fastest estimate."""
+    def uplink(self) -> tuple[int, float]:
+        """The bytes of this node that have arrived since the exchange began, and the seconds in
+        which some were on their way."""
         before, now = self._before, self._network.traffic()
-        carried = max(now.sent_bytes - before.sent_bytes, self.bytes_sent, 1)
-        share = self.bytes_sent / carried
-        seconds = share * (now.sending_seconds - before.sending_seconds)
-        return max(seconds, self.bytes_sent / LARGEST_ESTIMATE)
+        return (
+            now.sending_bytes - before.sending_bytes,
+            now.sending_seconds - before.sending_seconds,
+        )
 
 
 # ---- streams over one uplink, and over one downlink

@@ -69,7 +69,7 @@ class Bandwidth:
     def add(self, at: float, report: ExchangeReport) -> None:
         """Add the measurements of one exchange, even of a failed one."""
         self._last_at = at
-        self._up.add(at, report.bytes_sent, report.sending_seconds)
+        self._up.add(at, report.sending_bytes, report.sending_seconds)
         self._down.add(at, report.bytes_received, report.receiving_seconds)
 
     def was_late(self) -> None:

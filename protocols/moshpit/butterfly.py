@@ -204,6 +204,7 @@ async def _finish_alone(attempt: ExchangeAttempt) -> None:
 def _report(attempt: ExchangeAttempt) -> ExchangeReport:
     meter = attempt.meter
     statements = tuple(attempt.statements[index] for index in sorted(attempt.statements))
+    sending_bytes, sending_seconds = meter.uplink()
     return ExchangeReport(
         statements=statements,
         result_digest=attempt.result_digest,
@@ -213,7 +214,8 @@ def _report(attempt: ExchangeAttempt) -> ExchangeReport:
         reduced_seconds=attempt.reduced_seconds,
         received_seconds=attempt.received_seconds,
         seconds=trio.current_time() - attempt.began,
-        sending_seconds=meter.sending_seconds,
+        sending_bytes=sending_bytes,
+        sending_seconds=sending_seconds,
         receiving_seconds=meter.receiving.seconds,
         contradicted_by=attempt.contradicted_by(),
     )
@@ -227,7 +229,7 @@ def _of_what_arrived(attempt: ExchangeAttempt, report: ExchangeReport) -> Exchan
     for member in attempt.averages_of.keys() & attempt.values_to.keys():
         chunks = plan.chunks_at(plan.place_of(member))[: attempt.averages_of[member].done]
         sent += sum(chunk.encoded_bytes for chunk in chunks)
-    return replace(report, bytes_sent=sent, sending_seconds=report.seconds)
+    return replace(report, bytes_sent=sent, sending_bytes=sent, sending_seconds=report.seconds)
 
 
 # Towards one reducer: sends our values of its part, and receives its averages on the same stream.

@@ -118,7 +118,8 @@ class ExchangeReport:
     - `result_digest`: equal at two members if and only if their results are.
     - `opened_seconds`, `reduced_seconds`, `received_seconds`, `seconds`: from the start until all
       transfers were open, our own part was reduced, all results were here, everything was closed.
-    - `sending_seconds`: in which bytes of this exchange were on their way out (`LinkMeter`).
+    - `sending_seconds`: in which bytes of this node were on their way out, and `sending_bytes`:
+      those that arrived meanwhile, of this exchange or not.
       `receiving_seconds`: in which any transfer was receiving.
     - `contradicted_by`: the members that say their result is another one. Then a reducer has sent
       different averages to different members.
@@ -132,6 +133,7 @@ class ExchangeReport:
     reduced_seconds: float
     received_seconds: float
     seconds: float
+    sending_bytes: int
     sending_seconds: float
     receiving_seconds: float
     contradicted_by: tuple[int, ...] = ()

@@ -168,12 +168,12 @@ class LinkEnd:
         self._timeline.at(arrival, self._arrive, message)
         return left
 
-    def on_their_way(self, more: int) -> None:
+    def on_their_way(self, more: int, *, arrived: int = 0) -> None:
         """A stream has accepted so many bytes; or so many have arrived or were dropped, below
         zero."""
         if self.alive:
             self._on_their_way += more
-            self.node.on_their_way(more)
+            self.node.on_their_way(more, arrived=arrived)
 
     def _arrive(self, message: WireMessage) -> None:
         if self._held_on_path or self._is_held_on_path(message):
@@ -194,7 +194,7 @@ class LinkEnd:
             self._held_at_receiver.append(message)
             return
         self.world.record(message.kind, self.node, other.node, message.size)
-        self.on_their_way(-message.size)
+        self.on_their_way(-message.size, arrived=message.size)
         if other.alive:
             if message.size:
                 other.bytes_received += message.size

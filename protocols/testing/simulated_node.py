@@ -95,6 +95,7 @@ class SimulatedNetwork(TraversableNetwork):
         self.messages_sent = 0  # onto the wire, without goodbyes
         self.bytes_sent = self.bytes_received = 0  # on all links, ended ones too
         self._on_their_way = 0  # bytes that streams have accepted, and that have not arrived
+        self._sending_bytes = 0
         self._sending_seconds = self._sending_since = 0.0
         self.machine = index  # whose router and address it has
         self.sent_to: set[int] = set()  # machines, from the port that it listens on
@@ -205,12 +206,15 @@ class SimulatedNetwork(TraversableNetwork):
         seconds = self._sending_seconds
         if self._on_their_way > LITTLE_BYTES:
             seconds += self.world.timeline.now() - self._sending_since
-        return TrafficFacts(self.bytes_sent, self.bytes_received, seconds)
+        return TrafficFacts(self.bytes_sent, self.bytes_received, self._sending_bytes, seconds)
 
-    def on_their_way(self, more: int) -> None:
-        """So many bytes more are on their way from this node; or fewer, below zero."""
+    def on_their_way(self, more: int, *, arrived: int = 0) -> None:
+        """So many bytes more are on their way from this node; or fewer, below zero, of which some
+        have arrived."""
         was_sending = self._on_their_way > LITTLE_BYTES
         self._on_their_way += more
+        if was_sending:
+            self._sending_bytes += arrived
         if (self._on_their_way > LITTLE_BYTES) is was_sending:
             return
         now = self.world.timeline.now()

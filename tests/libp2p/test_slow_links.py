@@ -136,7 +136,8 @@ async def test_an_uplink_is_measured_by_what_is_on_its_way() -> None:
                     left -= len(await stream.receive_some())
             await trio.sleep(1.0)
         now = near.traffic()
-        rate = (now.sent_bytes - before.sent_bytes) / (now.sending_seconds - before.sending_seconds)
+        seconds = now.sending_seconds - before.sending_seconds
+        rate = (now.sending_bytes - before.sending_bytes) / seconds
         assert rate == pytest.approx(NARROW.bytes_per_second, rel=0.3)
 
 

@@ -27,6 +27,7 @@ def report(sent: int, sending: float) -> ExchangeReport:
         reduced_seconds=0.0,
         received_seconds=0.0,
         seconds=sending,
+        sending_bytes=sent,
         sending_seconds=sending,
         receiving_seconds=sending,
     )

@@ -349,7 +349,7 @@ def test_links_measure_what_they_carry() -> None:
         await group.exchange()
         for peer in group.peers:
             assert peer.report is not None
-            sent, received = peer.report.bytes_sent, peer.report.bytes_received
+            sent, received = peer.report.sending_bytes, peer.report.bytes_received
             assert sent / peer.report.sending_seconds == pytest.approx(rate, rel=0.3)
             assert received / peer.report.receiving_seconds == pytest.approx(rate, rel=0.3)
 
@@ -365,8 +365,8 @@ def check_uplinks(group: Exchanging, uplinks: Sequence[float], *, least: float) 
     measured = {}
     for peer, uplink in zip(group.peers, uplinks, strict=True):
         assert peer.report is not None
-        if peer.report.bytes_sent >= SMALLEST_BYTES:
-            rate = peer.report.bytes_sent / max(peer.report.sending_seconds, 1e-3)
+        if peer.report.sending_bytes >= SMALLEST_BYTES:
+            rate = peer.report.sending_bytes / peer.report.sending_seconds
             measured[peer.index] = rate / uplink
     assert measured
     assert all(least < one < 1.1 for one in measured.values()), measured

@@ -203,7 +203,12 @@ async def test_an_uplink_is_busy_while_bytes_are_on_their_way(world: SimulatedWo
     await trio.sleep(10.0)
     now = first.traffic()
     assert now.sent_bytes - before.sent_bytes == 200_000
+    assert now.sending_bytes - before.sending_bytes == pytest.approx(200_000, rel=0.05)
     assert now.sending_seconds - before.sending_seconds == pytest.approx(2.0, abs=0.1)
+    for _ in range(100):
+        await one[0].send_all(bytes(1_000))
+        await trio.sleep(0.1)
+    assert first.traffic().sending_bytes == now.sending_bytes, "signs of life"
     await one[0].send_all(bytes(200_000))
     await trio.sleep(1.0)
     world.crash(second)

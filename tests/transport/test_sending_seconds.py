@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from node.net.transport.traffic import LOOK_SECONDS, UNTOLD_SECONDS, Traffic
+from node.net.transport.traffic import LOOK_SECONDS, UNTOLD_SECONDS, Delivery, Traffic
 from node.net.transport.wires import SocketWire
 from protocols.network import LITTLE_BYTES
 from tests.waiting import PATIENCE_SECONDS, until
@@ -23,11 +23,12 @@ class Socket:
 
     def __init__(self, count: int | None = MUCH) -> None:
         self.count = count
+        self.arrived = 0
         self.looks = 0
 
-    def on_their_way(self) -> int | None:
+    def delivery(self) -> Delivery:
         self.looks += 1
-        return self.count
+        return Delivery(acknowledged_bytes=self.arrived, on_their_way=self.count)
 
 
 @asynccontextmanager
@@ -78,6 +79,62 @@ async def test_small_messages_do_not_make_an_uplink_busy(autojump_clock: MockClo
         assert traffic.sending_seconds > 0.0
 
 
+async def test_a_burst_that_has_arrived_before_the_look_counts_half_of_the_time(
+    autojump_clock: MockClock,
+) -> None:
+    """Its bytes count, so its time must: a peer that sends in bursts would seem fast."""
+    burst = 32 << 10
+    socket = Socket(0)
+    async with running() as traffic:
+        for _ in range(50):
+            traffic.sends_on(socket)
+            socket.arrived += burst
+            await trio.sleep(0.1)
+        assert traffic.sending_seconds == pytest.approx(50 * LOOK_SECONDS / 2)
+        assert traffic.sending_bytes == 50 * burst
+
+
+async def test_small_messages_make_no_uplink_seem_fast(autojump_clock: MockClock) -> None:
+    """They are no measure of it, alone; beside others they are carried."""
+    socket, full = Socket(0), Socket(0)
+
+    async def chatter() -> None:
+        while True:
+            traffic.sends_on(socket)
+            socket.arrived += LITTLE_BYTES // 2
+            await trio.sleep(LOOK_SECONDS)
+
+    async with running() as traffic, trio.open_nursery() as nursery:
+        nursery.start_soon(chatter)
+        await trio.sleep(1.0)
+        assert (traffic.sending_bytes, traffic.sending_seconds) == (0, 0.0)
+        traffic.sends_on(full)
+        full.count = MUCH
+        await trio.sleep(1.0)
+        full.count, full.arrived = 0, MUCH
+        await trio.sleep(1.0)
+        assert traffic.sending_seconds == pytest.approx(1.0, abs=2 * LOOK_SECONDS)
+        carried = MUCH + LITTLE_BYTES / 2 / LOOK_SECONDS
+        assert traffic.sending_bytes == pytest.approx(carried, rel=0.05)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_late_look_does_not_count_the_time_before_the_burst(
+    autojump_clock: MockClock,
+) -> None:
+    """The loop was busy for a second, and then its socket was written to."""
+    idle, socket = Socket(1), Socket()
+    async with running() as traffic:
+        traffic.sends_on(idle)
+        await trio.sleep(10.5 * LOOK_SECONDS)
+        autojump_clock.jump(1.0)
+        traffic.sends_on(socket)
+        await trio.sleep(10 * LOOK_SECONDS)
+        socket.count = 0
+        await trio.sleep(1.0)
+        assert traffic.sending_seconds == pytest.approx(0.2, abs=2 * LOOK_SECONDS)
+
+
 async def test_what_was_sent_counts_for_a_while_if_the_system_does_not_tell(
     autojump_clock: MockClock,
 ) -> None:
@@ -106,19 +163,39 @@ async def test_a_socket_is_looked_at_only_while_it_has_something_under_way(
         assert socket.looks == looks
 
 
-async def test_the_kernel_tells_what_the_other_side_has_not_acknowledged() -> None:
+async def test_a_lost_link_has_carried_only_what_was_acknowledged(
+    autojump_clock: MockClock,
+) -> None:
+    socket = Socket()
+    async with running() as traffic:
+        traffic.sends_on(socket)
+        await trio.sleep(1.0)
+        socket.arrived = MUCH
+        await trio.sleep(1.0)
+        socket.count, socket.arrived = 0, 0  # closed: nothing is known any more
+        await trio.sleep(1.0)
+        assert traffic.sending_bytes == MUCH
+
+
+async def test_the_kernel_tells_what_has_arrived_and_what_waits_for_the_link() -> None:
     """Its reader stops, so that the window is full, and then goes on."""
+    size = 32 << 20
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         near = await trio.testing.open_stream_to_socket_listener(listeners[0])
         far = await listeners[0].accept()
         async with near, far, listeners[0]:
             wire = SocketWire(near)
-            assert wire.on_their_way() == 0
-            nursery.start_soon(wire.send, memoryview(bytes(32 << 20)))
-            await until(lambda: (wire.on_their_way() or 0) > MUCH, PATIENCE_SECONDS)
-            left = 32 << 20
+            if wire.delivery().on_their_way is None:
+                pytest.skip("this system does not tell what is on its way")
+            before = wire.delivery()
+            assert before.on_their_way == 0
+            nursery.start_soon(wire.send, memoryview(bytes(size)))
+            left, most = size, 0
             while left:
+                most = max(most, wire.delivery().on_their_way or 0)
                 left -= len(await far.receive_some())
-            await until(lambda: not wire.on_their_way(), PATIENCE_SECONDS)
-        assert wire.on_their_way() == 0, "it is closed"
+            assert most > MUCH
+            await until(lambda: wire.delivery().on_their_way == 0, PATIENCE_SECONDS)
+            assert wire.delivery().acknowledged_bytes - before.acknowledged_bytes == size
+        assert wire.delivery() == Delivery(), "it is closed"

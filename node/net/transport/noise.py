@@ -35,9 +35,8 @@ from node.net.transport.packets import (
     PacketOpener,
     PacketSealer,
 )
-from node.net.transport.traffic import SMALL_BYTES, Throttle, Traffic
+from node.net.transport.traffic import SMALL_BYTES, Delivery, Throttle, Traffic
 from node.net.transport.wires import (
-    Delivery,
     RawConnectionWire,
     SocketWire,
     Wire,
@@ -248,6 +247,7 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         self.traffic.sends_on(self._wire)
         waited = await self._wire.send(data)
         self.traffic.sent(len(data), self._segment_bytes)
+        self.traffic.sends_on(self._wire)  # or a busy loop might have looked before it was written
         return waited
 
     def _make_packet_space(self, frames: Sequence[bytes]) -> None:

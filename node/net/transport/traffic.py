@@ -19,14 +19,18 @@ acknowledgement for every second segment. Once a second the kernel (on Linux) al
 was lost and resent.
 
 `sending_seconds` are those in which bytes of the node were on their way: its uplink carries them,
-or they wait for it in the buffers of this machine and of its router.
+or they wait for it in the buffers of this machine and of its router. `sending_bytes` arrived
+meanwhile. Both grow from one look to the next: while bytes began to be on their way, or ended, or
+both, it is half of the time, and all of the bytes. Where `LITTLE_BYTES` or fewer are carried,
+neither grows, so that signs of life make no uplink seem fast.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -257,8 +261,32 @@ UNTOLD_SECONDS = 10.0
 An uplink may then seem slower than it is, but no faster, unless it needs longer for one packet."""
 
 
-class Sender(Protocol):
-    def on_their_way(self) -> int | None: ...
+class Delivery(NamedTuple):
+    """What is known below of the bytes that were sent."""
+
+    resent_bytes: int = 0
+    """How many were sent again because they were lost."""
+    unacknowledged_seconds: float | None = None
+    """If some wait for an acknowledgement: how long ago the last one of this connection came. None
+    if none wait, or if that is not known."""
+    round_trip_seconds: float = 0.0
+    """As the kernel sees it now, with all queues on the way; 0 if that is not known."""
+    acknowledged_bytes: int = 0
+    """How many have arrived; or if that is not known, how many were sent."""
+    on_their_way: int | None = 0
+    """How many are being carried, or wait for that; None if that is not known."""
+
+
+class SendingWire(Protocol):
+    def delivery(self) -> Delivery: ...
+
+
+@dataclass(slots=True)
+class _Sending:
+    """What a wire has carried until now, and when something was last sent on it."""
+
+    arrived_bytes: int
+    last_sent: float
 
 
 class Traffic:
@@ -272,9 +300,10 @@ class Traffic:
         now = trio.current_time()
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.sending_bytes = 0
         self.sending_seconds = 0.0
-        self._senders: dict[Sender, float] = {}
-        """The sockets whose bytes may be on their way, and when each last began to send some."""
+        self._senders: dict[SendingWire, _Sending] = {}
+        """Those whose bytes may be on their way."""
         self._sends = trio.Event()
         self.up = Throttle(up_bytes_per_second, now) if up_bytes_per_second else None
         self.down = Throttle(down_bytes_per_second, now) if down_bytes_per_second else None
@@ -299,10 +328,14 @@ class Traffic:
         if self.up is not None and acknowledged:
             self.up.charge(acknowledged)
 
-    def sends_on(self, sender: Sender) -> None:
-        """Something will be sent on this socket in a moment."""
-        self._senders[sender] = trio.current_time()
-        self._sends.set()
+    def sends_on(self, sender: SendingWire) -> None:
+        """Something will be sent on this wire in a moment, or just was."""
+        now, sending = trio.current_time(), self._senders.get(sender)
+        if sending is None:
+            self._senders[sender] = _Sending(sender.delivery().acknowledged_bytes, now)
+            self._sends.set()
+        else:
+            sending.last_sent = now
 
     async def run(self) -> None:
         """Grant turns to those that wait, and look at what is on its way, for ever."""
@@ -313,29 +346,37 @@ class Traffic:
                     nursery.start_soon(throttle.run)
 
     async def _look(self) -> None:
-        was_sending = False
+        looked, was_sending = trio.current_time(), False
         while True:
             if not self._senders:
                 self._sends = trio.Event()
                 await self._sends.wait()
-            looked = trio.current_time()
+                looked = trio.current_time()
             await trio.sleep(LOOK_SECONDS)
-            is_sending = self._count_on_their_way(looked) > LITTLE_BYTES
-            # The last bytes have arrived at some moment since the last look.
-            share = 1.0 if is_sending else 0.5 * was_sending
-            self.sending_seconds += share * (trio.current_time() - looked)
-            was_sending = is_sending
+            on_their_way, arrived = self._look_at_senders(looked)
+            now, is_sending = trio.current_time(), on_their_way > LITTLE_BYTES
+            if was_sending or is_sending or arrived > LITTLE_BYTES:
+                # what began meanwhile began after this task could run, however late it is
+                seconds = now - looked if was_sending else min(now - looked, LOOK_SECONDS)
+                self.sending_seconds += seconds * (1.0 if was_sending and is_sending else 0.5)
+                self.sending_bytes += arrived
+            looked, was_sending = now, is_sending
 
-    def _count_on_their_way(self, looked: float) -> int:
-        count = 0
-        for sender, began in tuple(self._senders.items()):
-            of_this = sender.on_their_way()
+    def _look_at_senders(self, looked: float) -> tuple[int, int]:
+        """How many bytes are on their way, and how many have arrived since the last look."""
+        on_their_way = arrived = 0
+        for sender, sending in tuple(self._senders.items()):
+            delivery = sender.delivery()
+            of_this = delivery.on_their_way
             if of_this is None:
-                of_this = LITTLE_BYTES + 1 if looked - began < UNTOLD_SECONDS else 0
-            count += of_this
-            if not of_this and began < looked:
+                of_this = LITTLE_BYTES + 1 if looked - sending.last_sent < UNTOLD_SECONDS else 0
+            on_their_way += of_this
+            # of a closed one, nothing is known
+            arrived += max(0, delivery.acknowledged_bytes - sending.arrived_bytes)
+            sending.arrived_bytes = delivery.acknowledged_bytes
+            if not of_this and sending.last_sent < looked:
                 del self._senders[sender]
-        return count
+        return on_their_way, arrived
 
 
 def _carried(size: int, segment_bytes: int) -> tuple[int, int]:

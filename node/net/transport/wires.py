@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import sys
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import trio
 from libp2p.abc import IRawConnection
@@ -28,39 +28,26 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 
-from node.net.transport.traffic import ETHERNET_SEGMENT_BYTES, Traffic
+from node.net.transport.traffic import ETHERNET_SEGMENT_BYTES, Delivery, Traffic
 
 try:
     import fcntl
     import termios
 
     _UNREAD: int | None = termios.FIONREAD
-    _ON_THEIR_WAY: int | None = termios.TIOCOUTQ if sys.platform.startswith("linux") else None
 except ImportError:  # on Windows
-    _UNREAD = _ON_THEIR_WAY = None
+    _UNREAD = None
 
-_SO_NWRITE = 0x1024 if sys.platform == "darwin" else None  # sys/socket.h: bytes not acknowledged
 _UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
 _PACING_RATE = 47 if sys.platform.startswith("linux") else None  # asm-generic/socket.h
 _FASTEST_PACING = 2**31 - 1  # bytes per second: no limit, but not the value for "not paced"
 _WINDOW_LIMIT = getattr(socket, "TCP_WINDOW_CLAMP", None)  # Linux
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
-# In linux/tcp.h's tcp_info: tcpi_unacked, tcpi_last_ack_recv (in milliseconds), tcpi_rtt (in
-# microseconds) and tcpi_bytes_retrans (since Linux 4.19; before, there is nothing at this place).
-_UNACKNOWLEDGED_AT, _ACKNOWLEDGED_AT, _ROUND_TRIP_AT, _RESENT_AT = 24, 56, 68, 208
+# In linux/tcp.h's tcp_info: tcpi_unacked (segments), tcpi_last_ack_recv (milliseconds), tcpi_rtt
+# (microseconds), tcpi_bytes_acked, tcpi_notsent_bytes, tcpi_bytes_sent, tcpi_bytes_retrans. The
+# last two are there since Linux 4.19.
+_FACTS = struct.Struct("=24x I 28x I 8x I 48x Q 16x I 52x Q Q")
 _HAS_VECTORS = hasattr(os, "readv")  # not on Windows, where a socket is no file descriptor
-
-
-class Delivery(NamedTuple):
-    """What is known below of the bytes that were sent."""
-
-    resent_bytes: int = 0
-    """How many were sent again because they were lost."""
-    unacknowledged_seconds: float | None = None
-    """If some wait for an acknowledgement: how long ago the last one of this connection came. None
-    if none wait, or if that is not known."""
-    round_trip_seconds: float = 0.0
-    """As the kernel sees it now, with all queues on the way; 0 if that is not known."""
 
 
 class Wire(Protocol):
@@ -75,9 +62,6 @@ class Wire(Protocol):
 
     def unread_bytes(self) -> int:
         """How many bytes have arrived and were not read, as far as known."""
-
-    def on_their_way(self) -> int | None:
-        """How many bytes were sent and are not acknowledged; None if the system does not tell."""
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Limit the bytes that wait below to be sent; None: the system's default."""
@@ -108,6 +92,7 @@ class SocketWire:
         self._socket = stream.socket
         self._least = 1
         self._is_paced = False
+        self._sent_bytes = 0
 
     async def receive_into(self, buffer: memoryview, least: int) -> int:
         try:
@@ -129,6 +114,7 @@ class SocketWire:
             if not _HAS_VECTORS:
                 began = trio.current_time()
                 await self._stream.send_all(data)
+                self._sent_bytes += len(data)
                 return trio.current_time() - began
             await trio.lowlevel.checkpoint()
             sent, full_since = 0, math.inf
@@ -136,6 +122,7 @@ class SocketWire:
                 with contextlib.suppress(BlockingIOError):
                     sent += os.writev(self._descriptor(), [data[sent:]])
                 if sent == len(data):
+                    self._sent_bytes += sent
                     return max(0.0, trio.current_time() - full_since)
                 full_since = min(full_since, trio.current_time())
                 await trio.lowlevel.wait_writable(self._descriptor())
@@ -149,25 +136,15 @@ class SocketWire:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
     def unread_bytes(self) -> int:
-        return 0 if _UNREAD is None else self._ask(_UNREAD)
-
-    def on_their_way(self) -> int | None:
-        if _SO_NWRITE is None:
-            return None if _ON_THEIR_WAY is None else self._ask(_ON_THEIR_WAY)
-        try:
-            return self._socket.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
-        except OSError:  # it was closed
+        if _UNREAD is None:
             return 0
-
-    def _ask(self, what: int) -> int:
-        """A count of bytes that the kernel keeps."""
         count = bytearray(struct.calcsize("i"))
         try:
-            fcntl.ioctl(self._socket.fileno(), what, count)
+            fcntl.ioctl(self._socket.fileno(), _UNREAD, count)
         except (OSError, ValueError):  # it was closed
             return 0
-        size: int = struct.unpack("i", count)[0]
-        return size
+        unread: int = struct.unpack("i", count)[0]
+        return unread
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         if _UNSENT_LIMIT is not None:
@@ -204,19 +181,22 @@ class SocketWire:
         return max(found, 1)
 
     def delivery(self) -> Delivery:
-        if _TCP_INFO is None:
-            return Delivery()
-        try:
-            facts = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RESENT_AT + 8)
-        except OSError:
-            return Delivery()
-
-        def number(at: int, size: int) -> int:
-            return int.from_bytes(facts[at : at + size], sys.byteorder)
-
-        waits = number(_UNACKNOWLEDGED_AT, 4) > 0
-        seconds = number(_ACKNOWLEDGED_AT, 4) / 1000 if waits else None
-        return Delivery(number(_RESENT_AT, 8), seconds, number(_ROUND_TRIP_AT, 4) / 1e6)
+        facts = b""
+        if _TCP_INFO is not None:
+            try:
+                facts = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _FACTS.size)
+            except OSError:  # it was closed
+                return Delivery()
+        if len(facts) < _FACTS.size:
+            return Delivery(acknowledged_bytes=self._sent_bytes, on_their_way=None)
+        waiting, silent, round_trip, acknowledged, unsent, sent, resent = _FACTS.unpack(facts)
+        return Delivery(
+            resent_bytes=resent,
+            unacknowledged_seconds=silent / 1000 if waiting else None,
+            round_trip_seconds=round_trip / 1e6,
+            acknowledged_bytes=acknowledged,
+            on_their_way=max(0, sent - resent - acknowledged) + unsent,
+        )
 
     def _descriptor(self) -> int:
         """Read before each use: after a close the number may belong to another file."""
@@ -263,9 +243,6 @@ class RawConnectionWire:
     def unread_bytes(self) -> int:
         return 0
 
-    def on_their_way(self) -> int:
-        return 0  # they are counted in the connection to the relay
-
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Does nothing: only the relay's connection knows what waits."""
 
@@ -279,7 +256,7 @@ class RawConnectionWire:
         return ETHERNET_SEGMENT_BYTES
 
     def delivery(self) -> Delivery:
-        return Delivery()
+        return Delivery()  # only the relay's connection knows
 
 
 def socket_of(connection: IRawConnection) -> trio.SocketStream | None:

@@ -133,10 +133,12 @@ async def measure_homes(effort: HomesEffort, say: Talk = lambda _line: None) -> 
     load = os.getloadavg()[0]
     plain = await _run(effort, say, compressed=False)
     sent, plain_sent = (one["bytes_per_hour"]["sent"] for one in (result, plain))
-    times_fewer = plain_sent / sent
     full = at_full_size(effort, result, effort.codec)
     plain_full = at_full_size(effort, plain, "none")
-    at_size = plain_full / full
+    # in an exchange: a run whose exchanges are late sends less in an hour
+    late = result["step_s"] / plain["step_s"]
+    times_fewer = plain_sent / (sent * late)
+    at_size = plain_full / (full * late)
     few_enough = not effort.is_sparse or at_size >= BAR_TIMES_FEWER
     return result | {
         "bytes_per_hour_uncompressed": plain["bytes_per_hour"],
@@ -316,10 +318,10 @@ def _lines(result: dict[str, Any]) -> str:
         f"{result['complete']:.0%} of them with all peers",
         f"bytes        a peer sends {sent:,.1f} MB in an hour and receives {received:,.1f}; "
         f"without a codec {result['bytes_per_hour_uncompressed']['sent'] / 1e6:,.1f}, "
-        f"{result['times_fewer']:g} times as many",
+        f"{result['times_fewer']:g} times as many in an exchange",
         f"full size    it would send {full['sent'] / 1e6:,.0f} MB in an hour; without a codec "
         f"{full['sent_uncompressed'] / 1e6:,.0f}, {result['times_fewer_full_size']:g} times as "
-        "many",
+        "many in an exchange",
         f"the bits     are {'the same at all' if result['same_bits'] else 'NOT THE SAME'}",
         f"this machine {result['cores_used']} cores used by the peers, load {load}",
     ]

@@ -141,7 +141,7 @@ class SlowNetwork(TraversableNetwork):
     def traffic(self) -> TrafficFacts:
         sent = self._gate.passed_bytes
         received = self._network.traffic().received_bytes
-        return TrafficFacts(sent, received, sent / self._gate.bytes_per_second)
+        return TrafficFacts(sent, received, sent, sent / self._gate.bytes_per_second)
 
     def link_events(self) -> AbstractContextManager[trio.MemoryReceiveChannel[LinkEvent]]:
         return self._network.link_events()
