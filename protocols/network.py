@@ -72,12 +72,12 @@ LITTLE_BYTES = 4096
 class TrafficFacts:
     """The bytes that this node has sent and received on all links since it started. Only grows.
 
-    Counts what the network carries, with handshakes, encryption and headers. `sending_seconds`: for
-    how long more than `LITTLE_BYTES` were on their way out, given to the network and not arrived;
-    `sending_bytes`: those of the content (without headers) that arrived then. Together they tell
-    how fast the uplink is. Bytes that wait for a slow reader count, once its buffers are full. A
-    real network looks now and then, so that bursts shorter than that make the uplink seem slow.
-    Both are 0 if they are not measured.
+    `sent_bytes` and `received_bytes` are what the network carries, with handshakes, encryption and
+    headers. `sending_seconds`: for how long more than `LITTLE_BYTES` were on their way out, given
+    to the network and not arrived; `sending_bytes`: those that arrived then, without headers.
+    Together they tell how fast the uplink is. Bytes that wait for a slow reader count, once its
+    buffers are full. A real network looks now and then, so that bursts shorter than that make the
+    uplink seem slow. Both are 0 if they are not measured.
     """
 
     sent_bytes: int = 0

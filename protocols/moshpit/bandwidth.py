@@ -43,7 +43,8 @@ class Rate:
 
     def add(self, at: float, size: int, seconds: float) -> None:
         if size >= SMALLEST_BYTES and seconds > 0.0:
-            self._measurements.append(Measurement(at, size / seconds))
+            rate = min(size / seconds, LARGEST_ESTIMATE)
+            self._measurements.append(Measurement(at, rate))
 
     def keep_since(self, at: float) -> None:
         """Forget what was measured before."""
@@ -51,8 +52,7 @@ class Rate:
         self._measurements = deque(kept, maxlen=RECENT_MEASUREMENTS)
 
     def estimate(self, now: float) -> float:
-        best = max((_aged(one, now) for one in self._measurements), default=0.0)
-        return min(best, LARGEST_ESTIMATE)
+        return max((_aged(one, now) for one in self._measurements), default=0.0)
 
 
 def _aged(one: Measurement, now: float) -> float:

@@ -92,3 +92,4 @@ def test_rates_above_any_home_connection_count_as_equal() -> None:
     one.add(0.0, report(400 * MEGABYTE, 1.0))
     other.add(0.0, report(200 * MEGABYTE, 1.0))
     assert one.up(0.0) == other.up(0.0) == one.down(0.0) == LARGEST_ESTIMATE
+    assert one.up(HALF_LIFE_SECONDS) == LARGEST_ESTIMATE / 2

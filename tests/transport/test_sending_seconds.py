@@ -10,7 +10,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from node.net.transport.traffic import LOOK_SECONDS, UNTOLD_SECONDS, Delivery, Traffic
+from node.net.transport.traffic import (
+    LONGEST_LOOK_SECONDS,
+    LOOK_SECONDS,
+    UNTOLD_SECONDS,
+    Carried,
+    Traffic,
+)
 from node.net.transport.wires import SocketWire
 from protocols.network import LITTLE_BYTES
 from tests.waiting import PATIENCE_SECONDS, until
@@ -26,9 +32,9 @@ class Socket:
         self.arrived = 0
         self.looks = 0
 
-    def delivery(self) -> Delivery:
+    def carried(self) -> Carried:
         self.looks += 1
-        return Delivery(acknowledged_bytes=self.arrived, on_their_way=self.count)
+        return Carried(self.arrived, self.count)
 
 
 @asynccontextmanager
@@ -79,19 +85,43 @@ async def test_small_messages_do_not_make_an_uplink_busy(autojump_clock: MockClo
         assert traffic.sending_seconds > 0.0
 
 
-async def test_a_burst_that_has_arrived_before_the_look_counts_half_of_the_time(
-    autojump_clock: MockClock,
+@pytest.mark.parametrize("pause_ms", [17, 100])
+@pytest.mark.parametrize("burst_ms", [5, 19, 21, 30, 39, 59, 99])
+async def test_bursts_do_not_make_an_uplink_seem_fast(
+    autojump_clock: MockClock, burst_ms: int, pause_ms: int
 ) -> None:
-    """Its bytes count, so its time must: a peer that sends in bursts would seem fast."""
-    burst = 32 << 10
+    """Whatever their length, although looks begin with the first byte of each."""
+    rate, bursts = 1e6, 200
+    size = int(rate * burst_ms / 1000)
     socket = Socket(0)
     async with running() as traffic:
-        for _ in range(50):
+        for _ in range(bursts):
+            socket.count = size
             traffic.sends_on(socket)
-            socket.arrived += burst
-            await trio.sleep(0.1)
-        assert traffic.sending_seconds == pytest.approx(50 * LOOK_SECONDS / 2)
-        assert traffic.sending_bytes == 50 * burst
+            await trio.sleep(burst_ms / 1000)
+            socket.count = 0
+            socket.arrived += size
+            await trio.sleep(pause_ms / 1000)
+        await trio.sleep(1.0)
+        assert traffic.sending_bytes == pytest.approx(bursts * size, rel=0.02)
+        measured = traffic.sending_bytes / traffic.sending_seconds
+        least = 0.8 if burst_ms > 10 else 0.4
+        assert least * rate <= measured <= 1.1 * rate
+
+
+async def test_a_look_that_is_late_does_not_make_a_burst_seem_fast(
+    autojump_clock: MockClock,
+) -> None:
+    """The loop was busy while the kernel sent."""
+    socket = Socket()
+    async with running() as traffic:
+        traffic.sends_on(socket)
+        await trio.sleep(0.001)
+        autojump_clock.jump(0.3)
+        socket.count, socket.arrived = 0, MUCH
+        await trio.sleep(1.0)
+        assert traffic.sending_bytes == MUCH
+        assert traffic.sending_seconds == pytest.approx(0.3, abs=LONGEST_LOOK_SECONDS)
 
 
 async def test_small_messages_make_no_uplink_seem_fast(autojump_clock: MockClock) -> None:
@@ -177,8 +207,24 @@ async def test_a_lost_link_has_carried_only_what_was_acknowledged(
         assert traffic.sending_bytes == MUCH
 
 
-async def test_the_kernel_tells_what_has_arrived_and_what_waits_for_the_link() -> None:
-    """Its reader stops, so that the window is full, and then goes on."""
+async def test_where_the_system_tells_nothing_all_that_was_sent_has_arrived(
+    autojump_clock: MockClock,
+) -> None:
+    socket = Socket(None)
+    async with running() as traffic:
+        traffic.sends_on(socket)
+        await trio.sleep(1.0)
+        socket.arrived = MUCH
+        await trio.sleep(2 * UNTOLD_SECONDS)
+        assert traffic.sending_bytes == MUCH
+        traffic.sends_on(socket)
+        socket.arrived += MUCH
+        await trio.sleep(2 * UNTOLD_SECONDS)
+        assert traffic.sending_bytes == 2 * MUCH
+        assert traffic.sending_seconds == pytest.approx(2 * UNTOLD_SECONDS, abs=1.0)
+
+
+async def test_the_kernel_tells_what_has_arrived_and_what_has_not() -> None:
     size = 32 << 20
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -186,16 +232,13 @@ async def test_the_kernel_tells_what_has_arrived_and_what_waits_for_the_link() -
         far = await listeners[0].accept()
         async with near, far, listeners[0]:
             wire = SocketWire(near)
-            if wire.delivery().on_their_way is None:
+            if wire.carried().on_their_way is None:
                 pytest.skip("this system does not tell what is on its way")
-            before = wire.delivery()
-            assert before.on_their_way == 0
+            assert wire.carried() == Carried(0, 0)
             nursery.start_soon(wire.send, memoryview(bytes(size)))
-            left, most = size, 0
+            await until(lambda: (wire.carried().on_their_way or 0) > MUCH, PATIENCE_SECONDS)
+            left = size
             while left:
-                most = max(most, wire.delivery().on_their_way or 0)
                 left -= len(await far.receive_some())
-            assert most > MUCH
-            await until(lambda: wire.delivery().on_their_way == 0, PATIENCE_SECONDS)
-            assert wire.delivery().acknowledged_bytes - before.acknowledged_bytes == size
-        assert wire.delivery() == Delivery(), "it is closed"
+            await until(lambda: wire.carried() == Carried(size, 0), PATIENCE_SECONDS)
+        assert wire.carried() == Carried(0, 0), "it is closed"

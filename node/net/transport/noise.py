@@ -35,8 +35,9 @@ from node.net.transport.packets import (
     PacketOpener,
     PacketSealer,
 )
-from node.net.transport.traffic import SMALL_BYTES, Delivery, Throttle, Traffic
+from node.net.transport.traffic import SMALL_BYTES, Throttle, Traffic
 from node.net.transport.wires import (
+    Delivery,
     RawConnectionWire,
     SocketWire,
     Wire,

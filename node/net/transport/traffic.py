@@ -20,9 +20,9 @@ was lost and resent.
 
 `sending_seconds` are those in which bytes of the node were on their way: its uplink carries them,
 or they wait for it in the buffers of this machine and of its router. `sending_bytes` arrived
-meanwhile. Both grow from one look to the next: while bytes began to be on their way, or ended, or
-both, it is half of the time, and all of the bytes. Where `LITTLE_BYTES` or fewer are carried,
-neither grows, so that signs of life make no uplink seem fast.
+meanwhile. Both grow from one look to the next. When bytes began to be on their way is known; of the
+look in which the last ones arrived, half of the time counts. Where `LITTLE_BYTES` or fewer are
+carried, neither grows, so that signs of life make no uplink seem fast.
 """
 
 from __future__ import annotations
@@ -254,31 +254,30 @@ ETHERNET_SEGMENT_BYTES = 1448
 
 
 LOOK_SECONDS = 0.02
-"""Between two looks at what is on its way: the time of a chunk on an uplink of 100 Mb/s."""
+"""Between two looks at what is on its way, on average: the time of a chunk on an uplink of 100
+Mb/s."""
+
+LONGEST_LOOK_SECONDS = 1.5 * LOOK_SECONDS
+
+GOLDEN = 0.618034
+"""Steps of this share, without the whole, are spread evenly, however many there are."""
 
 UNTOLD_SECONDS = 10.0
 """If the system does not tell what is on its way: for how long that which was sent counts as such.
 An uplink may then seem slower than it is, but no faster, unless it needs longer for one packet."""
 
 
-class Delivery(NamedTuple):
-    """What is known below of the bytes that were sent."""
+class Carried(NamedTuple):
+    """What became of the bytes that a wire has sent."""
 
-    resent_bytes: int = 0
-    """How many were sent again because they were lost."""
-    unacknowledged_seconds: float | None = None
-    """If some wait for an acknowledgement: how long ago the last one of this connection came. None
-    if none wait, or if that is not known."""
-    round_trip_seconds: float = 0.0
-    """As the kernel sees it now, with all queues on the way; 0 if that is not known."""
-    acknowledged_bytes: int = 0
-    """How many have arrived; or if that is not known, how many were sent."""
-    on_their_way: int | None = 0
-    """How many are being carried, or wait for that; None if that is not known."""
+    arrived_bytes: int
+    """How many are acknowledged; or if the system does not tell, how many were sent."""
+    on_their_way: int | None
+    """How many are not; None if the system does not tell."""
 
 
 class SendingWire(Protocol):
-    def delivery(self) -> Delivery: ...
+    def carried(self) -> Carried: ...
 
 
 @dataclass(slots=True)
@@ -304,6 +303,7 @@ class Traffic:
         self.sending_seconds = 0.0
         self._senders: dict[SendingWire, _Sending] = {}
         """Those whose bytes may be on their way."""
+        self._first_sent: float | None = None  # since the last look
         self._sends = trio.Event()
         self.up = Throttle(up_bytes_per_second, now) if up_bytes_per_second else None
         self.down = Throttle(down_bytes_per_second, now) if down_bytes_per_second else None
@@ -331,8 +331,10 @@ class Traffic:
     def sends_on(self, sender: SendingWire) -> None:
         """Something will be sent on this wire in a moment, or just was."""
         now, sending = trio.current_time(), self._senders.get(sender)
+        if self._first_sent is None:
+            self._first_sent = now
         if sending is None:
-            self._senders[sender] = _Sending(sender.delivery().acknowledged_bytes, now)
+            self._senders[sender] = _Sending(sender.carried().arrived_bytes, now)
             self._sends.set()
         else:
             sending.last_sent = now
@@ -346,34 +348,36 @@ class Traffic:
                     nursery.start_soon(throttle.run)
 
     async def _look(self) -> None:
-        looked, was_sending = trio.current_time(), False
+        looked, was_sending, turn = trio.current_time(), False, 0.0
         while True:
             if not self._senders:
                 self._sends = trio.Event()
                 await self._sends.wait()
                 looked = trio.current_time()
-            await trio.sleep(LOOK_SECONDS)
+            # Looks in step with bursts of one length would always see their ends too early.
+            turn = (turn + GOLDEN) % 1.0
+            await trio.sleep(LOOK_SECONDS * (0.5 + turn))
             on_their_way, arrived = self._look_at_senders(looked)
             now, is_sending = trio.current_time(), on_their_way > LITTLE_BYTES
             if was_sending or is_sending or arrived > LITTLE_BYTES:
-                # what began meanwhile began after this task could run, however late it is
-                seconds = now - looked if was_sending else min(now - looked, LOOK_SECONDS)
-                self.sending_seconds += seconds * (1.0 if was_sending and is_sending else 0.5)
+                began = looked if was_sending else max(looked, self._first_sent or 0.0)
+                self.sending_seconds += now - began
+                if not is_sending:  # the last of them arrived at some moment since the last look
+                    self.sending_seconds -= min(now - began, LONGEST_LOOK_SECONDS) / 2
                 self.sending_bytes += arrived
-            looked, was_sending = now, is_sending
+            looked, was_sending, self._first_sent = now, is_sending, None
 
     def _look_at_senders(self, looked: float) -> tuple[int, int]:
         """How many bytes are on their way, and how many have arrived since the last look."""
         on_their_way = arrived = 0
         for sender, sending in tuple(self._senders.items()):
-            delivery = sender.delivery()
-            of_this = delivery.on_their_way
+            carried = sender.carried()
+            of_this = carried.on_their_way
             if of_this is None:
                 of_this = LITTLE_BYTES + 1 if looked - sending.last_sent < UNTOLD_SECONDS else 0
             on_their_way += of_this
-            # of a closed one, nothing is known
-            arrived += max(0, delivery.acknowledged_bytes - sending.arrived_bytes)
-            sending.arrived_bytes = delivery.acknowledged_bytes
+            arrived += max(0, carried.arrived_bytes - sending.arrived_bytes)  # closed: 0
+            sending.arrived_bytes = carried.arrived_bytes
             if not of_this and sending.last_sent < looked:
                 del self._senders[sender]
         return on_their_way, arrived

@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import sys
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 from libp2p.abc import IRawConnection
@@ -28,26 +28,39 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 
-from node.net.transport.traffic import ETHERNET_SEGMENT_BYTES, Delivery, Traffic
+from node.net.transport.traffic import ETHERNET_SEGMENT_BYTES, Carried, Traffic
 
 try:
     import fcntl
     import termios
 
     _UNREAD: int | None = termios.FIONREAD
+    _ON_THEIR_WAY: int | None = termios.TIOCOUTQ if sys.platform.startswith("linux") else None
 except ImportError:  # on Windows
-    _UNREAD = None
+    _UNREAD = _ON_THEIR_WAY = None
 
+_SO_NWRITE = 0x1024 if sys.platform == "darwin" else None  # sys/socket.h: bytes not acknowledged
 _UNSENT_LIMIT = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS; 0: the default
 _PACING_RATE = 47 if sys.platform.startswith("linux") else None  # asm-generic/socket.h
 _FASTEST_PACING = 2**31 - 1  # bytes per second: no limit, but not the value for "not paced"
 _WINDOW_LIMIT = getattr(socket, "TCP_WINDOW_CLAMP", None)  # Linux
 _TCP_INFO = getattr(socket, "TCP_INFO", None) if sys.platform.startswith("linux") else None
-# In linux/tcp.h's tcp_info: tcpi_unacked (segments), tcpi_last_ack_recv (milliseconds), tcpi_rtt
-# (microseconds), tcpi_bytes_acked, tcpi_notsent_bytes, tcpi_bytes_sent, tcpi_bytes_retrans. The
-# last two are there since Linux 4.19.
-_FACTS = struct.Struct("=24x I 28x I 8x I 48x Q 16x I 52x Q Q")
+# In linux/tcp.h's tcp_info: tcpi_unacked, tcpi_last_ack_recv (in milliseconds), tcpi_rtt (in
+# microseconds) and tcpi_bytes_retrans (since Linux 4.19; before, there is nothing at this place).
+_UNACKNOWLEDGED_AT, _ACKNOWLEDGED_AT, _ROUND_TRIP_AT, _RESENT_AT = 24, 56, 68, 208
 _HAS_VECTORS = hasattr(os, "readv")  # not on Windows, where a socket is no file descriptor
+
+
+class Delivery(NamedTuple):
+    """What is known below of the bytes that were sent."""
+
+    resent_bytes: int = 0
+    """How many were sent again because they were lost."""
+    unacknowledged_seconds: float | None = None
+    """If some wait for an acknowledgement: how long ago the last one of this connection came. None
+    if none wait, or if that is not known."""
+    round_trip_seconds: float = 0.0
+    """As the kernel sees it now, with all queues on the way; 0 if that is not known."""
 
 
 class Wire(Protocol):
@@ -62,6 +75,9 @@ class Wire(Protocol):
 
     def unread_bytes(self) -> int:
         """How many bytes have arrived and were not read, as far as known."""
+
+    def carried(self) -> Carried:
+        """What of the sent bytes has arrived, and what has not."""
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Limit the bytes that wait below to be sent; None: the system's default."""
@@ -120,9 +136,10 @@ class SocketWire:
             sent, full_since = 0, math.inf
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    sent += os.writev(self._descriptor(), [data[sent:]])
+                    written = os.writev(self._descriptor(), [data[sent:]])
+                    sent += written
+                    self._sent_bytes += written
                 if sent == len(data):
-                    self._sent_bytes += sent
                     return max(0.0, trio.current_time() - full_since)
                 full_since = min(full_since, trio.current_time())
                 await trio.lowlevel.wait_writable(self._descriptor())
@@ -136,15 +153,31 @@ class SocketWire:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
     def unread_bytes(self) -> int:
-        if _UNREAD is None:
-            return 0
-        count = bytearray(struct.calcsize("i"))
         try:
-            fcntl.ioctl(self._socket.fileno(), _UNREAD, count)
+            return 0 if _UNREAD is None else self._ask(_UNREAD)
         except (OSError, ValueError):  # it was closed
             return 0
-        unread: int = struct.unpack("i", count)[0]
-        return unread
+
+    def carried(self) -> Carried:
+        """`tcp_info` would not do: Linux counts a segment as sent that its own queue has refused,
+        and once more when it tries again."""
+        try:
+            if _ON_THEIR_WAY is not None:
+                waiting = self._ask(_ON_THEIR_WAY)
+            elif _SO_NWRITE is not None:
+                waiting = self._socket.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
+            else:
+                return Carried(self._sent_bytes, None)
+        except (OSError, ValueError):  # it was closed
+            return Carried(0, 0)
+        return Carried(self._sent_bytes - waiting, waiting)
+
+    def _ask(self, what: int) -> int:
+        """A count of bytes that the kernel keeps."""
+        count = bytearray(struct.calcsize("i"))
+        fcntl.ioctl(self._socket.fileno(), what, count)
+        size: int = struct.unpack("i", count)[0]
+        return size
 
     def limit_unsent(self, limit_bytes: int | None) -> None:
         if _UNSENT_LIMIT is not None:
@@ -181,22 +214,19 @@ class SocketWire:
         return max(found, 1)
 
     def delivery(self) -> Delivery:
-        facts = b""
-        if _TCP_INFO is not None:
-            try:
-                facts = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _FACTS.size)
-            except OSError:  # it was closed
-                return Delivery()
-        if len(facts) < _FACTS.size:
-            return Delivery(acknowledged_bytes=self._sent_bytes, on_their_way=None)
-        waiting, silent, round_trip, acknowledged, unsent, sent, resent = _FACTS.unpack(facts)
-        return Delivery(
-            resent_bytes=resent,
-            unacknowledged_seconds=silent / 1000 if waiting else None,
-            round_trip_seconds=round_trip / 1e6,
-            acknowledged_bytes=acknowledged,
-            on_their_way=max(0, sent - resent - acknowledged) + unsent,
-        )
+        if _TCP_INFO is None:
+            return Delivery()
+        try:
+            facts = self._socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RESENT_AT + 8)
+        except OSError:
+            return Delivery()
+
+        def number(at: int, size: int) -> int:
+            return int.from_bytes(facts[at : at + size], sys.byteorder)
+
+        waits = number(_UNACKNOWLEDGED_AT, 4) > 0
+        seconds = number(_ACKNOWLEDGED_AT, 4) / 1000 if waits else None
+        return Delivery(number(_RESENT_AT, 8), seconds, number(_ROUND_TRIP_AT, 4) / 1e6)
 
     def _descriptor(self) -> int:
         """Read before each use: after a close the number may belong to another file."""
@@ -243,6 +273,9 @@ class RawConnectionWire:
     def unread_bytes(self) -> int:
         return 0
 
+    def carried(self) -> Carried:
+        return Carried(0, 0)  # counted in the connection to the relay
+
     def limit_unsent(self, limit_bytes: int | None) -> None:
         """Does nothing: only the relay's connection knows what waits."""
 
@@ -256,7 +289,7 @@ class RawConnectionWire:
         return ETHERNET_SEGMENT_BYTES
 
     def delivery(self) -> Delivery:
-        return Delivery()  # only the relay's connection knows
+        return Delivery()
 
 
 def socket_of(connection: IRawConnection) -> trio.SocketStream | None:
