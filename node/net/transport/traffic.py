@@ -271,7 +271,8 @@ class Carried(NamedTuple):
     """What became of the bytes that a wire has sent."""
 
     arrived_bytes: int
-    """How many are acknowledged; or if the system does not tell, how many were sent."""
+    """How many are acknowledged; or if the system does not tell, how many were sent. 0 if the
+    connection is closed."""
     on_their_way: int | None
     """How many are not; None if the system does not tell."""
 
@@ -353,7 +354,7 @@ class Traffic:
             if not self._senders:
                 self._sends = trio.Event()
                 await self._sends.wait()
-                looked = trio.current_time()
+                looked = self._first_sent or trio.current_time()  # others may have run since
             # Looks in step with bursts of one length would always see their ends too early.
             turn = (turn + GOLDEN) % 1.0
             await trio.sleep(LOOK_SECONDS * (0.5 + turn))
@@ -376,8 +377,8 @@ class Traffic:
             if of_this is None:
                 of_this = LITTLE_BYTES + 1 if looked - sending.last_sent < UNTOLD_SECONDS else 0
             on_their_way += of_this
-            arrived += max(0, carried.arrived_bytes - sending.arrived_bytes)  # closed: 0
-            sending.arrived_bytes = carried.arrived_bytes
+            arrived += max(0, carried.arrived_bytes - sending.arrived_bytes)
+            sending.arrived_bytes = max(sending.arrived_bytes, carried.arrived_bytes)
             if not of_this and sending.last_sent < looked:
                 del self._senders[sender]
         return on_their_way, arrived

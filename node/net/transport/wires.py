@@ -4,7 +4,7 @@ A TCP connection is read and written directly on its socket. A connection throug
 socket of its own. It uses the library's RawConnection, and behaves the same but is slower.
 
 For both, receiving returns 0 if the other side has ended; any other end of a connection raises
-ConnectionClosedError. Wires do not count bytes. Only the library's handshake is counted here,
+ConnectionClosedError. Wires do not count traffic. Only the library's handshake is counted here,
 because it goes through the library's stream. The session counts everything after it (noise.py).
 
 The number of a file descriptor may belong to another file as soon as the socket is closed. So it is
