@@ -367,7 +367,8 @@ class BusyClock:
 
 
 class LinkMeter:
-    """All links of one exchange together. The exchange itself counts its bytes."""
+    """All links together, while one exchange goes on. The exchange itself counts its bytes; its
+    uplink also carries others."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

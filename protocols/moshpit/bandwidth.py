@@ -1,11 +1,12 @@
 """Estimates the speed of this peer's connection from its own rounds.
 
-Each exchange says how much went each way and how long its links were busy with it. A rate that
-was reached is a proof that at least that much is possible; that one was not reached proves
-nothing, for the other end may have been the slow one. So the estimate is the best of the recent
-rounds, and what a round has shown counts for less the longer it is ago: a connection that has
-become slow is believed to be slow after some half-lives. At once, if the group has left this peer
-out because it was late: then only what that attempt itself has measured is believed.
+Each exchange says how much this node sent meanwhile and the exchange received, and for how long the
+links were busy with it. A rate that was reached is a proof that at least that much is possible;
+that one was not reached proves nothing, for the other end may have been the slow one. So the
+estimate is the best of the recent rounds, and what a round has shown counts for less the longer it
+is ago: a connection that has become slow is believed to be slow after some half-lives. At once, if
+the group has left this peer out because it was late: then only what that attempt itself has
+measured is believed.
 
 Pure: moments are arguments. Memory is bounded.
 

@@ -127,6 +127,23 @@ async def test_a_look_that_is_late_does_not_make_a_burst_seem_fast(
         assert traffic.sending_seconds == pytest.approx(0.3, abs=LONGEST_LOOK_SECONDS)
 
 
+async def test_a_send_that_waited_for_room_began_before_it_ended(
+    autojump_clock: MockClock,
+) -> None:
+    """A look came before anything was written, and another when all was sent."""
+    socket, waited, times = Socket(0), 0.01, 20
+    async with running() as traffic:
+        for _ in range(times):
+            traffic.sends_on(socket)
+            await trio.sleep(LONGEST_LOOK_SECONDS)
+            autojump_clock.jump(waited)
+            socket.arrived += 2 * LITTLE_BYTES
+            traffic.sends_on(socket, waited)
+            await trio.sleep(1.0)
+        assert traffic.sending_bytes == times * 2 * LITTLE_BYTES
+        assert traffic.sending_seconds >= times * waited / 2
+
+
 async def test_small_messages_make_no_uplink_seem_fast(autojump_clock: MockClock) -> None:
     """They are no measure of it, alone; beside others they are carried."""
     socket, full = Socket(0), Socket(0)

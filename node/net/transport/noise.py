@@ -248,7 +248,8 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         self.traffic.sends_on(self._wire)
         waited = await self._wire.send(data)
         self.traffic.sent(len(data), self._segment_bytes)
-        self.traffic.sends_on(self._wire)  # or a busy loop might have looked before it was written
+        # once more, because a look may have come before anything was written
+        self.traffic.sends_on(self._wire, waited)
         return waited
 
     def _make_packet_space(self, frames: Sequence[bytes]) -> None:

@@ -20,9 +20,10 @@ was lost and resent.
 
 `sending_seconds` are those in which bytes of the node were on their way: its uplink carries them,
 or they wait for it in the buffers of this machine and of its router. `sending_bytes` arrived
-meanwhile. Both grow from one look to the next. When bytes began to be on their way is known; of the
-look in which the last ones arrived, half of the time counts. Where `LITTLE_BYTES` or fewer are
-carried, neither grows, so that signs of life make no uplink seem fast.
+meanwhile. Both grow from one look to the next. When the first bytes of a burst were sent is known.
+The last ones arrived at some moment since the look before, so half of the usual time between looks
+counts. Where `LITTLE_BYTES` or fewer are carried, neither grows, so that signs of life make no
+uplink seem fast.
 """
 
 from __future__ import annotations
@@ -329,11 +330,11 @@ class Traffic:
         if self.up is not None and acknowledged:
             self.up.charge(acknowledged)
 
-    def sends_on(self, sender: SendingWire) -> None:
-        """Something will be sent on this wire in a moment, or just was."""
+    def sends_on(self, sender: SendingWire, sent_for: float = 0.0) -> None:
+        """Something will be sent on this wire in a moment, or has been for so many seconds."""
         now, sending = trio.current_time(), self._senders.get(sender)
         if self._first_sent is None:
-            self._first_sent = now
+            self._first_sent = now - sent_for
         if sending is None:
             self._senders[sender] = _Sending(sender.carried().arrived_bytes, now)
             self._sends.set()
