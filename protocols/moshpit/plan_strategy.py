@@ -536,7 +536,8 @@ class _Programme:
 
 
 def _minimise(cost: Sequence[float], rows: _Rows, reduces: Sequence[bool]) -> OptimizeResult:
-    """Solve it with HiGHS: the reducers' shares are between 0 and 1, and add up to 1."""
+    """Solve it with HiGHS: the reducers' shares are between 0 and 1, and add up to 1. Presolving
+    takes a third of the time for 24 peers, and saves none for 256."""
     from scipy.optimize import linprog
 
     n = len(reduces)
@@ -548,6 +549,7 @@ def _minimise(cost: Sequence[float], rows: _Rows, reduces: Sequence[bool]) -> Op
         b_eq=[1.0],
         bounds=[(0.0, float(one)) for one in reduces] + [(0.0, None)],
         method="highs-ds",
+        options={"presolve": False},
     )
     if found.x is None:
         raise NoSolution(

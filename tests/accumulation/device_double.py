@@ -11,6 +11,9 @@ it is takes its path for a GPU, and an operation on tensors of both kinds fails 
 from __future__ import annotations
 
 import gc
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +26,10 @@ from torch import Tensor
 
 DOUBLE: Final = torch.device("meta")
 """A device that every build of torch knows by name."""
+
+ALONE: Final = threading.Lock()
+ALONE_SECONDS: Final = 0.5
+"""More than a count of all objects takes; and how long a count waits for a thread that computes."""
 
 COPIES: Final = ("copy_", "_foreach_copy_", "to")  # may have tensors of both kinds
 
@@ -137,10 +144,12 @@ def count_only_new_objects() -> None:
 
 def bytes_alive(is_counted: Callable[[int], bool]) -> Alive:
     """The bytes of the tensors' memory, by where it is, of those whose size is counted."""
-    gc.collect()
     found: dict[int, tuple[bool, int]] = {}
-    for one in gc.get_objects():
-        if issubclass(type(one), Tensor):
+    with no_other_thread():
+        gc.collect()
+        for one in gc.get_objects():
+            if not issubclass(type(one), Tensor):
+                continue
             is_there = isinstance(one, OnDouble)
             own = [one, one.grad] if is_there and one.is_leaf and one.grad is not None else [one]
             for storage in (part.untyped_storage() for part in own):
@@ -151,3 +160,20 @@ def bytes_alive(is_counted: Callable[[int], bool]) -> Alive:
     for is_there, size in found.values():
         sizes[is_there] += size
     return Alive(cpu=sizes[False], double=sizes[True])
+
+
+@contextmanager
+def no_other_thread() -> Iterator[None]:
+    """Within the block no other thread runs Python code. Otherwise a thread that goes on meanwhile
+    would drop gradients that are found, and make new ones that are found, too."""
+    with ALONE:
+        usual = sys.getswitchinterval()
+        sys.setswitchinterval(ALONE_SECONDS)
+        try:
+            # A thread that waits already does so for the usual time. It runs now, if it must.
+            began = time.perf_counter()
+            while time.perf_counter() - began < 2 * usual:
+                pass
+            yield
+        finally:
+            sys.setswitchinterval(usual)
