@@ -548,7 +548,8 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
         raise ProtocolMisuse("A committed result has a digest.")
     if event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
-    lacking = "" if event.handed_down else _lacking(life, event)
+    # the head has asked already whether enough holders were there; it may lie about the others
+    lacking = "" if event.handed_down and not life.needs else _lacking(life, event)
     if lacking:  # the other members may see this differently, and then they are further
         return _kept(life.may_be_passed_by(event.members), lacking)
     others = life.just_ahead - {*event.members} if life.asks_any else frozenset()

@@ -35,6 +35,7 @@ from typing import ClassVar
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.agreement_messages import (
     Accept,
+    Acceptance,
     Accepted,
     AgreementMessage,
     Attempt,
@@ -125,6 +126,16 @@ class Agreement:
     def verdict(self) -> OwnVerdict | None:
         """How the round ended for this member; None: it has not ended."""
         return self._ending.verdict
+
+    @property
+    def accepted(self) -> Acceptance | None:
+        """What this member has accepted last."""
+        return self._acceptor.accepted
+
+    @property
+    def proposed(self) -> Acceptance | None:
+        """What this member proposes as the coordinator of a ballot."""
+        return None if self._coordinator is None else self._coordinator.proposed
 
     @property
     def excluded(self) -> Mapping[int, Suspicion]:

@@ -24,7 +24,16 @@ from typing import Annotated
 from msgspec import Meta
 
 from protocols.errors import RemoteMisbehaviour
-from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Digest, Member, Statement, Suspicion
+from protocols.moshpit.ballots import (
+    LARGEST_GROUP,
+    Ballot,
+    Digest,
+    Member,
+    Seal,
+    Signature,
+    Statement,
+    Suspicion,
+)
 from protocols.rpc import Message
 
 SUSPICIONS_PER_MESSAGE = 32  # the first ones; a single one can rule a member out
@@ -59,6 +68,13 @@ class Acceptance(Message, frozen=True):
 
     ballot: Ballot
     result: Result | None
+
+
+class Proof(Message, frozen=True):
+    """That a quorum has accepted a result in this ballot."""
+
+    ballot: Ballot
+    seals: Annotated[tuple[Seal, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
 
 
 class Attempt(Message, frozen=True):
@@ -151,16 +167,19 @@ class Accept(Message, frozen=True, tag="accept"):
 
 
 class Accepted(Message, frozen=True, tag="accepted"):
-    """Accepted in this ballot."""
+    """Accepted in this ballot. `seal`: signed, in a round that is sealed (seals.py)."""
 
     ballot: Ballot
+    seal: Signature | None = None
 
 
 class Decided(Message, frozen=True, tag="decided"):
-    """The round is over, with this result (None: it is discarded, for certain)."""
+    """The round is over, with this result (None: it is discarded, for certain). `proof`: of the
+    result, in a round that is sealed."""
 
     result: Result | None
     reason: Reason = ""
+    proof: Proof | None = None
 
 
 class Outbid(Message, frozen=True, tag="outbid"):

@@ -3,7 +3,8 @@
 A *member* is an index into the round's signed roster, so that a byte names a peer. A *ballot* is
 one try to bring the round to its end: a number, and the member that coordinates it. Ballots are
 totally ordered. In a *statement*, a reducer signs which bytes it has sent for its part in one
-ballot. A *suspicion* is a member's complaint about another, as a code and in words.
+ballot; a *seal* is a member's signature that it has accepted a result. A *suspicion* is a member's
+complaint about another, as a code and in words.
 
 Easy to get wrong: the digest of a result is made from the statements, part by part
 (`digest_of_result`), not from the bytes again. So two members with different results also have two
@@ -57,6 +58,13 @@ class Statement(Message, frozen=True, gc=False):
 
     part: Member
     digest: Digest
+    signature: Signature
+
+
+class Seal(Message, frozen=True, gc=False):
+    """A member's signature that it has accepted a result (seals.py)."""
+
+    member: Member
     signature: Signature
 
 

@@ -262,6 +262,7 @@ class CohortRounds:
                 splits=False,
                 more_seconds=self._seconds_apart(request.vector.layout),
                 seat_of=self._seat_of(cohort),
+                sealed=True,
             )
         )
         self._note(found.statistics)
@@ -325,9 +326,9 @@ class CohortRounds:
     async def _offer(
         self, shelf: ResultShelf, found: GroupResult, outcome: Committed, request: RoundRequest
     ) -> None:
-        group, cut, ballot = found.group, found.cut, found.ballot
-        if group is None or cut is None or ballot is None:
-            raise ProtocolMisuse("A committed round knows how its result was made.")
+        group, cut, attempt, proof = found.group, found.cut, found.attempt, found.proof
+        if group is None or cut is None or attempt is None or proof is None:
+            raise ProtocolMisuse("A committed round of heads knows how its result was made.")
         layout = request.vector.layout
         try:
             memory = await in_thread(encode_result, outcome.result, layout, cut)
@@ -342,10 +343,12 @@ class CohortRounds:
             return
         places = tuple(sorted(group.roster.index_of(one) for one in outcome.members))
         parts = (
-            DecidedPart(part.start, part.stop, said)
-            for part, said in zip(cut.parts, found.statements, strict=True)
+            DecidedPart(part.reducer, part.start, part.stop, digests[part.reducer])
+            for part in cut.parts
         )
-        decision = HeadsDecision(group.roster, places, ballot, tuple(parts), cut.chunk_bytes)
+        decision = HeadsDecision(
+            group.roster, attempt, places, tuple(parts), cut.chunk_bytes, proof
+        )
         shelf.prepare(HandedResult(decision, layout, memory))
         if not request.confirms:
             shelf.confirm(applied=True)

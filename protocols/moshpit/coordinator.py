@@ -115,6 +115,13 @@ class Coordinator:
         self._accepted: set[int] = set()
         self._forsworn: set[int] = set()  # have answered that we find no quorum
 
+    @property
+    def proposed(self) -> Acceptance | None:
+        """What this ballot proposes, once it does."""
+        if self.stage is Stage.PROPOSING:
+            return Acceptance(self.ballot, self._result)
+        return None
+
     # -- the stages
 
     def begin(self) -> None:

@@ -25,7 +25,8 @@ from protocols.errors import PotluckError, ProtocolMisuse
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement import Timing
-from protocols.moshpit.ballots import Ballot, Statement
+from protocols.moshpit.agreement_messages import Proof
+from protocols.moshpit.ballots import Ballot
 from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE
 from protocols.moshpit.closing_time import FOR_MORE_SECONDS
 from protocols.moshpit.cohorts import turn_of, uplink_of
@@ -82,7 +83,7 @@ class GridRound:
     """One round of an averaging: the key under which its group meets, the request, and memory for
     the result. `splits`: more peers than fit into a group become several, because other rounds
     follow. `more_seconds`: by how much the deadline of its list is later than usual. `seat_of`: as
-    for `Search`."""
+    for `Search`. `sealed`: as for `Task`."""
 
     key: str
     request: RoundRequest
@@ -90,6 +91,7 @@ class GridRound:
     splits: bool
     more_seconds: float = 0.0
     seat_of: Callable[[PeerId], int] | None = None
+    sealed: bool = False
 
 
 def with_one_seat(peers: Sequence[PeerId], seat_of: Callable[[PeerId], int]) -> list[PeerId]:
@@ -101,7 +103,7 @@ def with_one_seat(peers: Sequence[PeerId], seat_of: Callable[[PeerId], int]) -> 
 @dataclass(frozen=True)
 class GroupResult:
     """How a round ended. The digest, the weight and number of all who are in the result, how that
-    was cut, and what its reducers have signed in which ballot are there when it was committed.
+    was cut, and in which ballot are there when it was committed; a proof, if it was sealed.
     `begun_without`: the members of a group that has started without us."""
 
     statistics: RoundStatistics
@@ -111,8 +113,8 @@ class GroupResult:
     total_peers: int = 0
     begun_without: tuple[PeerId, ...] = ()
     cut: ResultCut | None = None
-    ballot: Ballot | None = None
-    statements: tuple[Statement, ...] = ()
+    attempt: Ballot | None = None
+    proof: Proof | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -276,7 +278,8 @@ class GroupRounds:
             nothing = Finished(Discard("nobody brings any data", in_doubt=False), {}, Course())
             return _result_of(group, nothing, began, found, request)
         chunk_bytes, timing = self._settings.chunk_bytes, self._timing()
-        task = Task(group, request.vector.layout, chunk_bytes, timing, request.most_weight)
+        layout, most = request.vector.layout, request.most_weight
+        task = Task(group, layout, chunk_bytes, timing, most, this.sealed)
         finished = await run_round(self._shell, task, Buffers(request.vector.values, this.result))
         result = _result_of(group, finished, began, found, request)
         self._matchmaker.forget({one.peer for one in result.statistics.excluded})
@@ -438,7 +441,7 @@ def _result_of(
     )
     total = float(sum(min(entries[member].weight, request.most_weight) for member in members))
     peers = sum(min(entries[member].peers, request.most_peers) for member in members)
-    ballot = finished.verdict.attempt if isinstance(finished.verdict, Commit) else None
+    attempt = finished.verdict.attempt if isinstance(finished.verdict, Commit) else None
     return GroupResult(
         statistics,
         group,
@@ -446,8 +449,8 @@ def _result_of(
         total,
         peers,
         cut=finished.cut,
-        ballot=ballot,
-        statements=finished.statements,
+        attempt=attempt,
+        proof=finished.proof,
     )
 
 

@@ -5,13 +5,14 @@
         decision = await handing_down.decision(round_id, head, patience)
         await handing_down.taken(round_id, shelf, head, decision, layout)
 
-Each member asks the head for its decision, and waits for the answer. It then takes the encoded
-bytes from its parent in a tree like that in which lists are handed on (handing_on.py), part by
-part: it checks each part against the digest in the decision, and hands it on while the next one is
-under way. A parent has the time that the bytes need to reach the member. If it has stopped or lies,
-the next source is asked for what is missing, and the head last. So a head sends a large result
-twice, however large its cohort is. A node that ends waits `LEAVING_SECONDS` for those that take the
-result from it, or they would have to fetch the run's state.
+Each member asks the head for its decision, and waits for the answer. It believes it because most
+heads have signed that they have accepted it (seals.py), not because of the head. It then takes the
+encoded bytes from its parent in a tree like that in which lists are handed on (handing_on.py), part
+by part: it checks each part against the digest in the decision, and hands it on while the next one
+is under way. A parent has the time that the bytes need to reach the member. If it has stopped or
+lies, the next source is asked for what is missing, and the head last. So a head sends a large
+result twice, however large its cohort is. A node that ends waits `LEAVING_SECONDS` for those that
+take the result from it, or they would have to fetch the run's state.
 
 Easy to get wrong: a member may ask before this peer knows its round, because it has ended there
 earlier. Such a call waits `HOLD_SECONDS` for it. And a part may not be handed on before it has been
@@ -34,8 +35,8 @@ from auth.bounded_map import BoundedMap
 from protocols.errors import Busy, DeadlineExceeded, PotluckError, Refused, RemoteMisbehaviour
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.moshpit.agreement_messages import Members
-from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Statement, digest_of_result
+from protocols.moshpit.agreement_messages import Members, Proof, Result
+from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Digest, Member, digest_of_parts
 from protocols.moshpit.cohorts import slowness_of
 from protocols.moshpit.encoded_result import decode_result, encoded_bytes, memory_of, part_bytes
 from protocols.moshpit.handing_on import Way, ways_to
@@ -53,9 +54,9 @@ from protocols.moshpit.part_messages import (
     ALLREDUCE_PROTOCOL,
     ROUND_ID_BYTES,
     STALL_SECONDS,
-    counts,
 )
 from protocols.moshpit.roster import Entry, Roster, Terms, check_with_pauses
+from protocols.moshpit.seals import is_proof
 from protocols.network import Network
 from protocols.rpc import BulkMethod, Empty, Message, Method, Rpc, Transfer
 
@@ -102,32 +103,34 @@ class AskBytes(Message, frozen=True):
 
 
 class DecidedPart(Message, frozen=True):
-    """Values `start` up to `stop`, and what their reducer has signed."""
+    """Values `start` up to `stop`, and the digest of their encoded bytes."""
 
+    reducer: Member
     start: Values
     stop: Values
-    statement: Statement
+    digest: Digest
 
 
 class HeadsDecision(Message, frozen=True):
     """The result of the heads' round, with the signatures that prove it: the heads' signed list,
-    and what the reducers have signed in this ballot. `members`: the places of those whose data is
-    in the result."""
+    and those of most of them for the result of this attempt. `members`: the places of those whose
+    data is in it."""
 
     roster: Roster
+    attempt: Ballot
     members: Members
-    ballot: Ballot
     parts: Annotated[tuple[DecidedPart, ...], Meta(min_length=1, max_length=LARGEST_GROUP)]
     chunk_bytes: Annotated[int, Meta(ge=SMALLEST_CHUNK_BYTES, le=LARGEST_CHUNK_BYTES)]
+    proof: Proof
 
     @property
     def cut(self) -> ResultCut:
-        parts = (PartCut(one.statement.part, one.start, one.stop) for one in self.parts)
+        parts = (PartCut(one.reducer, one.start, one.stop) for one in self.parts)
         return ResultCut(tuple(parts), self.chunk_bytes)
 
     @property
     def digest(self) -> bytes:
-        return digest_of_result(one.statement for one in self.parts)
+        return digest_of_parts({one.reducer: one.digest for one in self.parts})
 
     @property
     def heads(self) -> tuple[PeerId, ...]:
@@ -154,8 +157,7 @@ class HeadsDecision(Message, frozen=True):
         may have died, or never heard of it.
         """
         roster, places = self.roster, range(len(self.roster.entries))
-        named = {*self.members, *(one.statement.part for one in self.parts)}
-        if not named <= set(places) or len(set(self.members)) < len(self.members):
+        if not set(self.members) <= set(places) or len(set(self.members)) < len(self.members):
             raise RemoteMisbehaviour("It hands down a result of members that are not in its list.")
         if not self.cut.covers(layout):
             raise RemoteMisbehaviour("It hands down a result of another vector.")
@@ -163,11 +165,9 @@ class HeadsDecision(Message, frozen=True):
         if known and all(len(one & listed) < KNOWN_SHARE * len(one) for one in known):
             raise NoDecision("The head's round had too few of the heads that are known here.")
         await check_with_pauses(roster, terms)
-        round_id = roster.round_id
-        for one in self.parts:
-            reducer = roster.entries[one.statement.part].peer
-            if not counts(reducer, round_id, self.ballot, one.statement):
-                raise RemoteMisbehaviour("It hands down a part that its reducer has not signed.")
+        result = Result(self.attempt, self.members, self.digest)
+        if not is_proof(self.proof, roster, roster.round_id, result):
+            raise RemoteMisbehaviour("It hands down a result that most heads have not accepted.")
 
 
 DECISION = Method(
@@ -310,6 +310,11 @@ class ResultShelf:
         self._head = head
         return offered.ways(self._entries, head)[me]
 
+    def longest_to(self, peer: PeerId, me: PeerId, offered: HandedResult) -> float:
+        """For how long this member may take this result from one source."""
+        way = offered.ways(self._entries, self._head or me).get(peer)
+        return _longest(way.seconds if way is not None else 0.0)
+
     def is_taken_by(self, peer: PeerId) -> None:
         """This member has the result."""
         self._taken.add(peer)
@@ -380,7 +385,7 @@ class HandingDown:
         offered = HandedResult(decision, layout, memory, parts=0)
         way = shelf.way_to(self._me, head, offered)
         shelf.offer(offered)  # each part of it as soon as it is here
-        longest = SLACK * (OPEN_SECONDS + way.seconds)
+        longest = _longest(way.seconds)
         try:
             for source in way.sources:
                 due = OPEN_SECONDS + way.seconds
@@ -427,7 +432,7 @@ class HandingDown:
                     await transfer.receive_chunk_into(place)
                     digest.add(place)
                     end += len(place)
-                if digest.digest != offered.decision.parts[offered.parts].statement.digest:
+                if digest.digest != offered.decision.parts[offered.parts].digest:
                     raise RemoteMisbehaviour("It sent other bytes than those of the result.")
                 offered.part_came()
             await transfer.finish(Empty())
@@ -435,26 +440,22 @@ class HandingDown:
     # -- answering
 
     async def _decide(self, caller: Caller, request: AskResult) -> HeadsDecision:
-        async with self._offered_to(caller.peer, request.round_id) as offered:
+        async with self._offered_to(caller.peer, request.round_id) as (_, offered):
             return offered.decision
 
     async def _hand(self, caller: Caller, transfer: HandedTransfer, request: AskBytes) -> None:
-        async with self._offered_to(caller.peer, request.round_id) as offered:
-            await transfer.accept(Empty())
-            cut, layout = offered.decision.cut, offered.layout
-            end = sum(part_bytes(layout, cut)[: request.part])
-            for place, part in enumerate(cut.parts[request.part :], request.part):
-                await _with_signs_of_life(transfer, offered, place)
-                for chunk in cut.chunks_of(part, layout):
-                    await transfer.send_chunk(offered.memory[end : end + chunk.encoded_bytes])
-                    end += chunk.encoded_bytes
-            await transfer.finish(Empty())
-        shelf = self._shelves.get(request.round_id)
-        if shelf is not None:
-            shelf.is_taken_by(caller.peer)
+        async with self._offered_to(caller.peer, request.round_id) as (shelf, offered):
+            # one that reads slowly would otherwise keep the bytes of each step in memory for hours
+            with trio.move_on_after(shelf.longest_to(caller.peer, self._me, offered)):
+                await _send_parts(transfer, offered, request.part)
+                shelf.is_taken_by(caller.peer)
+                return
+        raise DeadlineExceeded("It takes the result too slowly.")
 
     @asynccontextmanager
-    async def _offered_to(self, peer: PeerId, round_id: bytes) -> AsyncIterator[HandedResult]:
+    async def _offered_to(
+        self, peer: PeerId, round_id: bytes
+    ) -> AsyncIterator[tuple[ResultShelf, HandedResult]]:
         """The result of this round, for one of its members. Not for many at once."""
         if self._held.total() >= MOST_HELD or self._held[peer] >= MOST_HELD_OF_PEER:
             raise Busy("Too many wait here for a result.")
@@ -468,11 +469,29 @@ class HandingDown:
                 raise DeadlineExceeded("That round is not known here.")
             if peer not in shelf.members:
                 raise NotOfCohort(f"{peer} was not in that round.")
-            yield await shelf.found()
+            yield shelf, await shelf.found()
         finally:
             self._held[peer] -= 1
             if not self._held[peer]:
                 del self._held[peer]
+
+
+def _longest(seconds: float) -> float:
+    """For how long a result that needs so many seconds may be under way from one source."""
+    return SLACK * (OPEN_SECONDS + seconds)
+
+
+async def _send_parts(transfer: HandedTransfer, offered: HandedResult, first: int) -> None:
+    """Send the parts from this one on, each as soon as it is here."""
+    await transfer.accept(Empty())
+    cut, layout = offered.decision.cut, offered.layout
+    end = sum(part_bytes(layout, cut)[:first])
+    for place, part in enumerate(cut.parts[first:], first):
+        await _with_signs_of_life(transfer, offered, place)
+        for chunk in cut.chunks_of(part, layout):
+            await transfer.send_chunk(offered.memory[end : end + chunk.encoded_bytes])
+            end += chunk.encoded_bytes
+    await transfer.finish(Empty())
 
 
 async def _next_chunk_bytes(transfer: HandedTransfer, due: float) -> int | None:

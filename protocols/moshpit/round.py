@@ -38,8 +38,16 @@ from torch import Tensor
 from protocols.errors import DeadlineExceeded, PotluckError
 from protocols.identity import PeerId
 from protocols.moshpit.agreement import Agreement, Timing
-from protocols.moshpit.agreement_messages import AgreementMessage
-from protocols.moshpit.ballots import Ballot, Statement, Suspicion
+from protocols.moshpit.agreement_messages import (
+    Acceptance,
+    Accepted,
+    AgreementMessage,
+    Decided,
+    NotAnHonestMessage,
+    Proof,
+    Result,
+)
+from protocols.moshpit.ballots import Ballot, Seal, Statement, Suspicion
 from protocols.moshpit.bandwidth import Bandwidth
 from protocols.moshpit.blame import LATE_CODES, OVERDUE
 from protocols.moshpit.butterfly import Butterfly, Pulse
@@ -53,10 +61,12 @@ from protocols.moshpit.layout import (
     cut,
     result_cut,
 )
+from protocols.moshpit.member_state import quorum_of
 from protocols.moshpit.outcome import Failure
 from protocols.moshpit.part_messages import counts
 from protocols.moshpit.plan import best_reducers, fractions_for, predicted_seconds
 from protocols.moshpit.roster import Entry
+from protocols.moshpit.seals import is_proof, is_seal, make_seal
 from protocols.moshpit.switchboard import (
     AGREE,
     SHOW,
@@ -106,13 +116,15 @@ class Shell:
 
 @dataclass(frozen=True)
 class Task:
-    """The task of one round. `most_weight`: as in RoundRequest."""
+    """The task of one round. `most_weight`: as in RoundRequest. `sealed`: its members prove to
+    others what they have decided (seals.py)."""
 
     group: Group
     layout: Layout
     chunk_bytes: int
     timing: Timing
     most_weight: float = math.inf
+    sealed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,13 +153,14 @@ class Course:
 @dataclass(frozen=True)
 class Finished:
     """A round that is over for this peer. `excluded`: why members are not in the last attempt.
-    `cut`: how the committed result was cut; `statements`: what its reducers have signed."""
+    `cut`: how the committed result was cut; `proof`: that it was decided, if the round is sealed.
+    """
 
     verdict: OwnVerdict
     excluded: dict[int, Suspicion]
     course: Course
     cut: ResultCut | None = None
-    statements: tuple[Statement, ...] = ()
+    proof: Proof | None = None
 
 
 async def run_round(shell: Shell, task: Task, buffers: Buffers) -> Finished:
@@ -185,7 +198,9 @@ class Round:
         self._course = Course()
         self._exchanges: dict[Ballot, trio.CancelScope] = {}
         self._cut: ResultCut | None = None  # of the last exchange that brought a result
-        self._statements: tuple[Statement, ...] = ()  # of the same
+        self._seals: tuple[Acceptance, dict[int, bytes]] | None = None
+        """Of members that have accepted what this peer proposed last."""
+        self._proof: Proof | None = None
         self._one_exchange = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._buffers: Buffers | None = None
@@ -206,7 +221,7 @@ class Round:
         excluded = dict(self._agreement.excluded)
         if not isinstance(self._verdict, Commit):
             return Finished(self._verdict, excluded, self._course)
-        return Finished(self._verdict, excluded, self._course, self._cut, self._statements)
+        return Finished(self._verdict, excluded, self._course, self._cut, self._proof)
 
     async def _run(self) -> None:
         with self._shell.network.link_events() as events:
@@ -262,6 +277,8 @@ class Round:
                 why="The signed list of its members does not name it.",
                 advice="Find a group for the next round.",
             )
+        if self._task.sealed:
+            self._check_seals(place, message)
         self._agreement.receive(place, message, trio.current_time())
         self._is_present(place)
         self._carry_out()
@@ -306,7 +323,7 @@ class Round:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Send(to=member, message=message):
-                self._outbox.post(member, message)
+                self._outbox.post(member, self._sealed(message) if self._task.sealed else message)
             case StartExchange():
                 self._start(effect)
             case StopExchange(ballot=ballot):
@@ -349,7 +366,6 @@ class Round:
             self._course.bytes_sent += report.bytes_sent
             self._course.bytes_received += report.bytes_received
             self._cut = result_cut(start.members, start.cuts, plan.chunk_bytes)
-            self._statements = report.statements
             self._agreement.exchange_done(
                 start.ballot,
                 report.result_digest,
@@ -361,6 +377,65 @@ class Round:
             course.exchange_ended = trio.current_time()
             course.exchange_seconds += course.exchange_ended - began
         self._carry_out()
+
+    # -- seals (seals.py)
+
+    def _check_seals(self, place: int, message: AgreementMessage) -> None:
+        """Keep the seals that another member has sent. NotAnHonestMessage if it owes them: whose
+        acceptance has none would leave all others without a proof."""
+        round_id, wrong = self._task.group.round_id, ""
+        match message:
+            case Accepted(ballot, seal):
+                proposed = self._agreement.proposed
+                if proposed is None or proposed.result is None or proposed.ballot != ballot:
+                    return
+                if seal and is_seal(seal, self._peers[place], round_id, ballot, proposed.result):
+                    self._seals_of(proposed)[place] = seal
+                else:
+                    wrong = "accepts a result and does not sign that"
+            case Decided(result, _, proof) if result is not None and self._proof is None:
+                if is_proof(proof, self._task.group.roster, round_id, result):
+                    self._proof = proof
+                else:
+                    wrong = "tells of a result and does not prove it"
+        if wrong:
+            raise NotAnHonestMessage(
+                f"{self._peers[place]} {wrong}.",
+                why="It is broken, or it lies.",
+                advice="It is left out of the round, and avoided.",
+            )
+
+    def _seals_of(self, accepted: Acceptance) -> dict[int, bytes]:
+        if self._seals is None or self._seals[0] != accepted:
+            self._seals = accepted, {}
+        return self._seals[1]
+
+    def _sealed(self, message: AgreementMessage) -> AgreementMessage:
+        """What this peer says, with its own seal, or with the proof."""
+        match message:
+            case Accepted(ballot):
+                return Accepted(ballot, self._own_seal(ballot))
+            case Decided(result, reason) if result is not None:
+                self._proof = self._proof or self._collected(result)
+                return Decided(result, reason, self._proof)
+        return message
+
+    def _own_seal(self, ballot: Ballot) -> bytes | None:
+        accepted = self._agreement.accepted
+        if accepted is None or accepted.ballot != ballot or accepted.result is None:
+            return None
+        identity, round_id = self._shell.network.identity, self._task.group.round_id
+        return make_seal(identity, round_id, ballot, accepted.result)
+
+    def _collected(self, result: Result) -> Proof | None:
+        """The proof of a result that was decided in a ballot of this peer."""
+        if self._seals is None or self._seals[0].result != result:
+            return None
+        ballot, seals = self._seals[0].ballot, dict(self._seals[1])
+        if own := self._own_seal(ballot):
+            seals[self._task.group.me] = own
+        enough = sorted(seals.items())[: quorum_of(len(self._peers))]
+        return Proof(ballot, tuple(Seal(place, seal) for place, seal in enough))
 
     # -- what the agreement asks for
 

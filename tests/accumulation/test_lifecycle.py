@@ -502,6 +502,20 @@ def test_after_that_a_head_makes_no_step_beside_one_that_is_further_and_was_not_
     assert isinstance(effect, KeepGradients if others == (7,) and not handed_down else Step)
 
 
+@pytest.mark.parametrize(("came", "effect"), [(8, KeepGradients), (9, Step)])
+@pytest.mark.parametrize("handed_down", [False, True])
+def test_too_few_of_a_large_run_make_no_step_also_if_their_head_hands_one_down(
+    came: int, effect: type[KeepGradients | Step], *, handed_down: bool
+) -> None:
+    """Before, one head on the smaller side of a cut could make two lines of steps."""
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, needs=9))
+    made = Averaged(
+        Ending.COMMITTED, 100.0, DIGEST, peers(3, 4), handed_down=handed_down, peers=came
+    )
+    assert isinstance(lifecycle.take(made)[0], effect)
+
+
 def begun_without_us() -> Lifecycle:
     lifecycle = averaging()
     ended = Averaged(Ending.DISCARDED, reason="started", begun_without=peers(1, 2))

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,7 +20,8 @@ from protocols.errors import Busy, DeadlineExceeded, PotluckError
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit import handing_on
-from protocols.moshpit.ballots import Ballot, Statement
+from protocols.moshpit.agreement_messages import Accepted, AgreementMessage, Decided, Proof
+from protocols.moshpit.ballots import Ballot, Seal
 from protocols.moshpit.cohort_round import HEADS_ROUND
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order, turn_of
 from protocols.moshpit.encoded_result import chunks
@@ -42,6 +44,7 @@ from protocols.moshpit.known_peers import WaitingJoins
 from protocols.moshpit.layout import Layout, Segment
 from protocols.moshpit.outcome import Committed, Discarded
 from protocols.moshpit.roster import hash_order
+from protocols.moshpit.round import Round
 from protocols.rpc import Empty
 from protocols.testing.settings import WorldSettings
 from protocols.testing.world import (
@@ -54,11 +57,17 @@ from tests.dht.members import simulated
 from tests.moshpit.averagers import SETTINGS, VALUES, AveragingPeer, Ended, averagers, mean_of
 from tests.moshpit.test_roster import GOOD
 
+replaced = msgspec.structs.replace
 COUNT = 4
 ONE_MEGABIT = 125_000.0
 
 DECIDED = HeadsDecision(
-    GOOD, (0,), Ballot(0, 0), (DecidedPart(0, 4, Statement(0, bytes(32), bytes(64))),), 4096
+    GOOD,
+    Ballot(0, 0),
+    (0,),
+    (DecidedPart(0, 0, 4, bytes(32)),),
+    4096,
+    Proof(Ballot(0, 0), (Seal(0, bytes(64)),)),
 )
 
 
@@ -300,7 +309,7 @@ def test_members_with_fast_links_hand_a_result_on_also_if_they_were_in_no_step()
     """They miss steps if they get results late, and got them late because they had missed steps."""
     fast, slow = 2, 1
     entries = [
-        msgspec.structs.replace(GOOD.entries[0], peer=PeerId(f"p{number}"), reduces=True, turn=turn)
+        replaced(GOOD.entries[0], peer=PeerId(f"p{number}"), reduces=True, turn=turn)
         for number, turn in enumerate(
             (
                 turn_of(follows=False, uplink=fast),
@@ -311,10 +320,9 @@ def test_members_with_fast_links_hand_a_result_on_also_if_they_were_in_no_step()
     ]
     half = 1 << 17
     parts = tuple(
-        DecidedPart(start, start + half, Statement(place, bytes(32), bytes(64)))
-        for place, start in enumerate((0, half))
+        DecidedPart(place, start, start + half, bytes(32)) for place, start in enumerate((0, half))
     )
-    decision = msgspec.structs.replace(DECIDED, parts=parts)
+    decision = replaced(DECIDED, parts=parts)
     layout = Layout((Segment("values", 2 * half),))
     ways = HandedResult(decision, layout, memoryview(b"")).ways(entries, PeerId("p0"))
     assert [ways[PeerId(f"p{number}")].sources for number in range(1, 5)] == [
@@ -364,6 +372,36 @@ def test_a_result_is_handed_on_part_by_part_as_it_arrives(monkeypatch: pytest.Mo
     scenario()
 
 
+class TakesSlowly:
+    """A transfer to a member that takes a KiB per second."""
+
+    async def accept(self, _said: Empty) -> None:
+        pass
+
+    async def send_chunk(self, chunk: memoryview) -> None:
+        await trio.sleep(len(chunk) / 1024)
+
+
+async def test_a_member_that_reads_slowly_keeps_no_result_in_memory(
+    autojump_clock: trio.testing.MockClock,  # noqa: ARG001 - an argument, or it is not used
+) -> None:
+    """It could keep those of four steps at once, for hours."""
+    entries = [replaced(GOOD.entries[0], peer=PeerId(name)) for name in ("head", "slow")]
+    values = 1 << 20
+    part = DecidedPart(0, 0, values, bytes(32))
+    decision = replaced(DECIDED, parts=(part,), chunk_bytes=1 << 18)
+    layout = Layout((Segment("values", values),))
+    network: Any = SimpleNamespace(peer_id=PeerId("head"))
+    rpc: Any = SimpleNamespace(serve=lambda *_: None, serve_bulk=lambda *_: None)
+    caller: Any = SimpleNamespace(peer=PeerId("slow"))
+    transfer: Any = TakesSlowly()
+    down = HandingDown(network, rpc)
+    with down.shelf(bytes(32), entries) as shelf:
+        shelf.offer(HandedResult(decision, layout, memoryview(bytes(4 * values))))
+        with pytest.raises(DeadlineExceeded, match="too slowly"), trio.fail_after(600.0):
+            await down._hand(caller, transfer, AskBytes(bytes(32), 0))
+
+
 Hands = Callable[[HandingDown, Caller, HandedTransfer, AskBytes], Awaitable[None]]
 
 
@@ -388,7 +426,7 @@ async def nothing(
 async def other_bytes(
     self: HandingDown, caller: Caller, transfer: HandedTransfer, request: AskBytes
 ) -> None:
-    async with self._offered_to(caller.peer, request.round_id) as offered:
+    async with self._offered_to(caller.peer, request.round_id) as (_, offered):
         await transfer.accept(Empty())
         end = 0
         for part in range(len(offered.decision.parts)):
@@ -488,7 +526,6 @@ def test_a_parent_that_hands_down(fault: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 Lie = Callable[[HeadsDecision], HeadsDecision]
-replaced = msgspec.structs.replace
 
 
 def of_another_round(said: HeadsDecision) -> HeadsDecision:
@@ -496,21 +533,49 @@ def of_another_round(said: HeadsDecision) -> HeadsDecision:
 
 
 def with_other_bytes(said: HeadsDecision) -> HeadsDecision:
-    first = said.parts[0]
-    changed = replaced(first.statement, digest=bytes(32))
-    return replaced(said, parts=(replaced(first, statement=changed), *said.parts[1:]))
+    """As its reducer, it could sign other bytes for its own part."""
+    return replaced(said, parts=(replaced(said.parts[0], digest=bytes(32)), *said.parts[1:]))
+
+
+def of_one_part(said: HeadsDecision) -> HeadsDecision:
+    end = said.parts[-1].stop
+    return replaced(said, parts=(replaced(said.parts[0], stop=end, digest=bytes(32)),))
+
+
+def of_another_attempt(said: HeadsDecision) -> HeadsDecision:
+    return replaced(said, attempt=replaced(said.attempt, number=said.attempt.number + 1))
 
 
 def of_another_ballot(said: HeadsDecision) -> HeadsDecision:
-    return replaced(said, ballot=replaced(said.ballot, number=said.ballot.number + 1))
+    ballot = said.proof.ballot
+    later = replaced(ballot, number=ballot.number + 1)
+    return replaced(said, proof=replaced(said.proof, ballot=later))
+
+
+def with_seals(said: HeadsDecision, seals: Sequence[Seal]) -> HeadsDecision:
+    return replaced(said, proof=replaced(said.proof, seals=tuple(seals)))
+
+
+def one_seal_for_all(said: HeadsDecision) -> HeadsDecision:
+    first, *others = said.proof.seals
+    return with_seals(said, [first, *(replaced(one, signature=first.signature) for one in others)])
 
 
 LIES: dict[str, Lie] = {
     "a part less": lambda said: replaced(said, parts=said.parts[1:]),
     "members that are not listed": lambda said: replaced(said, members=(*said.members, 200)),
+    "a member less": lambda said: replaced(said, members=said.members[1:]),
     "another round": of_another_round,
-    "bytes that no reducer has signed": with_other_bytes,
+    "other bytes": with_other_bytes,
+    "one part with values of its own": of_one_part,
+    "another attempt": of_another_attempt,
     "another ballot": of_another_ballot,
+    "too few seals": lambda said: with_seals(said, said.proof.seals[1:]),
+    "one seal twice": lambda said: with_seals(said, [said.proof.seals[0]] * COUNT),
+    "one seal for all": one_seal_for_all,
+    "seals of strangers": lambda said: with_seals(
+        said, [*said.proof.seals[1:], replaced(said.proof.seals[0], member=200)]
+    ),
 }
 
 
@@ -543,6 +608,47 @@ def test_a_head_that_hands_down(
             assert one.outcome.in_doubt or one.outcome.begun_without
         assert all(cohort[0].peer in one.averager.idle_heads for one in cohort[1:2])
         assert f"{cohort[0].peer}, the head of this peer's cohort, lies" in caplog.text
+
+    scenario()
+
+
+def without_seal(message: AgreementMessage) -> AgreementMessage:
+    return replaced(message, seal=None) if isinstance(message, Accepted) else message
+
+
+def with_a_seal_of_nothing(message: AgreementMessage) -> AgreementMessage:
+    return replaced(message, seal=bytes(64)) if isinstance(message, Accepted) else message
+
+
+def without_proof(message: AgreementMessage) -> AgreementMessage:
+    return replaced(message, proof=None) if isinstance(message, Decided) else message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("says", [without_seal, with_a_seal_of_nothing, without_proof])
+def test_a_head_that_proves_nothing_to_the_other_heads(
+    says: Callable[[AgreementMessage], AgreementMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The acceptance of such a head does not count, or no cohort could check the result. And a
+    decision is believed only if it is proven: another head coordinates then."""
+    liars: set[PeerId] = set()
+    honest = Round._sealed
+
+    def sealed(self: Round, message: AgreementMessage) -> AgreementMessage:
+        found = honest(self, message)
+        return says(found) if self._peers[self._task.group.me] in liars else found
+
+    monkeypatch.setattr(Round, "_sealed", sealed)
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14)
+        cohorts = Cohorts(peers)
+        in_order_of_lead = sorted(cohorts.heads, key=partial(hash_order, heads_key(0)))
+        liars.add(in_order_of_lead[0 if says is without_proof else 1])
+        found = await ended(peers, [cohorts.begin(one) for one in peers])
+        check_same(found)
+        assert getattr(found[0].outcome, "weight", 0.0) == len(peers)
 
     scenario()
 
