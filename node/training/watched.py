@@ -19,7 +19,7 @@ from node.core.training_view import BatchView, RunPeerView, TrafficView
 from protocols.accumulation.collaboration import Collaboration
 from protocols.accumulation.events import Share, StepTaken, reduced_by
 from protocols.accumulation.progress import Estimate
-from protocols.accumulation.progress_slot import ProgressSlot, progress_key
+from protocols.accumulation.progress_slot import ProgressSlot, progress_key, sums_key
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 
@@ -84,7 +84,8 @@ class WatchedServing:
     """`Watched` of a peer that serves experts and does not train. trio's thread only.
 
     It takes no part in the run's progress, and only reads what the trainers publish: for `peers`,
-    and because the leaderboard needs to know whom to ask, and how many steps there are.
+    and because the leaderboard needs to know whom to ask, and how many steps there are. Of a run by
+    cohorts it knows their heads.
     """
 
     def __init__(self, node: Node, run: str, meter: TrafficMeter) -> None:
@@ -94,7 +95,8 @@ class WatchedServing:
     async def look(self) -> int:
         """Read the trainers' progress. Returns the epoch that more than half of them have
         reached, as they say; 0 if there are none."""
-        found = await self._node.dht.get(progress_key(self._run))
+        heads = await self._node.dht.get(sums_key(self._run))
+        found = heads | await self._node.dht.get(progress_key(self._run))
         self._slots = {peer: entry.value for peer, entry in found.items()}
         epochs = sorted(slot.epoch for slot in self._slots.values())
         return epochs[(len(epochs) - 1) // 2] if epochs else 0

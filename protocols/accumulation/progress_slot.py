@@ -14,6 +14,8 @@ Easy to get wrong: a slot is only a claim of its peer. claims.py decides how muc
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -173,6 +175,12 @@ def progress_key(run: str, count: int = 1, number: int = 0) -> str:
 def sums_key(run: str) -> str:
     """Where the heads of cohorts publish the sums of their cohorts."""
     return f"{PROGRESS.name}/{run}/sums"
+
+
+def cohorts_told(sums: Iterable[ProgressSlot]) -> int:
+    """How many cohorts the run has, as most of these say; 1 if there are none."""
+    counts = Counter(one.cohorts for one in sums)
+    return max(counts, key=lambda count: (counts[count], count)) if counts else 1
 
 
 # A head has two slots. In tables of slots by name, its sum has another name than its own slot.

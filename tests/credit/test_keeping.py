@@ -21,7 +21,7 @@ from node.training.credit.shelf import Shelf
 from node.training.session import TrainingSession
 from node.training.watched import WatchedServing
 from protocols.accumulation.events import CaughtUp, SeenStep, Share, StepTaken
-from protocols.accumulation.progress_slot import ProgressSlot, progress_key
+from protocols.accumulation.progress_slot import ProgressSlot, progress_key, sums_key
 from protocols.credit.record import Page
 from protocols.identity import PeerId
 from protocols.testing.world import SimulatedWorld
@@ -183,10 +183,14 @@ async def test_a_node_that_only_serves_experts_finds_its_credit_at_the_trainers(
         for epoch in range(2):
             for one in (keeper, ann):
                 one.session.happened(step(epoch, brought, own=60 * (one is ann)))
-        for one, says in ((keeper, 2), (ann, 1 << 40)):  # which no other reaches
+        # one tells of its cohort, and the other of what nobody reaches
+        for one, key, says in (
+            (keeper, sums_key("poem"), 2),
+            (ann, progress_key("poem"), 1 << 40),
+        ):
             await one.node.dht.joined()
             slot = ProgressSlot(says, bytes(16), 0, 0.0, bytes(16))
-            await one.node.dht.put(progress_key("poem"), slot, 15.0)
+            await one.node.dht.put(key, slot, 15.0)
         await sam.node.dht.joined()
         watched = WatchedServing(sam.node, "poem", TrafficMeter(None, None))
         sam.session.watched = watched

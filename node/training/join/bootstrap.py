@@ -56,10 +56,16 @@ from node.training.happenings import (
 from node.training.network_watch import blame_of
 from node.training.phases import NETWORK
 from node.training.session import TrainingSession
-from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, progress_key
+from protocols.accumulation.progress_slot import (
+    SAY_AGAIN_SECONDS,
+    cohorts_told,
+    progress_key,
+    sums_key,
+)
 from protocols.dht import Joined, SlotEntry
 from protocols.errors import PotluckError, Refused
 from protocols.identity import PeerId
+from protocols.moshpit.cohorts import cohort_of
 from protocols.network import Network
 from protocols.not_allowed import NotAllowed
 from protocols.rpc import Rpc
@@ -257,7 +263,18 @@ async def refuse_if_in_use(
 
 async def _said_last(node: Node, run: str) -> float | None:
     """When this key last published progress in the run, by the swarm's time."""
-    entry: SlotEntry | None = None
+    me, said = node.network.peer_id, list[float]()
+
+    async def slots_under(key: str) -> dict[PeerId, SlotEntry]:
+        found = await node.dht.get(key)
+        if me in found:
+            said.append(float(found[me].sequence))
+        return found
+
     with trio.move_on_after(ANSWER_SECONDS), suppress(PotluckError):
-        entry = (await node.dht.get(progress_key(run))).get(node.network.peer_id)
-    return None if entry is None else float(entry.sequence)
+        await slots_under(progress_key(run))
+        sums = await slots_under(sums_key(run))
+        count = cohorts_told(one.value for one in sums.values())
+        if count > 1:
+            await slots_under(progress_key(run, count, cohort_of(run, me, count)))
+    return max(said, default=None)
