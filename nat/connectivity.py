@@ -15,7 +15,8 @@ The order of things, at the start and whenever the machine's network has changed
 2. Let several helpers dial our addresses back. If one works, the node is `direct`, or `mapped` if
    the router was asked for it; and all is done.
 3. Otherwise find out how the router maps ports (`kinds.py`), and take places at relays. The node is
-   `punched` if a hole can be punched to it, and `relayed` if every byte has to go through a relay.
+   `punched` if a hole can be punched to it, and `relayed` if some peers reach it only through a
+   relay.
 4. Without a place it is `dial-out only`: others can only answer it.
 
 The mode is stated within STATED_SECONDS of the start, whatever does not answer; it is corrected

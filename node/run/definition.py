@@ -133,7 +133,7 @@ class AveragingSection(_Section, frozen=True, kw_only=True):
     round_seconds: Seconds = ROUND_SECONDS
     """The longest time that a round may take."""
     group_size: Annotated[int, Meta(ge=2, le=LARGEST_GROUP)] = GROUP_SIZE
-    """The most peers in a round; others follow the run until a place is free."""
+    """The most peers in a group. A run with more of them averages by cohorts."""
     approximate: bool = False
     """More peers than fit into a group average over a grid, and do not get the same bits."""
     powersgd_rank: Annotated[int, Meta(ge=0, le=LARGEST_RANK)] = 0

@@ -109,7 +109,7 @@ codec = "float16"
 # Sends the gradient of each large matrix as two thin ones of this many columns (PowerSGD), with a
 # fraction of the bytes; what they leave out is sent later. 0: gradients are sent whole.
 #powersgd_rank = 0
-# The longest that a round waits for expected peers: at least six times what the slowest machine
+# The longest that a round waits for expected peers: at least seven times what the slowest machine
 # takes for a batch of its own.
 #grace_seconds = 10.0
 # The longest that a round may take.

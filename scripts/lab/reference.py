@@ -58,6 +58,13 @@ Which claims of the papers can be measured again. [results.md](results.md) has w
 
 To compare the transport, the directory, the averaging, the training and the experts with
 hivemind's, on the same machine in the same minutes, see `scripts/bench-against-hivemind --help`.
+Except for `--what training` it also needs `--scripts DIRECTORY`, with scripts that measure hivemind
+and are not in this repository. Each does with hivemind what our bench does with potluck, takes the
+arguments that `scripts/bench-against-hivemind` gives it, and prints JSON as its last line. For
+`--what averaging` there are two. `bench_averaging.py` does not count its first round, and prints
+`rounds_ok`, `errors`, the seconds in which a round exchanges values as
+`{"agg_wall": {"median": …}}`, the processor time of all peers in it as `cpu` in the same form, and
+`pss_sum_per_peer_mib`. `bench_gloo.py` averages with gloo, and prints `wall` and `cpu` like that.
 
 To compare two versions of potluck, make a checkout of each and run the same bench in both, in turn,
 at least five times. The processes share the machine with all other programs, so compare medians of
@@ -82,7 +89,7 @@ with NetworkLab(round_trip_seconds=0.06) as lab:
     relay = lab.host("relay")
     left = lab.home("left", RouterKind.PORT_RESTRICTED, upload_bits_per_second=5e6)
     right = lab.home("right", RouterKind.SYMMETRIC, udp_blocked=True)
-    process = left.popen([sys.executable, "-m", "node", "up"])
+    process = left.popen([sys.executable, "-m", "node", "listen"])
     with right.blackout():
         left.router.change_address()
 ```
