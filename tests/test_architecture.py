@@ -194,7 +194,10 @@ def loaded_by(statement: str) -> set[str]:
 
 PATHS_NAMED = re.compile(r"`((?:auth|models|nat|node|protocols|scripts|tests)/[\w/.-]*)`")
 MODULES_NAMED = re.compile(r"(?<![\w./-])[A-Za-z_][\w/]*\.py\b")
-NOT_OURS = {"my_model.py", "PATH/poem_model.py"}  # what an organiser writes
+NOT_OURS = {
+    *("my_model.py", "PATH/poem_model.py"),  # what an organiser writes
+    *("bench_averaging.py", "bench_gloo.py"),  # what is written to measure others
+}
 ABOUT_LIBP2P = "node/net/"  # says where in py-libp2p something is
 
 

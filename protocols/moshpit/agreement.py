@@ -51,6 +51,7 @@ from protocols.moshpit.agreement_messages import (
     Prepare,
     Progress,
     Promise,
+    Result,
     Start,
     Trouble,
     check,
@@ -131,6 +132,13 @@ class Agreement:
     def accepted(self) -> Acceptance | None:
         """What this member has accepted last."""
         return self._acceptor.accepted
+
+    def holds(self, result: Result) -> bool:
+        """Whether this member holds this result, of these members, and nobody has told it
+        otherwise."""
+        attempt = Attempt(result.attempt, result.members)
+        is_it = self._exchange.holds(result) and self._acceptor.attempt == attempt
+        return is_it and not self._exchange.doubts(result)
 
     @property
     def proposed(self) -> Acceptance | None:
@@ -488,6 +496,12 @@ def check_against_memory(
 ) -> None:
     """Raise NotAnHonestMessage if no honest member could have sent it. `own`: the highest ballot
     that this member has begun. `following`: the highest that it has heard of."""
+    if isinstance(message, Accept | Decided) and message.result is not None:
+        result, attempt = message.result, acceptor.attempt
+        if result.attempt == attempt.ballot and result.members != attempt.members:
+            raise NotAnHonestMessage(
+                f"Member {sender} names other members of ballot {attempt.ballot} than took part."
+            )
     if isinstance(message, Decided):
         if ending.decision is not None and message.result != ending.decision.result:
             raise NotAnHonestMessage(

@@ -30,7 +30,6 @@ from protocols.moshpit.ballots import (
     Digest,
     Member,
     Seal,
-    Signature,
     Statement,
     Suspicion,
 )
@@ -170,7 +169,7 @@ class Accepted(Message, frozen=True, tag="accepted"):
     """Accepted in this ballot. `seal`: signed, in a round that is sealed (seals.py)."""
 
     ballot: Ballot
-    seal: Signature | None = None
+    seal: Seal | None = None
 
 
 class Decided(Message, frozen=True, tag="decided"):

@@ -62,10 +62,11 @@ class Statement(Message, frozen=True, gc=False):
 
 
 class Seal(Message, frozen=True, gc=False):
-    """A member's signature that it has accepted a result (seals.py)."""
+    """A member's signature that it has accepted a result, and whether it holds it (seals.py)."""
 
     member: Member
     signature: Signature
+    holds: bool
 
 
 class Suspicion(Message, frozen=True, gc=False):

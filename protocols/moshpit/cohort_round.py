@@ -62,6 +62,7 @@ from protocols.moshpit.outcome import (
 )
 from protocols.moshpit.request import RoundRequest
 from protocols.moshpit.roster import Entry, Terms
+from protocols.moshpit.seals import most_hold
 from protocols.moshpit.settings import AveragerSettings
 from protocols.network import Network
 from protocols.rpc import Rpc
@@ -289,7 +290,8 @@ class CohortRounds:
         self, mine: CohortAverage, cohort: Cohort, found: GroupResult, result: Tensor
     ) -> Outcome:
         rounds: tuple[RoundStatistics, ...] = (mine.statistics,)
-        twice = with_one_seat(found.statistics.members, self._seat_of(cohort))
+        listed = () if found.group is None else found.group.members
+        twice = with_one_seat(listed, self._seat_of(cohort))
         match found.verdict:
             case Verdict.COMMITTED if not twice:
                 return Committed(
@@ -330,6 +332,9 @@ class CohortRounds:
         if group is None or cut is None or attempt is None or proof is None:
             raise ProtocolMisuse("A committed round of heads knows how its result was made.")
         layout = request.vector.layout
+        if not most_hold(proof):
+            shelf.failed(NoDecision("Too few heads hold the result that they have accepted."))
+            return
         try:
             memory = await in_thread(encode_result, outcome.result, layout, cut)
             digests = await in_thread(part_digests, memory, layout, cut)
@@ -405,8 +410,8 @@ class CohortRounds:
         try:
             known = [heads for heads in (cohort.heads, self._heads) if heads]
             await said.check(terms, layout, known)
-            if with_one_seat(said.heads, self._seat_of(cohort)):
-                raise RemoteMisbehaviour("It hands down a result with a cohort in it twice.")
+            if with_one_seat(said.roster.members, self._seat_of(cohort)):
+                raise RemoteMisbehaviour("It hands down a result of a list with a cohort twice.")
         except NoDecision:
             raise
         except PotluckError as error:

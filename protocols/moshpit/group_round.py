@@ -314,7 +314,7 @@ class GroupRounds:
             self._does_not_follow(leader, "held up the round that it led")
         if result.verdict is Verdict.COMMITTED:
             self._doubts.was_in(members)
-            if this.seat_of is not None and with_one_seat(members, this.seat_of):
+            if this.seat_of is not None and with_one_seat(group.members, this.seat_of):
                 self._does_not_follow(leader, "has listed two heads of a cohort")
             elif leader in members and not led_nowhere:
                 self._doubts.has_led(leader)

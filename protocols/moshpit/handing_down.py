@@ -41,6 +41,7 @@ from protocols.moshpit.cohorts import slowness_of
 from protocols.moshpit.encoded_result import decode_result, encoded_bytes, memory_of, part_bytes
 from protocols.moshpit.handing_on import Way, ways_to
 from protocols.moshpit.layout import (
+    CUT_VALUES,
     LARGEST_CHUNK_BYTES,
     MOST_VALUES,
     SMALLEST_CHUNK_BYTES,
@@ -56,7 +57,7 @@ from protocols.moshpit.part_messages import (
     STALL_SECONDS,
 )
 from protocols.moshpit.roster import Entry, Roster, Terms, check_with_pauses
-from protocols.moshpit.seals import is_proof
+from protocols.moshpit.seals import is_proof, most_hold
 from protocols.network import Network
 from protocols.rpc import BulkMethod, Empty, Message, Method, Rpc, Transfer
 
@@ -159,20 +160,21 @@ class HeadsDecision(Message, frozen=True):
         roster, places = self.roster, range(len(self.roster.entries))
         if not set(self.members) <= set(places) or len(set(self.members)) < len(self.members):
             raise RemoteMisbehaviour("It hands down a result of members that are not in its list.")
-        if not self.cut.covers(layout):
+        # elsewhere, some codecs need as many bytes for a part of other values
+        if not self.cut.covers(layout) or any(one.start % CUT_VALUES for one in self.parts):
             raise RemoteMisbehaviour("It hands down a result of another vector.")
         listed = set(roster.members)
         if known and all(len(one & listed) < KNOWN_SHARE * len(one) for one in known):
             raise NoDecision("The head's round had too few of the heads that are known here.")
         await check_with_pauses(roster, terms)
         result = Result(self.attempt, self.members, self.digest)
-        if not is_proof(self.proof, roster, roster.round_id, result):
-            raise RemoteMisbehaviour("It hands down a result that most heads have not accepted.")
+        if not (is_proof(self.proof, roster, roster.round_id, result) and most_hold(self.proof)):
+            raise RemoteMisbehaviour("It hands down a result that most heads do not hold.")
 
 
 DECISION = Method(
     ALLREDUCE_PROTOCOL,
-    "decision",
+    "decided",
     AskResult,
     HeadsDecision,
     response_limit_bytes=DECISION_BYTES,
@@ -312,8 +314,9 @@ class ResultShelf:
 
     def longest_to(self, peer: PeerId, me: PeerId, offered: HandedResult) -> float:
         """For how long this member may take this result from one source."""
-        way = offered.ways(self._entries, self._head or me).get(peer)
-        return _longest(way.seconds if way is not None else 0.0)
+        heads = {self._head or me, me}  # if the head was lost, it takes what this one has
+        ways = [offered.ways(self._entries, head).get(peer) for head in heads]
+        return _longest(max((way.seconds for way in ways if way is not None), default=0.0))
 
     def is_taken_by(self, peer: PeerId) -> None:
         """This member has the result."""

@@ -55,18 +55,18 @@ from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, Participant
 from protocols.moshpit.group import Group
 from protocols.moshpit.handing_on import LONGEST_FETCH_SECONDS, MARGIN_SECONDS
 from protocols.moshpit.layout import (
+    CUT_VALUES,
     SMALLEST_CHUNK_BYTES,
     Layout,
     ResultCut,
     cut,
     result_cut,
 )
-from protocols.moshpit.member_state import quorum_of
 from protocols.moshpit.outcome import Failure
 from protocols.moshpit.part_messages import counts
 from protocols.moshpit.plan import best_reducers, fractions_for, predicted_seconds
 from protocols.moshpit.roster import Entry
-from protocols.moshpit.seals import is_proof, is_seal, make_seal
+from protocols.moshpit.seals import is_proof, is_valid, make_seal, proof_of
 from protocols.moshpit.switchboard import (
     AGREE,
     SHOW,
@@ -198,9 +198,9 @@ class Round:
         self._course = Course()
         self._exchanges: dict[Ballot, trio.CancelScope] = {}
         self._cut: ResultCut | None = None  # of the last exchange that brought a result
-        self._seals: tuple[Acceptance, dict[int, bytes]] | None = None
+        self._seals: tuple[Acceptance, dict[int, Seal]] | None = None
         """Of members that have accepted what this peer proposed last."""
-        self._proof: Proof | None = None
+        self._proven: tuple[Result, Proof] | None = None
         self._one_exchange = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._buffers: Buffers | None = None
@@ -221,7 +221,8 @@ class Round:
         excluded = dict(self._agreement.excluded)
         if not isinstance(self._verdict, Commit):
             return Finished(self._verdict, excluded, self._course)
-        return Finished(self._verdict, excluded, self._course, self._cut, self._proof)
+        proof = None if self._proven is None else self._proven[1]
+        return Finished(self._verdict, excluded, self._course, self._cut, proof)
 
     async def _run(self) -> None:
         with self._shell.network.link_events() as events:
@@ -277,8 +278,8 @@ class Round:
                 why="The signed list of its members does not name it.",
                 advice="Find a group for the next round.",
             )
-        if self._task.sealed:
-            self._check_seals(place, message)
+        if self._task.sealed and not self._takes_seals(place, message):
+            return
         self._agreement.receive(place, message, trio.current_time())
         self._is_present(place)
         self._carry_out()
@@ -380,22 +381,28 @@ class Round:
 
     # -- seals (seals.py)
 
-    def _check_seals(self, place: int, message: AgreementMessage) -> None:
-        """Keep the seals that another member has sent. NotAnHonestMessage if it owes them: whose
-        acceptance has none would leave all others without a proof."""
+    def _takes_seals(self, place: int, message: AgreementMessage) -> bool:
+        """Keep the seals that another member has sent. Returns whether the message counts: an
+        acceptance without one would leave all others without a proof. NotAnHonestMessage if they
+        are false."""
         round_id, wrong = self._task.group.round_id, ""
         match message:
             case Accepted(ballot, seal):
                 proposed = self._agreement.proposed
                 if proposed is None or proposed.result is None or proposed.ballot != ballot:
-                    return
-                if seal and is_seal(seal, self._peers[place], round_id, ballot, proposed.result):
+                    return True  # it counts for nothing
+                if seal is None:
+                    return False
+                peer, result = self._peers[place], proposed.result
+                if seal.member == place and is_valid(seal, peer, round_id, ballot, result):
                     self._seals_of(proposed)[place] = seal
                 else:
-                    wrong = "accepts a result and does not sign that"
-            case Decided(result, _, proof) if result is not None and self._proof is None:
-                if is_proof(proof, self._task.group.roster, round_id, result):
-                    self._proof = proof
+                    wrong = "accepts a result and signs something else"
+            case Decided(result, _, proof) if result is not None:
+                if self._proven is not None and self._proven[0] == result:
+                    return True
+                if proof and is_proof(proof, self._task.group.roster, round_id, result):
+                    self._proven = result, proof
                 else:
                     wrong = "tells of a result and does not prove it"
         if wrong:
@@ -404,8 +411,9 @@ class Round:
                 why="It is broken, or it lies.",
                 advice="It is left out of the round, and avoided.",
             )
+        return True
 
-    def _seals_of(self, accepted: Acceptance) -> dict[int, bytes]:
+    def _seals_of(self, accepted: Acceptance) -> dict[int, Seal]:
         if self._seals is None or self._seals[0] != accepted:
             self._seals = accepted, {}
         return self._seals[1]
@@ -416,16 +424,19 @@ class Round:
             case Accepted(ballot):
                 return Accepted(ballot, self._own_seal(ballot))
             case Decided(result, reason) if result is not None:
-                self._proof = self._proof or self._collected(result)
-                return Decided(result, reason, self._proof)
+                if self._proven is None or self._proven[0] != result:
+                    proof = self._collected(result)
+                    self._proven = None if proof is None else (result, proof)
+                return Decided(result, reason, None if self._proven is None else self._proven[1])
         return message
 
-    def _own_seal(self, ballot: Ballot) -> bytes | None:
+    def _own_seal(self, ballot: Ballot) -> Seal | None:
         accepted = self._agreement.accepted
         if accepted is None or accepted.ballot != ballot or accepted.result is None:
             return None
-        identity, round_id = self._shell.network.identity, self._task.group.round_id
-        return make_seal(identity, round_id, ballot, accepted.result)
+        group, identity = self._task.group, self._shell.network.identity
+        holds = self._agreement.holds(accepted.result)
+        return make_seal(identity, group.me, group.round_id, accepted, holds=holds)
 
     def _collected(self, result: Result) -> Proof | None:
         """The proof of a result that was decided in a ballot of this peer."""
@@ -433,9 +444,8 @@ class Round:
             return None
         ballot, seals = self._seals[0].ballot, dict(self._seals[1])
         if own := self._own_seal(ballot):
-            seals[self._task.group.me] = own
-        enough = sorted(seals.items())[: quorum_of(len(self._peers))]
-        return Proof(ballot, tuple(Seal(place, seal) for place, seal in enough))
+            seals[own.member] = own
+        return proof_of(seals.values(), ballot, len(self._peers)) if seals else None
 
     # -- what the agreement asks for
 
@@ -659,6 +669,8 @@ class RoundPlan:
         if cuts == ours:
             return ""
         values = self._layout.values
+        if any(one % CUT_VALUES for one in cuts if one < values):
+            return f"The parts do not begin at multiples of {CUT_VALUES:,} values."
         if len(cuts) != len(ours) or list(cuts) != sorted(cuts):
             return f"{len(cuts)} cuts do not make {len(members)} parts."
         if cuts[0] != 0 or cuts[-1] != values:

@@ -15,6 +15,7 @@ from protocols.moshpit.agreement_messages import (
     BallotQuery,
     Decided,
     Forswear,
+    NotAnHonestMessage,
     Outbid,
     Prepare,
     Progress,
@@ -293,6 +294,24 @@ def _told_two_stories(me: int, contradicted: tuple[int, ...]) -> OwnVerdict | No
         isinstance(one, Send) and isinstance(one.message, Prepare) for one in member.effects()
     )
     return member.verdict
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("named", [(0, 1), (0, 1, 2, 3)])
+def test_nobody_accepts_a_result_of_other_members_than_took_part(
+    named: tuple[int, ...], number: int
+) -> None:
+    """The weight of a result and the number of its peers are those of its members."""
+    member, first, members = _round(5).members[4], Ballot(0, 0), (0, 1, 2, 3, 4)
+    member.receive(0, Start(first, members, plan(members)), 0.0)
+    shown = statements(first, members)
+    result = Result(first, named, digest_of_result(shown))
+    member.exchange_done(first, result.digest, shown, 1.0)
+    ballot = Ballot(number, 0)
+    for message in (Accept(ballot, result), Decided(result)):
+        with pytest.raises(NotAnHonestMessage, match="other members"):
+            member.receive(0, message, 1.1)
+    assert member.verdict is None
 
 
 def test_nobody_commits_a_result_of_which_another_member_has_told_it_that_its_own_differs() -> None:

@@ -19,12 +19,20 @@ import trio.testing
 from protocols.errors import Busy, DeadlineExceeded, PotluckError
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.moshpit import handing_on
-from protocols.moshpit.agreement_messages import Accepted, AgreementMessage, Decided, Proof
-from protocols.moshpit.ballots import Ballot, Seal
+from protocols.moshpit import cohort_round, handing_on
+from protocols.moshpit.agreement_messages import (
+    Accepted,
+    AgreementMessage,
+    Decided,
+    Held,
+    Proof,
+    Result,
+)
+from protocols.moshpit.ballots import Ballot, Seal, digest_of_parts
 from protocols.moshpit.cohort_round import HEADS_ROUND
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order, turn_of
-from protocols.moshpit.encoded_result import chunks
+from protocols.moshpit.coordinator import Coordinator
+from protocols.moshpit.encoded_result import chunks, encode_result, part_digests
 from protocols.moshpit.group import group_key
 from protocols.moshpit.group_round import ROUNDS_UNLED
 from protocols.moshpit.handing_down import (
@@ -41,10 +49,11 @@ from protocols.moshpit.handing_down import (
     ResultShelf,
 )
 from protocols.moshpit.known_peers import WaitingJoins
-from protocols.moshpit.layout import Layout, Segment
+from protocols.moshpit.layout import Layout, PartCut, ResultCut, Segment
 from protocols.moshpit.outcome import Committed, Discarded
 from protocols.moshpit.roster import hash_order
 from protocols.moshpit.round import Round
+from protocols.moshpit.verdicts import StartExchange
 from protocols.rpc import Empty
 from protocols.testing.settings import WorldSettings
 from protocols.testing.world import (
@@ -67,7 +76,7 @@ DECIDED = HeadsDecision(
     (0,),
     (DecidedPart(0, 0, 4, bytes(32)),),
     4096,
-    Proof(Ballot(0, 0), (Seal(0, bytes(64)),)),
+    Proof(Ballot(0, 0), (Seal(0, bytes(64), holds=True),)),
 )
 
 
@@ -542,6 +551,14 @@ def of_one_part(said: HeadsDecision) -> HeadsDecision:
     return replaced(said, parts=(replaced(said.parts[0], stop=end, digest=bytes(32)),))
 
 
+def cut_elsewhere(said: HeadsDecision) -> HeadsDecision:
+    """With some codecs as many bytes, which then are other values."""
+    first, second, *others = said.parts
+    place = first.stop - 1
+    cut = replaced(first, stop=place), replaced(second, start=place), *others
+    return replaced(said, parts=cut)
+
+
 def of_another_attempt(said: HeadsDecision) -> HeadsDecision:
     return replaced(said, attempt=replaced(said.attempt, number=said.attempt.number + 1))
 
@@ -568,11 +585,15 @@ LIES: dict[str, Lie] = {
     "another round": of_another_round,
     "other bytes": with_other_bytes,
     "one part with values of its own": of_one_part,
+    "parts that are cut elsewhere": cut_elsewhere,
     "another attempt": of_another_attempt,
     "another ballot": of_another_ballot,
     "too few seals": lambda said: with_seals(said, said.proof.seals[1:]),
     "one seal twice": lambda said: with_seals(said, [said.proof.seals[0]] * COUNT),
     "one seal for all": one_seal_for_all,
+    "seals of heads that do not hold it": lambda said: with_seals(
+        said, [replaced(one, holds=False) for one in said.proof.seals]
+    ),
     "seals of strangers": lambda said: with_seals(
         said, [*said.proof.seals[1:], replaced(said.proof.seals[0], member=200)]
     ),
@@ -617,7 +638,9 @@ def without_seal(message: AgreementMessage) -> AgreementMessage:
 
 
 def with_a_seal_of_nothing(message: AgreementMessage) -> AgreementMessage:
-    return replaced(message, seal=bytes(64)) if isinstance(message, Accepted) else message
+    if isinstance(message, Accepted) and message.seal is not None:
+        return replaced(message, seal=replaced(message.seal, signature=bytes(64)))
+    return message
 
 
 def without_proof(message: AgreementMessage) -> AgreementMessage:
@@ -649,6 +672,57 @@ def test_a_head_that_proves_nothing_to_the_other_heads(
         found = await ended(peers, [cohorts.begin(one) for one in peers])
         check_same(found)
         assert getattr(found[0].outcome, "weight", 0.0) == len(peers)
+
+    scenario()
+
+
+@pytest.mark.slow
+def test_a_head_that_lets_all_accept_what_nobody_holds_hands_nothing_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the middle of the exchange it coordinates a ballot of its own, and claims there that its
+    values were proposed before. The others may not refuse that: it could be true."""
+    liars: set[PeerId] = set()
+    proposed: dict[int, Result] = {}
+    attempt, choose = Round._attempt, Coordinator._choose
+
+    async def take_over(self: Round, start: StartExchange) -> None:
+        group, layout = self._task.group, self._task.layout
+        if not self._task.sealed or self._peers[group.me] not in liars:
+            await attempt(self, start)
+            return
+        assert self._buffers is not None
+        values, agreement = self._buffers.result.fill_(7.0), self._agreement
+        self._cut = ResultCut((PartCut(0, 0, layout.values),), SETTINGS.chunk_bytes)
+        digests = part_digests(encode_result(values, layout, self._cut), layout, self._cut)
+        result = Result(start.ballot, start.members, digest_of_parts(digests))
+        agreement._exchange.running = None
+        agreement._exchange.held = Held(start.ballot, result.digest, ())
+        proposed[id(agreement._desk)] = result
+        agreement.next_ballot()
+        self._carry_out()
+
+    def propose(self: Coordinator) -> None:
+        result = proposed.get(id(self._desk))
+        choose(self) if result is None else self._propose(result, "")
+
+    monkeypatch.setattr(Round, "_attempt", take_over)
+    monkeypatch.setattr(Coordinator, "_choose", propose)
+    monkeypatch.setattr(cohort_round, "most_hold", lambda _: True)  # which it would not ask
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14)
+        cohorts = Cohorts(peers)
+        liars.add(cohorts.largest[0].peer)
+        found = await ended(peers, [cohorts.begin(one) for one in peers], 200.0)
+        assert proposed
+        made = [
+            one.peer
+            for one, it in zip(peers, found, strict=True)
+            if isinstance(it.outcome, Committed)
+        ]
+        assert made == [*liars]
 
     scenario()
 
