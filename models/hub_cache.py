@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from models.errors import WrongSettings
+from models.extras import install
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,96}(/[A-Za-z0-9._-]{1,96})?")
 
@@ -25,8 +26,7 @@ def cached_file(name: str, file: str, *, largest: int) -> bytes:
     except ImportError:
         raise WrongSettings(
             f"{name} needs the library huggingface_hub, which is not installed here.",
-            advice="Install potluck with the extra `transformers`: "
-            "pip install 'potluck[transformers]'.",
+            advice=install("transformers"),
         ) from None
     try:
         found = try_to_load_from_cache(name, file)

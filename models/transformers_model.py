@@ -36,6 +36,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from models.errors import NotThisModel, WrongSettings, nearest
+from models.extras import install
 from models.gpt import BYTES, INITIAL_DEVIATION, LOGIT_BYTES
 from models.hub_cache import cached_file
 from models.initial import fill_constants, fill_evenly, seeded
@@ -293,8 +294,7 @@ def _library() -> Any:
     except ImportError:
         raise WrongSettings(
             "The model transformers needs the library transformers, which is not installed here.",
-            advice="Install potluck with the extra `transformers`: pip install "
-            "'potluck[transformers]'.",
+            advice=install("transformers"),
         ) from None
 
 

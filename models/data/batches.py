@@ -28,6 +28,7 @@ from models.data.opening import Data, Snapshot
 from models.data.position import LARGEST_REMAINDER_BYTES, Position
 from models.data.settings import LARGEST_EXAMPLE_BYTES
 from models.data.tokens import ID_BYTES, Tokenizer
+from models.extras import install
 from models.synthetic_images import ImageBatch
 from models.trainable import MOST_CLASSES
 
@@ -235,7 +236,7 @@ def _unpacked(content: bytes, channels: int, height: int, width: int) -> bytes:
     except ImportError:
         raise DataSettingsError(
             "Pictures in PNG or JPEG need Pillow, which is not installed here.",
-            advice="Install potluck with the extra `images`: pip install 'potluck[images]'.",
+            advice=install("images"),
         ) from None
     if channels not in (1, 3):
         raise NotAPicture(f"a PNG or JPEG has 1 or 3 channels here, and not {channels}")

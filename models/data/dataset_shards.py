@@ -18,6 +18,7 @@ from models.data.examples import Document, Mark, OnRetry, Reading, SkippedDocume
 from models.data.formats import TOO_LONG
 from models.data.retrying import Attempts
 from models.data.settings import DataSettings, SourceSettings
+from models.extras import install
 
 MOST_SHARDS = 100_000
 CONNECTING_LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
@@ -91,7 +92,7 @@ def _opened(source: SourceSettings, from_strangers: bool) -> Any:
     except ImportError:
         raise DataSettingsError(
             "Data of the kind 'datasets' needs the library datasets, which is not installed here.",
-            advice="Install potluck with the extra `datasets`: pip install 'potluck[datasets]'.",
+            advice=install("datasets"),
         ) from None
     try:
         dataset = datasets.load_dataset(

@@ -27,6 +27,7 @@ from models.data.range_file import RangeFile
 from models.data.retrying import Attempts
 from models.data.settings import DataSettings, SourceSettings, is_address
 from models.data.web import Version, Web
+from models.extras import install
 
 LARGEST_FOOTER_BYTES = 64 << 20  # of 100,000 row groups with a hundred columns
 LARGEST_ROW_GROUP_BYTES = 2 << 30  # as the file says, of all columns; usual are 1 to 512 MB
@@ -149,7 +150,7 @@ def _pyarrow_parquet() -> Any:
     except ImportError:
         raise DataSettingsError(
             "Data of the kind 'parquet' needs pyarrow, which is not installed here.",
-            advice="Install potluck with the extra `parquet`: pip install 'potluck[parquet]'.",
+            advice=install("parquet"),
         ) from None
     return pyarrow.parquet
 

@@ -38,6 +38,7 @@ from models.data.settings import MEBIBYTE, TokenizerSettings, is_address
 from models.data.web import Web
 from models.data.web_reader import WebReader
 from models.errors import WrongSettings
+from models.extras import install
 from models.hub_cache import cached_file, read_limited
 
 FILE: Final = "tokenizer.json"
@@ -105,8 +106,7 @@ def _loaded(settings: TokenizerSettings, web: Web, folder: Path) -> Tokenizer:
     except ImportError:
         raise WrongTokenizer(
             "A tokenizer needs the library tokenizers, which is not installed here.",
-            advice="Install potluck with the extra `transformers`: "
-            "pip install 'potluck[transformers]'.",
+            advice=install("transformers"),
         ) from None
     with _explained(f"The tokenizer of {where} cannot be used"):
         library = LibraryTokenizer.from_str(content.decode())

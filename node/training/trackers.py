@@ -33,6 +33,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
+from models.extras import install
 from node.core.tracker import JSONL, MLFLOW, TENSORBOARD, WANDB, NamedTracker
 from node.training.figures import STEP, RunFigures, StepFigures
 from node.training.happenings import Began, Happening, Notice
@@ -73,8 +74,7 @@ def check_trackers(trackers: Sequence[NamedTracker]) -> None:
         if library is not None and importlib.util.find_spec(library) is None:
             raise TrackerMissing(
                 f"The tracker {tracker} needs the library {library}, which is not installed here.",
-                advice=f"Install potluck with the extra `{tracker.kind}`: pip install "
-                f"'potluck[{tracker.kind}]'. jsonl:FILE needs no library.",
+                advice=f"{install(tracker.kind)} jsonl:FILE needs no library.",
             )
 
 

@@ -119,8 +119,8 @@ class CollaborationSettings:
     - `run`: the name of the run.
     - `target_batch`: samples of one step of the whole collaboration.
     - `codec`: how averaged values are encoded, for all or by the parameters' names (others: none).
-    - `grace_seconds`: how long at most a round waits for expected peers. If nobody comes for a
-      sixth of it, the wait ends (moshpit/closing_time.py). A peer whose batch takes longer than
+    - `grace_seconds`: how long at most a round waits for expected peers. If nobody comes for
+      15 % of it, the wait ends (moshpit/closing_time.py). A peer whose batch takes longer than
       that waits for a round that is nearly due instead of beginning a batch.
     - `round_seconds`: how long a round may take from its list to its decision.
     - `group_size`: the most members of one group. If more peers take part, they average by cohorts

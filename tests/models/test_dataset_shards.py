@@ -76,7 +76,7 @@ def test_a_data_set_that_is_not_there_is_a_settings_error() -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataSettingsError, match=r"potluck\[datasets\]"):
+    with pytest.raises(DataSettingsError, match="pip install 'datasets'"):
         opened(DataSettings((SourceSettings("datasets", dataset="owner/name"),)))
 
 

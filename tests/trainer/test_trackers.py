@@ -13,6 +13,7 @@ import struct
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ import trio
 import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
+from models.extras import PACKAGES
 from node.app.backbone import PREFIX, BackboneRecord, metrics_text
 from node.app.cli.output import Output
 from node.app.commands import run_start
@@ -52,6 +54,8 @@ from tests.runs.definitions import FINGERPRINT, NAME, NOW_MS, ORGANISER, TEXT, w
 from tests.trainer.recorded import Recorded
 from tests.trainer.training_nodes import training_in
 from tests.waiting import PATIENCE_SECONDS, until
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 STEPS = 3
 DEFINITION = read_definition(
@@ -355,7 +359,15 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     check_trackers([NamedTracker(JSONL, "steps.jsonl")])
     with pytest.raises(TrackerMissing) as missing:
         check_trackers([NamedTracker(WANDB, "poem")])
-    assert "pip install 'potluck[wandb]'" in missing.value.advice
+    assert "-m pip install 'wandb>=0.31'" in missing.value.advice
+
+
+def test_the_advice_for_a_missing_library_names_what_its_extra_brings() -> None:
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert {extra: [package] for extra, package in PACKAGES.items()} == {
+        extra: extras[extra] for extra in extras.keys() - {"plot", "development", "libraries"}
+    }
 
 
 # -- whose word counts
