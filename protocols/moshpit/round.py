@@ -435,8 +435,8 @@ class Round:
         if accepted is None or accepted.ballot != ballot or accepted.result is None:
             return None
         group, identity = self._task.group, self._shell.network.identity
-        holds = self._agreement.holds(accepted.result)
-        return make_seal(identity, group.me, group.round_id, accepted, holds=holds)
+        result, holds = accepted.result, self._agreement.holds(accepted.result)
+        return make_seal(identity, group.me, group.round_id, ballot, result, holds=holds)
 
     def _collected(self, result: Result) -> Proof | None:
         """The proof of a result that was decided in a ballot of this peer."""

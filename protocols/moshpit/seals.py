@@ -1,6 +1,6 @@
 """Seals: how the members of a round prove to others what they have decided.
 
-    seal = make_seal(identity, me, round_id, accepted, holds=True)          # at each member
+    seal = make_seal(identity, me, round_id, ballot, result, holds=True)    # at each member
     proof = proof_of(seals, ballot, size)                                   # at the coordinator
     if is_proof(proof, roster, round_id, result) and most_hold(proof): ...  # anybody with the list
 
@@ -36,12 +36,10 @@ def _sealed_bytes(round_id: bytes, ballot: Ballot, result: Result, *, holds: boo
 
 
 def make_seal(
-    identity: Identity, me: int, round_id: bytes, accepted: Acceptance, *, holds: bool
-) -> Seal | None:
-    """The seal of this member for what it has accepted; None if that is no result."""
-    if accepted.result is None:
-        return None
-    signed = _sealed_bytes(round_id, accepted.ballot, accepted.result, holds=holds)
+    identity: Identity, me: int, round_id: bytes, ballot: Ballot, result: Result, *, holds: bool
+) -> Seal:
+    """The seal of this member for a result that it has accepted in this ballot."""
+    signed = _sealed_bytes(round_id, ballot, result, holds=holds)
     return Seal(me, identity.sign(SEAL_DOMAIN, signed), holds)
 
 
@@ -58,10 +56,8 @@ def proof_of(seals: Iterable[Seal], ballot: Ballot, size: int) -> Proof:
     return Proof(ballot, tuple(sorted(chosen, key=lambda one: one.member)))
 
 
-def is_proof(proof: Proof | None, roster: Roster, round_id: bytes, result: Result) -> bool:
+def is_proof(proof: Proof, roster: Roster, round_id: bytes, result: Result) -> bool:
     """Whether a quorum of this list has accepted this result."""
-    if proof is None:
-        return False
     entries = roster.entries
     places = [one.member for one in proof.seals]
     if sorted(set(places)) != places or places[-1] >= len(entries):

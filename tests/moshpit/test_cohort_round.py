@@ -16,7 +16,7 @@ import torch
 import trio
 import trio.testing
 
-from protocols.errors import Busy, DeadlineExceeded, PotluckError
+from protocols.errors import Busy, DeadlineExceeded, PotluckError, RemoteMisbehaviour
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit import cohort_round, handing_on
@@ -629,6 +629,33 @@ def test_a_head_that_hands_down(
             assert one.outcome.in_doubt or one.outcome.begun_without
         assert all(cohort[0].peer in one.averager.idle_heads for one in cohort[1:2])
         assert f"{cohort[0].peer}, the head of this peer's cohort, lies" in caplog.text
+
+    scenario()
+
+
+@pytest.mark.slow
+def test_a_member_takes_nothing_of_a_list_with_two_of_one_cohort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if only one of them is in the result: those of one cohort could be the quorum."""
+
+    async def is_signed(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(HeadsDecision, "check", is_signed)
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        (peer,) = await averagers(world, 1)
+        rounds = peer.averager._cohorts
+        names = (PeerId(f"p{number}") for number in itertools.count())
+        of_one = (one for one in names if cohort_of(SETTINGS.run, one, COUNT) == 0)
+        twins = [replaced(GOOD.entries[0], peer=next(of_one)) for _ in range(2)]
+        said = replaced(DECIDED, roster=replaced(GOOD, entries=tuple(twins)), members=(0,))
+        vector = SimpleNamespace(layout=Layout((Segment("values", 4),)))
+        request: Any = SimpleNamespace(vector=vector, epoch=0, topic="")
+        with pytest.raises(RemoteMisbehaviour, match="a cohort twice"):
+            await rounds._check(said, request, Cohort(0, COUNT, frozenset()), twins[0].peer)
 
     scenario()
 
