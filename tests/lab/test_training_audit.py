@@ -57,6 +57,18 @@ def test_by_cohorts_the_members_are_the_heads() -> None:
     assert audit.failures == []
 
 
+def test_by_cohorts_any_peer_that_was_killed_in_that_epoch_may_have_brought_samples() -> None:
+    told = {"members": ["b"], "over_a_grid": True, "samples": 16.0}
+    head = [batch("b", 0), step(0, 8, **told)]
+    audit = audit_of(a=[batch("a", 0), batch("a", 8)], b=head)
+    assert audit.failures == []
+    assert (audit.taken_for_dead, audit.dropped) == (8, 8)
+    audit = audit_of(a=[batch("a", 0, 4)], b=head)
+    assert "4 samples belong to no peer" in audit.failures[0]
+    audit = audit_of(a=[batch("a", 0, model_epoch=1)], b=head)
+    assert "its members brought 8" in audit.failures[0]
+
+
 def test_the_samples_of_a_killed_member_count_from_those_that_it_had_waiting() -> None:
     audit = audit_of(a=[batch("a", 0), step(0, 8)], b=[batch("b", 0), batch("b", 8)])
     assert audit.failures == []

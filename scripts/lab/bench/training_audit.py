@@ -49,12 +49,14 @@ class Stretch:
 
 @dataclass
 class AuditedRound:
-    """A committed round, as reported by the peers that know its end."""
+    """A committed round, as reported by the peers that know its end. `by_heads`: its members are
+    the heads of cohorts, and others may have brought samples as well."""
 
     epoch: int
     samples: float
     members: frozenset[str]
     at: float
+    by_heads: bool = False
     stretches: list[Stretch] = field(default_factory=list)
     brought: dict[str, int] = field(default_factory=dict)
 
@@ -169,13 +171,13 @@ def _report(
 ) -> None:
     """One peer says that a round was committed."""
     members = frozenset(line["members"]) or {peer}  # a peer that steps alone has no group
-    told = AuditedRound(line["epoch"], line["samples"], frozenset(members), line["at"])
+    by_heads = line.get("over_a_grid", False)
+    told = AuditedRound(line["epoch"], line["samples"], frozenset(members), line["at"], by_heads)
     one = audit.rounds.setdefault(line["history"], told)
     if (told.epoch, told.samples, told.members) != (one.epoch, one.samples, one.members):
         audit.fail(f"epoch {told.epoch}: {name} tells another round than the others")
     one.at = min(one.at, told.at)
     own = line["own_samples"]
-    by_heads = line.get("over_a_grid", False)  # by cohorts, the members are their heads
     if own and peer not in one.members and not by_heads:
         audit.fail(f"epoch {one.epoch}: {name} counts {own} samples and is no member")
     if peer in one.brought:
@@ -191,7 +193,12 @@ def _account(
 ) -> None:
     """Whether the samples of a round are those that its members brought."""
     rest = one.samples - sum(one.brought.values())
-    silent = sorted(one.members - set(one.brought))
+    may_have_brought = set(one.members)
+    if one.by_heads:  # whoever was killed in this epoch may have been in a cohort's average
+        may_have_brought |= {
+            peer for peer, row in waiting.items() if row and row[0].model_epoch == one.epoch
+        }
+    silent = sorted(may_have_brought - set(one.brought))
     if rest < -0.5 or (rest > 0.5 and not silent):
         audit.fail(
             f"epoch {one.epoch} ({history[:8]}): {one.samples:g} samples, of which its members "
