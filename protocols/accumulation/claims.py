@@ -8,6 +8,12 @@
     credit.state_refused(peer, reason, now)             # a state that is not there
     credit.is_doubted(peer, epoch, now)                 # its samples do not count for now
 
+    states = StateClaims(random)
+    states.note(estimate.unproved, now)                 # the sums that name other states than ours
+    states.to_read(now)                                 # some of their cohorts, to be read now
+    states.read(cohort, reached_by(voters), now)        # how far the peers of a cohort are
+    states.reached, states.refuted                      # what the estimate believes of such sums
+
 The threat: a peer lies in its slot, so that a round begins before there are enough samples (it
 claims many), or so that others wait for it (it claims some, and never comes), or fetch a state that
 does not exist. None of this can put a wrong sample into a step: the members sign the weights of a
@@ -17,20 +23,29 @@ came, and broke its claim once more, is doubted for twice as long. A newcomer a 
 faster than all others counts at once. One liar spoils 6 of the first 32 rounds at most, and one in
 32 from then on.
 
+By cohorts any peer may publish a sum of its cohort. One that names a later state, or another one,
+would have this peer drop its samples and look for that state. It is believed as far as the peers of
+that cohort say the same in their own slots, which are read only then.
+
 Easy to get wrong: an honest peer that died looks like a liar. It does not matter: it is doubted for
 one round, in which its samples come on top of the target.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from random import Random
 from statistics import median
 from typing import Final
 
+from auth.bounded_map import BoundedMap
+from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.identity import PeerId
+from protocols.moshpit.cohorts import MOST_COHORTS
 
 ELSEWHERE_SHARE: Final = 1 / 3
 FEWEST_ELSEWHERE: Final = 4
@@ -66,6 +81,17 @@ MOST_REMEMBERED: Final = 1024  # peers with a failure; as many as may have slots
 REFUSED_SECONDS: Final = 30.0
 """A peer whose state could not be fetched is passed over for this long, then for twice this, ..."""
 LONGEST_REFUSED_SECONDS: Final = 600.0
+
+READ_AT_ONCE: Final = 4  # cohorts; a finding needs a quarter of them, or two
+SHORTEST_PAUSE_SECONDS: Final = 0.5  # between two readings of one cohort, and then twice as long
+LONGEST_PAUSE_SECONDS: Final = 30.0
+REFUTED_SECONDS: Final = 12.0
+"""A sum that has named a state for so long, and whose cohort does not have it, gives way to any
+other sum of that cohort. An honest head hands a small model down within moments; a large one may
+take longer, and does no harm."""
+
+CohortPlace = tuple[int, int]
+"""Of how many cohorts, and its number."""
 
 
 def absurd_rates(slots: Mapping[PeerId, ProgressSlot], own_rate: float) -> dict[PeerId, str]:
@@ -248,3 +274,61 @@ class Credit:
         self._failures.move_to_end(peer)
         if len(self._failures) > MOST_REMEMBERED:
             self._failures.popitem(last=False)
+
+
+@dataclass
+class _Reading:
+    """When a cohort was read last and may be read again, and how long the next pause is."""
+
+    at: float = -math.inf
+    again_at: float = -math.inf
+    pause: float = SHORTEST_PAUSE_SECONDS
+
+
+class StateClaims:
+    """Which cohorts have the states that their sums name.
+
+    - `reached`: how far the peers of each cohort were when this peer read their slots last.
+    - `refuted`: the sums that have named states for long that their cohorts do not have.
+
+    Invariant: `_since` has the sums that name an unproved state now, and since when each does,
+    whatever state it is.
+    """
+
+    def __init__(self, chance: Random) -> None:
+        self._chance = chance
+        self.reached: BoundedMap[CohortPlace, Lineage] = BoundedMap(2 * MOST_COHORTS)
+        self.refuted: frozenset[PeerId] = frozenset()
+        self._since: dict[PeerId, float] = {}
+        self._readings: dict[CohortPlace, _Reading] = {}
+
+    def note(self, claims: Mapping[PeerId, CohortPlace], now: float) -> frozenset[PeerId]:
+        """These sums, and no others, name states that are unproved; each with its cohort. Returns
+        those that are refuted now and were not before."""
+        since = self._since = {one: self._since.get(one, now) for one in claims}
+        readings = self._readings
+        self._readings = {one: readings.get(one) or _Reading() for one in claims.values()}
+        refuted = frozenset(
+            one
+            for one, cohort in claims.items()
+            if self._readings[cohort].at - since[one] >= REFUTED_SECONDS
+        )
+        news, self.refuted = refuted - self.refuted, refuted
+        return news
+
+    def to_read(self, now: float) -> list[CohortPlace]:
+        """Some of their cohorts, by chance, so that nobody can foresee which."""
+        due = sorted(one for one, reading in self._readings.items() if reading.again_at <= now)
+        chosen = self._chance.sample(due, min(READ_AT_ONCE, len(due)))
+        for cohort in chosen:
+            reading = self._readings[cohort]
+            reading.again_at = now + reading.pause
+            reading.pause = min(2.0 * reading.pause, LONGEST_PAUSE_SECONDS)
+        return chosen
+
+    def read(self, cohort: CohortPlace, reached: Lineage | None, now: float) -> None:
+        """So far the peers of this cohort are. None: nobody is there."""
+        if reached is not None:
+            self.reached[cohort] = reached
+        if cohort in self._readings:
+            self._readings[cohort].at = now

@@ -81,6 +81,10 @@ def _digest(domain: bytes, *content: object) -> bytes:
 # Easy to get wrong: two sides must not take each other's state at the same time. So a fork must
 # last `FORK_SECONDS` before any peer moves, each peer waits a little longer by a share of its own,
 # and every peer that moves makes the winning side larger.
+#
+# By cohorts a voter stands for all peers of one, and any of them may speak for it. A sum that names
+# another state than this peer's has a vote only if enough peers of its cohort have that state
+# (`reached_by`).
 
 BACKERS: Final = 2
 BACKING_SHARE: Final = 4  # a quarter of the others
@@ -137,6 +141,17 @@ def needed(others: int) -> int:
     if others <= 1:
         return 1
     return max(BACKERS, -(-others // BACKING_SHARE))
+
+
+def reached_by(peers: Iterable[Voter]) -> Lineage | None:
+    """How far a quarter of these peers are, at least. If they are few, one is enough."""
+    everybody = list(peers)
+    votes = [one for one in everybody if not one.follows] or everybody
+    if not votes:
+        return None
+    epochs = sorted((one.at.epoch for one in votes), reverse=True)
+    epoch = epochs[-(-len(votes) // BACKING_SHARE) - 1]
+    return _sides([one for one in votes if one.at.epoch == epoch])[0]
 
 
 def behind(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:

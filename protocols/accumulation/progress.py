@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from statistics import median_low
 from typing import Final, Literal
@@ -45,14 +45,17 @@ from protocols.accumulation.batch_plan import (
     plan_batches,
     rounded_times,
 )
-from protocols.accumulation.claims import Credit, absurd_rates
+from protocols.accumulation.claims import CohortPlace, Credit, absurd_rates
 from protocols.accumulation.lineage import (
+    BACKERS,
+    BACKING_SHARE,
     Elsewhere,
     Lineage,
     Voter,
     behind,
     fork,
     left_alone,
+    reached_by,
 )
 from protocols.accumulation.progress_slot import (
     LARGEST_SAMPLES,
@@ -260,6 +263,8 @@ class Estimate:
     - `sum`: if this peer is its cohort's head, what all of them have together.
     - `rest`: what all other cohorts have together, as this peer believes; None without cohorts.
     - `boaster`: the head of this cohort, if it tells of far more than their sums say.
+    - `unproved`: the sums that name a later state than this peer's, or another one, and whose
+      cohorts are not known to have it; each with its cohort.
     """
 
     number: int
@@ -312,6 +317,7 @@ class Estimate:
     sum: ProgressSlot | None = None
     rest: OtherCohorts | None = None
     boaster: PeerId | None = None
+    unproved: Mapping[PeerId, CohortPlace] = field(default_factory=dict)
 
     def wants_batch_after(self, own_samples: int) -> bool:
         """Whether this peer, with so many samples, should begin another batch for this round."""
@@ -413,6 +419,8 @@ class Known:
     - `lost`: peers whose link was lost, and that have published nothing since.
     - `boasters`: peers of this cohort that boasted lately, as its head.
     - `needs`: as in the estimate.
+    - `reached`: how far the peers of these cohorts are, by their own slots.
+    - `refuted`: sums whose cohorts do not have the states that they name.
     """
 
     credit: Credit
@@ -429,6 +437,8 @@ class Known:
     lost: frozenset[PeerId] = frozenset()
     boasters: frozenset[PeerId] = frozenset()
     needs: int = 0
+    reached: Mapping[CohortPlace, Lineage] = field(default_factory=dict)
+    refuted: frozenset[PeerId] = frozenset()
 
 
 def estimate(
@@ -508,21 +518,14 @@ def estimate(
         own_part, others_ready_in = 0.0, math.inf
     done_by_others = sum(one.done_by(now, plan.parts[one.peer]) for one in others)
     at = Lineage(mine.epoch, mine.history)
-    voters = [
-        Voter(
-            publisher_of(peer),
-            at if peer in cohorts.moved else Lineage(one.slot.epoch, one.slot.history),
-            one.slot.follows,
-        )
-        for peer, one in cohorts.voting.items()
-    ]
+    voters = cohorts.voters()
     lost = fork(at, voters, follows=mine.follows) or left_alone(at, voters, follows=mine.follows)
     beside = {one.peer for one in here if not known.credit.is_given_up(one.peer, mine.epoch, now)}
     beside.update(moved)
     # A single peer that is further is not followed if the others are not there (lineage.py), but a
     # step alone beside it would be a fork. Nor is a step added to a state about to be given up.
     ahead = frozenset(
-        publisher_of(peer) for peer, one in cohorts.known.items() if one.slot.epoch > mine.epoch
+        publisher_of(peer) for peer, one in cohorts.said.items() if one.slot.epoch > mine.epoch
     )
     beside.update(ahead)
     company = beside.union(lost.peers if lost is not None else ())
@@ -588,10 +591,10 @@ def estimate(
         ahead=ahead,
         just_ahead=frozenset(
             publisher_of(peer)
-            for peer, one in cohorts.known.items()
+            for peer, one in cohorts.said.items()
             if one.slot.epoch == mine.epoch + 1
         ),
-        behind=behind(at, voters),
+        behind=behind(at, cohorts.followed(voters)),
         fork=lost,
         peers=tuple(dict.fromkeys(map(publisher_of, cohorts.known))),
         keepers=_keepers(cohorts.known),
@@ -612,6 +615,7 @@ def estimate(
         sum=cohorts.sum(ours, moved_ours, plan, settings, now),
         rest=cohorts.rest(believed, moved),
         boaster=cohorts.boaster,
+        unproved=cohorts.unproved,
     )
     is_due = found.is_due_with(mine.samples)
     due_in = 0.0 if is_due else found.due_in_seconds
@@ -759,6 +763,11 @@ def _keepers(slots: Mapping[PeerId, Seen]) -> tuple[PeerId, ...]:
     return tuple(dict.fromkeys(publisher_of(peer) for peer, one in slots.items() if one.slot.keeps))
 
 
+def _voter(peer: PeerId, seen: Seen) -> Voter:
+    slot = seen.slot
+    return Voter(publisher_of(peer), Lineage(slot.epoch, slot.history), slot.follows)
+
+
 def _head_turn(slot: ProgressSlot) -> int:
     return turn_of(follows=slot.follows, uplink=slot.uplink)
 
@@ -767,12 +776,14 @@ class _Cohorts:
     """The slots that matter to this peer, and who speaks for which cohort.
 
     - `known`: the own slots of its cohort, and the newest sum of each other cohort.
+    - `said`: these, and all sums that name a later state, whether they are proved or not.
     - `fitting`: those whose samples count. If the head of this peer's cohort tells what all other
       cohorts have together, that is `REST`, and their sums may be old. A peer that has come into
       this epoch reads the sums itself: it cannot know whether the head has just died.
     - `others`: the names of those that are not of its cohort.
     - `teller`: the head that tells it; `boaster`: the head, if it tells of too much.
     - `voting`: the slots that decide whose state is the run's: of all peers, or the sums.
+    - `unproved`: as in the estimate.
     - `moved`: the sums of heads that made the last step, and whose slots of this epoch have not
       arrived.
     - `has_vote`: this peer is one of those.
@@ -792,19 +803,27 @@ class _Cohorts:
         self.boaster: PeerId | None = None
         self.moved: frozenset[PeerId] = frozenset()
         self._heads: frozenset[PeerId] = frozenset()
+        self._at = Lineage(mine.epoch, mine.history)
         sums = {peer: one for peer, one in fitting.items() if is_sum(peer)}
         own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
+        self._reached = dict(known.reached)
+        self._lone: Mapping[PeerId, Seen] = {}
         if self._count == 1:
             # a run by cohorts that this peer has not reached yet
             further = {peer: one for peer, one in sums.items() if one.slot.epoch > mine.epoch}
             self.number, self.others, self.has_vote = 0, frozenset[PeerId](), True
-            self.voting = self.fitting = self.known = {**own_slots, **further}
+            self.voting = self.fitting = self.known = self.said = {**own_slots, **further}
+            self.unproved = self._without_proof(further)
             self._is_head = False
             return
         self.number = number = self._number_of(self._me)
         ours = {
             peer: one for peer, one in own_slots.items() if self._number_of(peer) == self.number
         }
+        own = reached_by(_voter(peer, one) for peer, one in ours.items())
+        if own is not None:
+            self._reached[self._count, number] = own
+        self.unproved = self._without_proof(sums)
         newest: dict[int, PeerId] = {}
         doubted = {one for one in sums if known.credit.is_doubted(one, mine.epoch, now)}
         turns = {publisher_of(one): _head_turn(said.slot) for one, said in sums.items()}
@@ -816,7 +835,8 @@ class _Cohorts:
             said = sums[one]
             is_late = now - said.at > SAY_AGAIN_SECONDS or publisher_of(one) in known.lost
             place = 0 if is_late else -places[publisher_of(one)]
-            return one not in doubted, said.slot.epoch, not is_late, place, said.at
+            is_believed = one not in doubted and one not in known.refuted
+            return is_believed, said.slot.epoch, not is_late, place, said.at
 
         for peer in sorted(sums, key=claim):
             slot = sums[peer].slot
@@ -834,9 +854,11 @@ class _Cohorts:
             for peer, one in own_slots.items()
             if one.slot.cohorts == 1 and one.slot.epoch > mine.epoch
         }
+        self._lone = further
         self.voting = {peer: sums[peer] for peer in newest.values()} | further
         of_others = {peer: sums[peer] for one, peer in newest.items() if one != number}
         self.known = {**ours, **further, **of_others}
+        self.said = {peer: sums[peer] for peer in self.unproved} | self.known
         self.moved = frozenset(
             peer
             for peer, one in self.voting.items()
@@ -867,6 +889,59 @@ class _Cohorts:
 
     def _number_of(self, name: PeerId) -> int:
         return cohort_of(self._run, publisher_of(name), self._count)
+
+    def _place_of(self, name: PeerId, slot: ProgressSlot) -> CohortPlace:
+        return slot.cohorts, cohort_of(self._run, publisher_of(name), slot.cohorts)
+
+    def _without_proof(self, sums: Mapping[PeerId, Seen]) -> dict[PeerId, CohortPlace]:
+        return {
+            peer: self._place_of(peer, one.slot)
+            for peer, one in sums.items()
+            if self._is_strange(one.slot) and self._proved(peer, one.slot) is None
+        }
+
+    def _is_strange(self, slot: ProgressSlot) -> bool:
+        """Whether a peer that believes it would give up its own state."""
+        said = Lineage(slot.epoch, slot.history)
+        return said.epoch >= self._at.epoch and said != self._at
+
+    def _proved(self, peer: PeerId, slot: ProgressSlot) -> Lineage | None:
+        """What is proved of the state that this sum names: that one, or an earlier one that is
+        still later than this peer's."""
+        reached = self._reached.get(self._place_of(peer, slot))
+        if reached is None:
+            return None
+        is_so = reached == (slot.epoch, slot.history)
+        return reached if is_so or reached.epoch > self._at.epoch else None
+
+    def voters(self) -> list[Voter]:
+        """Those that decide whose state is the run's."""
+        found = []
+        for peer, one in self.voting.items():
+            voter = _voter(peer, one)
+            if peer in self.moved:
+                voter = voter._replace(at=self._at)
+            elif is_sum(peer) and self._is_strange(one.slot):
+                proved = self._proved(peer, one.slot)
+                if proved is None:
+                    continue
+                voter = voter._replace(at=proved)
+            found.append(voter)
+        return found
+
+    def followed(self, voters: Sequence[Voter]) -> list[Voter]:
+        """Those of them whose later state this peer takes, if they are enough."""
+        further = {one.peer for one in voters if one.at.epoch > self._at.epoch}
+        lone = further & self._lone.keys()
+        if lone:  # they say that the run is one group; then hardly any cohort is left here
+            sums = (one.slot for peer, one in self.voting.items() if is_sum(peer))
+            back = sum(one.peers for one in sums if one.epoch <= self._at.epoch)
+            if len(lone) * BACKING_SHARE < len(lone) + back:
+                further -= lone
+        is_open = bool(self.unproved.keys() - self._known.refuted)
+        if is_open and len(further) < BACKERS:
+            further = set()
+        return [one for one in voters if one.at.epoch <= self._at.epoch or one.peer in further]
 
     def _head_among(self, ours: Mapping[PeerId, Seen], now: float) -> PeerId | None:
         """The first of this cohort that is there and can be dialled. A peer that is really an epoch

@@ -39,9 +39,15 @@ from blake3 import blake3
 
 from auth.bounded_map import BoundedMap
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.claims import Brought, Credit, met_elsewhere
+from protocols.accumulation.claims import (
+    Brought,
+    CohortPlace,
+    Credit,
+    StateClaims,
+    met_elsewhere,
+)
 from protocols.accumulation.complaints import Complaints
-from protocols.accumulation.lineage import FindingPatience
+from protocols.accumulation.lineage import FindingPatience, Lineage, Voter, reached_by
 from protocols.accumulation.progress import (
     CARRIED_SECONDS,
     FOLLOWER_AGAIN_SECONDS,
@@ -67,6 +73,7 @@ from protocols.accumulation.progress_slot import (
     is_sum,
     name_of_sum,
     progress_key,
+    publisher_of,
     sums_key,
 )
 from protocols.accumulation.publishing import WRITE_SECONDS, Publishing, Said, say_again_in
@@ -164,6 +171,7 @@ async def open_tracker(
             nursery.start_soon(tracker.sums.run)
             nursery.start_soon(tracker.read_on)
             nursery.start_soon(tracker.reckon_on)
+            nursery.start_soon(tracker.check_states)
             nursery.start_soon(tracker.watch_links)
             try:
                 yield tracker
@@ -232,6 +240,7 @@ class Tracker:
         """Since when, and when last, each of these heads told of too much."""
         self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
         """When each of these heads is believed again."""
+        self._states = StateClaims(network.random)
         self._seen = SlotsSeen()
         self._sums: dict[PeerId, SlotEntry] = {}
         self._sums_gone: frozenset[PeerId] = frozenset()
@@ -637,6 +646,35 @@ class Tracker:
             if not is_sum(peer):
                 self._complaints.has_torch(peer, found[peer].value.torch, self._mine.torch)
 
+    async def check_states(self) -> None:
+        """Read the slots of cohorts whose sums name other states than this peer's, for ever. Not
+        while it averages: then it may be about to get the same state."""
+        while True:
+            await self.changed()
+            cohorts = self._states.to_read(trio.current_time())
+            if not cohorts:
+                continue
+            with trio.move_on_after(READ_SECONDS):
+                async with trio.open_nursery() as nursery:
+                    for cohort in cohorts:
+                        nursery.start_soon(self._check_state, cohort)
+            self._reckon()
+
+    async def _check_state(self, cohort: CohortPlace) -> None:
+        count, number = cohort
+        looked: dict[str, _Looked] = {}
+        key = progress_key(self._run_name, count, number)
+        await self._look(key, Breadth.FEW, looked)
+        if key not in looked:
+            return
+        voters = [
+            Voter(peer, Lineage(one.value.epoch, one.value.history), one.value.follows)
+            for peer, one in looked[key][0].items()
+            if one.value.signature == self._mine.signature
+            and cohort_of(self._run_name, peer, count) == number
+        ]
+        self._states.read(cohort, reached_by(voters), trio.current_time())
+
     async def watch_links(self) -> None:
         """For ever. By cohorts, nobody waits for a peer that has died, and the next in order is the
         head at once."""
@@ -759,6 +797,8 @@ class Tracker:
             seen.lost(),
             frozenset(head for head, until in self._boasters.items() if clock < until),
             self._needed(clock),
+            self._states.reached,
+            self._states.refuted,
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)
@@ -779,6 +819,13 @@ class Tracker:
         self._estimated, self._estimated_at = self.estimate, clock
         if found.boaster is not None:
             self._suspect(found.boaster, clock)
+        for name in self._states.note({} if self._mine.averaging else found.unproved, clock):
+            log.warning(
+                "%s says that its cohort is at epoch %d, and the peers there say something else. "
+                "It is not believed.",
+                publisher_of(name),
+                seen.slots[name].slot.epoch,
+            )
         self.sums.set_away(is_away=found.sum is None)
         self.sums.say_soon()
         self._pause.deadline = min(self._pause.deadline, self._read_at + reads)

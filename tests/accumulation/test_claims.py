@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
@@ -12,10 +14,15 @@ from protocols.accumulation.claims import (
     MOST_DOUBTED_ROUNDS,
     MOST_EXCUSED_ROUNDS,
     MOST_REMEMBERED,
+    READ_AT_ONCE,
     REFUSED_SECONDS,
+    REFUTED_SECONDS,
+    SHORTEST_PAUSE_SECONDS,
     Credit,
+    StateClaims,
     met_elsewhere,
 )
+from protocols.accumulation.lineage import Lineage, Voter, reached_by
 from protocols.identity import PeerId
 
 LIAR = PeerId("liar")
@@ -184,3 +191,83 @@ def test_many_that_are_absent_at_once_have_met_elsewhere(
     claimed = names(*range(expected))
     alive = set(claimed) - set(names(*dead))
     assert met_elsewhere(claimed, names(*came), alive) == set(names(*elsewhere))
+
+
+# ---- states that sums name
+
+HERE, THERE = Lineage(5, b"h" * 16), Lineage(6, b"t" * 16)
+
+
+def claims(*numbers: int) -> dict[PeerId, tuple[int, int]]:
+    return {PeerId(f"head-{number}+"): (32, number) for number in numbers}
+
+
+def test_the_cohorts_of_a_few_claims_are_read_and_each_ever_more_rarely() -> None:
+    states = StateClaims(Random(7))
+    assert states.to_read(0.0) == []
+    states.note(claims(*range(10)), 0.0)
+    first = states.to_read(0.0)
+    assert len(first) == READ_AT_ONCE
+    assert not {*first} & {*states.to_read(0.0)}
+    states.note(claims(3), 0.0)
+    states = StateClaims(Random(7))
+    moments, now = [], 0.0
+    while now < 200.0:
+        states.note(claims(3), now)
+        moments += [now] * len(states.to_read(now))
+        now += SHORTEST_PAUSE_SECONDS
+    pauses = [later - earlier for earlier, later in itertools.pairwise(moments)]
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert pauses[-1] == 30.0
+
+
+def test_which_cohorts_are_read_cannot_be_foreseen() -> None:
+    chosen = set()
+    for seed in range(20):
+        states = StateClaims(Random(seed))
+        states.note(claims(*range(32)), 0.0)
+        chosen.add(tuple(states.to_read(0.0)))
+    assert len(chosen) > 15
+
+
+def test_a_claim_is_refuted_if_its_cohort_is_not_there_for_long() -> None:
+    states = StateClaims(Random(7))
+    liar = frozenset(claims(3))
+    states.note(claims(3), 0.0)
+    states.read((32, 3), HERE, 1.0)
+    assert not states.note(claims(3), 1.0), "its head may be about to hand the step down"
+    states.read((32, 3), HERE, REFUTED_SECONDS)
+    assert states.note(claims(3), REFUTED_SECONDS) == states.refuted == liar
+    assert not states.note(claims(3), 20.0), "it is told once"
+    assert states.refuted == liar
+    states.note({}, 21.0)
+    assert not states.refuted
+    states.note(claims(3), 22.0)
+    assert not states.refuted, "time counts anew"
+
+
+def test_nobody_is_refuted_whose_cohort_was_not_read() -> None:
+    states = StateClaims(Random(7))
+    for now in (0.0, 100.0):
+        assert not states.note(claims(3), now)
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ([], None),
+        ([HERE], HERE),
+        ([HERE, THERE], THERE),
+        ([HERE] * 4 + [THERE], HERE),
+        ([HERE] * 3 + [THERE], THERE),
+        ([HERE] * 23 + [THERE] * 8, THERE),
+        ([HERE] * 24 + [THERE] * 7, HERE),
+        ([HERE] * 20 + [Lineage(5, b"o" * 16)] * 11, HERE),
+    ],
+)
+def test_a_cohort_is_as_far_as_a_quarter_of_its_peers(
+    at: Sequence[Lineage], expected: Lineage | None
+) -> None:
+    voters = [Voter(PeerId(f"{number}"), one) for number, one in enumerate(at)]
+    assert reached_by(voters) == expected
+    assert reached_by([*voters, *(one._replace(follows=True) for one in voters)]) == expected

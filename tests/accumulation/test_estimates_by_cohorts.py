@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from protocols.accumulation.claims import Credit
+from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
 from protocols.accumulation.progress_slot import (
     SAY_AGAIN_SECONDS,
@@ -205,14 +206,106 @@ def test_own_slots_of_another_cohort_do_not_count() -> None:
     assert (after.samples, after.expected) == (before.samples, before.expected)
 
 
-def test_heads_that_are_further_are_followed() -> None:
-    further = msgspec.structs.replace(SUM, epoch=SUM.epoch + 1, history=b"f" * 16)
+FURTHER = msgspec.structs.replace(SUM, epoch=SUM.epoch + 1, history=b"f" * 16)
+OTHER = msgspec.structs.replace(SUM, history=b"o" * 16)
+THERE = Lineage(FURTHER.epoch, FURTHER.history)
+
+
+def reached(*numbers: int, at: Lineage = THERE) -> dict[tuple[int, int], Lineage]:
+    """The slots of these cohorts were read, and a quarter of the peers there are so far."""
+    return {(COUNT, number): at for number in numbers}
+
+
+def test_heads_that_are_further_are_followed_if_their_cohorts_are() -> None:
     me = cohort(1)[2]
-    found = view(me, seen_at(me, of_0=further, of_2=further))
+    seen = seen_at(me, of_0=FURTHER, of_2=FURTHER)
+    found = view(me, seen, was_in_step(me, reached=reached(0, 2)))
     assert found.behind is not None
     assert set(found.behind.peers) == {HEADS[0], HEADS[2]}
-    alone = view(me, seen_at(me, of_0=further))
+    assert not found.unproved
+    alone = view(me, seen_at(me, of_0=FURTHER), was_in_step(me, reached=reached(0)))
     assert alone.behind is None, "one head may lie"
+
+
+def test_a_later_state_that_only_a_sum_names_is_not_looked_for_but_nobody_steps_beside_it() -> None:
+    me = cohort(1)[2]
+    seen = seen_at(me, of_0=FURTHER, of_2=FURTHER)
+    here = Lineage(OWN.epoch, OWN.history)
+    for known in (was_in_step(me), was_in_step(me, reached=reached(0, 2, at=here))):
+        found = view(me, seen, known)
+        assert found.behind is None
+        assert found.unproved == {
+            name_of_sum(HEADS[0]): (COUNT, 0),
+            name_of_sum(HEADS[2]): (COUNT, 2),
+        }
+        assert found.ahead == found.just_ahead == {HEADS[0], HEADS[2]}
+
+
+def test_a_peer_that_is_far_behind_follows_what_is_proved_of_a_later_state() -> None:
+    me, far = cohort(1)[2], msgspec.structs.replace(FURTHER, epoch=FURTHER.epoch + 7)
+    known = was_in_step(me, reached=reached(0, 2))
+    found = view(me, seen_at(me, of_0=far, of_2=far), known)
+    assert found.behind is not None
+    assert found.behind.epoch == THERE.epoch
+
+
+def test_the_own_cohort_is_proof_of_what_its_sum_says() -> None:
+    me, others = cohort(1)[2], [one for one in cohort(1) if one != cohort(1)[2]]
+    moved = msgspec.structs.replace(OWN, epoch=FURTHER.epoch, history=FURTHER.history)
+    quarter = others[: -(-len(others) // 4)]
+    seen = seen_at(me, of_0=FURTHER, of_1=FURTHER) | {one: Seen(moved, 0.0) for one in quarter}
+    found = view(me, seen, was_in_step(me, reached=reached(0)))
+    assert found.behind is not None
+    fewer = seen | {one: Seen(OWN, 0.0) for one in quarter}
+    assert view(me, fewer, was_in_step(me, reached=reached(0))).behind is None
+
+
+def test_a_fork_needs_the_same_proof() -> None:
+    me = cohort(1)[2]
+    seen = seen_at(me, of_0=OTHER, of_2=OTHER, of_3=OTHER)
+    assert view(me, seen).fork is None
+    there = Lineage(OTHER.epoch, OTHER.history)
+    found = view(me, seen, was_in_step(me, reached=reached(0, 2, 3, at=there)))
+    assert found.fork is not None
+    assert found.fork.history == OTHER.history
+
+
+def test_a_newcomer_waits_for_the_proof_of_two_cohorts() -> None:
+    me = cohort(1)[2]
+    fresh = msgspec.structs.replace(OWN, epoch=0, history=b"0" * 16, samples=0)
+    seen = {peer: one for peer, one in seen_at(me).items() if is_sum(peer)}
+    at = Lineage(SUM.epoch, SUM.history)
+    for numbers, is_enough in (((), False), ((0,), False), ((0, 2), True)):
+        known = Known(Credit(), me=me, cohorts=COUNT, reached=reached(*numbers, at=at))
+        found = estimate(seen, fresh, SETTINGS, 0.0, known)
+        assert (found.behind is not None) is is_enough
+    liars = {one for one in seen if one not in map(name_of_sum, (HEADS[0],))}
+    known = replace(known, reached=reached(0, at=at), refuted=frozenset(liars))
+    assert estimate(seen, fresh, SETTINGS, 0.0, known).behind is not None, "nobody else is left"
+
+
+def test_of_two_sums_of_one_cohort_a_refuted_one_does_not_count() -> None:
+    me, liar = cohort(1)[2], cohort(0)[1]
+    seen = seen_at(me) | {name_of_sum(liar): Seen(FURTHER, 0.0)}
+    honest = view(me)
+    assert view(me, seen).samples < honest.samples
+    found = view(me, seen, was_in_step(me, refuted=frozenset({name_of_sum(liar)})))
+    assert found.samples == honest.samples
+    assert found.cohort == honest.cohort
+    assert found.ahead == {liar}
+
+
+def test_a_few_that_say_the_run_is_one_group_move_no_run_by_cohorts() -> None:
+    me = cohort(1)[2]
+    alone = msgspec.structs.replace(OWN, epoch=OWN.epoch + 1, history=b"f" * 16, cohorts=1)
+    said = [one for one in PEERS if cohort_of(RUN, one, COUNT) != 1]
+    few = {one: Seen(alone, 0.0) for one in said[:5]}
+    assert view(me, seen_at(me) | few).behind is None
+    proved = was_in_step(me, reached=reached(0, 2))
+    found = view(me, seen_at(me, of_0=FURTHER, of_2=FURTHER) | few, proved)
+    assert found.behind is not None, "and they keep nobody from following the others"
+    many = {one: Seen(alone, 0.0) for one in said[:10]}
+    assert view(me, seen_at(me) | many).behind is not None
 
 
 def test_a_peer_of_a_run_without_cohorts_ignores_a_sum_of_its_epoch() -> None:

@@ -68,6 +68,12 @@ def test_growth_is_noticed() -> None:
     told = leaks([quiet] * 5 + [grown] * 5)
     assert not told["memory_MiB"]["met"]
     assert told["tasks"]["met"]
+    calls = {"serve": 40, "call": 10}
+    more = {"serve": 40, "call": 30}
+    told = leaks(
+        [quiet | {"tasks_by_name": calls}] * 5 + [quiet | {"tasks": 70, "tasks_by_name": more}] * 5
+    )
+    assert told["tasks"]["grew"] == {"call": (10, 30)}
 
 
 def sheet(at: float, batches: int, **seconds: float) -> dict[str, float]:

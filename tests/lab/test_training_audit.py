@@ -69,6 +69,27 @@ def test_by_cohorts_any_peer_that_was_killed_in_that_epoch_may_have_brought_samp
     assert "its members brought 8" in audit.failures[0]
 
 
+def test_samples_that_a_peer_gave_up_count_if_the_others_made_the_step_with_them() -> None:
+    gave_up = {"what": "GradientsDropped", "samples": 16}
+    told = {"members": ["b"], "over_a_grid": True}
+    audit = audit_of(
+        a=[batch("a", 0), batch("a", 8), gave_up],
+        b=[batch("b", 0), step(0, 8, **told)],
+    )
+    assert audit.failures == []
+    assert (audit.taken_for_refused, audit.taken_for_dead, audit.dropped) == (8, 0, 8)
+
+
+def test_samples_that_were_given_up_in_another_epoch_are_in_no_step() -> None:
+    gave_up = {"what": "GradientsDropped", "samples": 8}
+    told = {"members": ["b"], "over_a_grid": True}
+    audit = audit_of(
+        a=[batch("a", 0, 8, 3), gave_up],
+        b=[batch("b", 0), step(0, 8, **told)],
+    )
+    assert audit.failures == ["epoch 0 (h0): 16 samples, of which its members brought 8"]
+
+
 def test_the_samples_of_a_killed_member_count_from_those_that_it_had_waiting() -> None:
     audit = audit_of(a=[batch("a", 0), step(0, 8)], b=[batch("b", 0), batch("b", 8)])
     assert audit.failures == []

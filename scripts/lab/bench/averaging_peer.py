@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import cProfile
 import gc
-import os
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import blake3
@@ -28,6 +25,7 @@ import trio
 from torch import Tensor
 
 from lab.bench.admission import RUN, admitted
+from lab.bench.holdings import descriptors, tasks_by_name
 from lab.bench.orders import run_or_fork
 from node.core.directory import FAMILIES
 from node.core.status import memory_in_use
@@ -131,8 +129,8 @@ class AveragingPeer:
         return {
             "memory_bytes": memory_in_use() or 0,
             "tasks": trio.lowlevel.current_statistics().tasks_living,
-            "tasks_by_name": _tasks_by_name(),
-            "descriptors": _descriptors(),
+            "tasks_by_name": tasks_by_name(),
+            "descriptors": descriptors(),
             "links": len(self._network.links()),
         }
 
@@ -250,22 +248,6 @@ def _phases_of(last: RoundStatistics, offset: float) -> dict[str, Any]:
 
 def _moment(trio_time: float | None, offset: float) -> float | None:
     return None if trio_time is None else trio_time + offset
-
-
-def _tasks_by_name() -> dict[str, int]:
-    """The number of this process's tasks by name, to find a leak."""
-    root = trio.lowlevel.current_root_task()
-    found, names = [root] if root else [], Counter[str]()
-    while found:
-        task = found.pop()
-        names[task.name] += 1
-        found += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-    return dict(names)
-
-
-def _descriptors() -> int:
-    folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
-    return len(os.listdir(folder))
 
 
 if __name__ == "__main__":

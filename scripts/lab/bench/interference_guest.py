@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import trio
 
-from lab.bench.memory_watch import PeakMemory
+from lab.bench.holdings import PeakMemory
 from lab.bench.orders import obey
 from lab.bench.peer import BenchPeer, open_bench_network
 from lab.bench.training_task import BenchTask, TextSamples

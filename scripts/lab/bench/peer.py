@@ -25,7 +25,7 @@ from typing import Any
 import trio
 
 from lab.bench.admission import admitted
-from lab.bench.memory_watch import PeakMemory
+from lab.bench.holdings import PeakMemory
 from lab.bench.orders import obey
 from lab.bench.pouring import POUR, Basin, make_block, pour, pour_until_stuck
 from node.net import Libp2pSettings, open_libp2p_network

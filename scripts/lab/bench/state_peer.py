@@ -17,8 +17,8 @@ import torch
 import trio
 
 from lab.bench.admission import RUN
+from lab.bench.holdings import PeakMemory
 from lab.bench.interference_guest import TrainingGuest
-from lab.bench.memory_watch import PeakMemory
 from lab.bench.orders import obey
 from lab.bench.peer import open_bench_network
 from models.uncompiled import AdamW

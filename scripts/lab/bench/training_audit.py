@@ -14,8 +14,9 @@ tail. Steps are joined by their history, which names a committed round. Then:
 - gradients in a step were computed with the parameters of its epoch, or delayed of the one before;
 - all peers that reached an epoch hold the same state there.
 
-A peer that is killed may have sent its samples into a round and never heard how that ended. Only
-the others' reports say whether they count.
+A peer that is killed may have sent its samples into a round and never heard how that ended. Another
+may have refused the result, and given up samples that are in it. Only the others' reports say
+whether they count.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class RunAudit:
     held_back: int = 0
     taken_for_dead: int = 0
     """Samples of peers that were killed after they had sent them."""
+    taken_for_refused: int = 0
+    """Samples of peers that gave them up after they had sent them."""
+    given_up: dict[str, deque[Stretch]] = field(default_factory=lambda: defaultdict(deque))
     digests: dict[int, dict[str, list[str]]] = field(default_factory=dict)
     """By epoch and history, those of every life that told one."""
     states_compared: int = 0
@@ -112,7 +116,8 @@ def audit_run(lives: Iterable[AuditedLife]) -> RunAudit:
         waiting[life.peer].extend(left)
     for history, one in sorted(audit.rounds.items(), key=lambda item: item[1].epoch):
         _account(one, waiting, audit, history)
-    audit.dropped += sum(stretch.count for row in waiting.values() for stretch in row)
+    lost = (*waiting.values(), *audit.given_up.values())
+    audit.dropped = sum(stretch.count for row in lost for stretch in row)
     _check_stretches(audit)
     _check_digests(audit)
     audit.samples = sum(one.samples for one in audit.rounds.values())
@@ -137,7 +142,7 @@ def _follow(life: AuditedLife, audit: RunAudit) -> deque[Stretch]:
             case "GradientsDropped":
                 if line["samples"] > (had := _size(row)):
                     audit.fail(f"{name} dropped {line['samples']} samples and had {had}")
-                audit.dropped += _size(_take(row, line["samples"]))
+                audit.given_up[life.peer].extend(_take(row, line["samples"]))
             case "HeldBack":
                 held = _take(row, line["samples"], from_tail=True)
                 audit.held_back += _size(held)
@@ -194,9 +199,14 @@ def _account(
     """Whether the samples of a round are those that its members brought."""
     rest = one.samples - sum(one.brought.values())
     may_have_brought = set(one.members)
-    if one.by_heads:  # whoever was killed in this epoch may have been in a cohort's average
+    if one.by_heads:  # whoever died or gave up in this epoch may have been in a cohort's average
         may_have_brought |= {
             peer for peer, row in waiting.items() if row and row[0].model_epoch == one.epoch
+        }
+        may_have_brought |= {
+            peer
+            for peer, row in audit.given_up.items()
+            if any(stretch.model_epoch == one.epoch for stretch in row)
         }
     silent = sorted(may_have_brought - set(one.brought))
     if rest < -0.5 or (rest > 0.5 and not silent):
@@ -207,10 +217,13 @@ def _account(
         return
     left = round(rest)
     for peer in silent:
-        taken = _take(waiting[peer], left)
-        left -= _size(taken)
-        audit.taken_for_dead += _size(taken)
-        one.stretches += taken
+        of_dead = _take(waiting[peer], left)
+        left -= _size(of_dead)
+        of_living = _take_of_epoch(audit.given_up[peer], one.epoch, left)
+        left -= _size(of_living)
+        audit.taken_for_dead += _size(of_dead)
+        audit.taken_for_refused += _size(of_living)
+        one.stretches += [*of_dead, *of_living]
     if left:
         audit.fail(f"epoch {one.epoch}: {left} samples belong to no peer, dead or alive")
 
@@ -229,6 +242,16 @@ def _take(row: deque[Stretch], count: int, *, from_tail: bool = False) -> list[S
                 one = replace(one, count=count)
         taken.append(one)
         count -= one.count
+    return taken
+
+
+def _take_of_epoch(row: deque[Stretch], epoch: int, count: int) -> list[Stretch]:
+    """The same of those that were computed with the parameters of this epoch."""
+    there = deque(one for one in row if one.model_epoch == epoch)
+    others = [one for one in row if one.model_epoch != epoch]
+    taken = _take(there, count)
+    row.clear()
+    row.extend([*others, *there])
     return taken
 
 

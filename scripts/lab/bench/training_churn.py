@@ -204,7 +204,8 @@ class _Churn:
         self._say("all volunteers are dead; three fresh ones come")
         reached = (await keeper.ask("progress"))["epoch"]
         fresh = [await self._swarm.start() for _ in range(FRESH_VOLUNTEERS)]
-        is_large = self._effort.volunteers >= FEWEST_THAT_WAIT
+        volunteers, group = self._effort.volunteers, self._effort.group_size
+        is_large = volunteers >= FEWEST_THAT_WAIT or volunteers > group
         patience = LATER_IF_LARGE_SECONDS if is_large else LATER_SECONDS
         await self._swarm.until_epoch(reached + FRESH_STEPS, patience, [keeper, *fresh])
         return all(self._swarm.lines(life, "began")[0]["epoch"] >= reached for life in fresh)
@@ -218,6 +219,7 @@ class _Churn:
             "dropped": audit.dropped,
             "held_back": audit.held_back,
             "counted_for_dead": audit.taken_for_dead,
+            "counted_after_refusal": audit.taken_for_refused,
             "states_compared": audit.states_compared,
             "longest_gap_s": round(longest_gap(audit.step_moments(), *self._watched), 2),
             "kills": self._seen.kills,
@@ -276,4 +278,22 @@ def leaks(censuses: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             "tolerance": tolerance / unit,
             "met": second - first <= tolerance,
         }
+    if not told["tasks"]["met"]:
+        told["tasks"]["grew"] = _grown(warm[:half], warm[half:])
     return told
+
+
+def _grown(
+    first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]
+) -> dict[str, tuple[float, float]]:
+    """The tasks of which there are more, by name: the medians of both halves."""
+    names = {name for census in (*first, *second) for name in census["tasks_by_name"]}
+    found = {}
+    for name in sorted(names):
+        one, other = (
+            statistics.median(census["tasks_by_name"].get(name, 0) for census in half)
+            for half in (first, second)
+        )
+        if other > one:
+            found[name] = one, other
+    return found

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import resource
 import sys
 import threading
@@ -29,6 +28,7 @@ import trio
 from torch import Tensor
 
 from lab import gpu_double
+from lab.bench.holdings import descriptors, tasks_by_name
 from lab.bench.orders import run_or_fork
 from lab.bench.own_network import InOwnNetwork
 from lab.bench.size_task import NoSamples, SizedModel, SizeTask
@@ -194,7 +194,8 @@ class TrainingPeer(InOwnNetwork):
             ),
             "tasks": trio.lowlevel.current_statistics().tasks_living,
             "threads": threading.active_count(),
-            "descriptors": _descriptors(),
+            "tasks_by_name": tasks_by_name(),
+            "descriptors": descriptors(),
         }
 
     async def _run_node(
@@ -372,11 +373,6 @@ def plain_steps(
 def _most_memory_bytes() -> int:
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
-
-
-def _descriptors() -> int:
-    folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
-    return len(os.listdir(folder))
 
 
 if __name__ == "__main__":
