@@ -302,19 +302,16 @@ class StateClaims:
         self._since: dict[PeerId, float] = {}
         self._readings: dict[CohortPlace, _Reading] = {}
 
-    def note(self, claims: Mapping[PeerId, CohortPlace], now: float) -> frozenset[PeerId]:
-        """These sums, and no others, name states that are unproved; each with its cohort. Returns
-        those that are refuted now and were not before."""
+    def note(self, claims: Mapping[PeerId, CohortPlace], now: float) -> None:
+        """These sums, and no others, name states that are unproved; each with its cohort."""
         since = self._since = {one: self._since.get(one, now) for one in claims}
         readings = self._readings
         self._readings = {one: readings.get(one) or _Reading() for one in claims.values()}
-        refuted = frozenset(
+        self.refuted = frozenset(
             one
             for one, cohort in claims.items()
             if self._readings[cohort].at - since[one] >= REFUTED_SECONDS
         )
-        news, self.refuted = refuted - self.refuted, refuted
-        return news
 
     def to_read(self, now: float) -> list[CohortPlace]:
         """Some of their cohorts, by chance, so that nobody can foresee which."""

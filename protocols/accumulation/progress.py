@@ -464,6 +464,7 @@ def estimate(
     }
     here = [_Counted(peer, one, settings, now) for peer, one in there.items() if peer in placed]
     ignored += _samples_of_the_past(fitting, mine, known.members)
+    ignored += cohorts.refuted()
     believed = []
     for one in here:
         if known.credit.is_doubted(one.peer, mine.epoch, now):
@@ -913,6 +914,16 @@ class _Cohorts:
             return None
         is_so = reached == (slot.epoch, slot.history)
         return reached if is_so or reached.epoch > self._at.epoch else None
+
+    def refuted(self) -> list[Ignored]:
+        return [
+            Ignored(
+                publisher_of(peer),
+                "state",
+                "It says that its cohort has a state that the peers there do not have.",
+            )
+            for peer in sorted(self.unproved.keys() & self._known.refuted)
+        ]
 
     def voters(self) -> list[Voter]:
         """Those that decide whose state is the run's."""

@@ -73,7 +73,6 @@ from protocols.accumulation.progress_slot import (
     is_sum,
     name_of_sum,
     progress_key,
-    publisher_of,
     sums_key,
 )
 from protocols.accumulation.publishing import WRITE_SECONDS, Publishing, Said, say_again_in
@@ -647,10 +646,11 @@ class Tracker:
                 self._complaints.has_torch(peer, found[peer].value.torch, self._mine.torch)
 
     async def check_states(self) -> None:
-        """Read the slots of cohorts whose sums name other states than this peer's, for ever. Not
-        while it averages: then it may be about to get the same state."""
+        """Read the slots of cohorts whose sums name other states than this peer's, for ever."""
         while True:
             await self.changed()
+            if self._mine.averaging:
+                continue
             cohorts = self._states.to_read(trio.current_time())
             if not cohorts:
                 continue
@@ -819,13 +819,8 @@ class Tracker:
         self._estimated, self._estimated_at = self.estimate, clock
         if found.boaster is not None:
             self._suspect(found.boaster, clock)
-        for name in self._states.note({} if self._mine.averaging else found.unproved, clock):
-            log.warning(
-                "%s says that its cohort is at epoch %d, and the peers there say something else. "
-                "It is not believed.",
-                publisher_of(name),
-                seen.slots[name].slot.epoch,
-            )
+        if not self._mine.averaging:  # else it may be about to get the state that others name
+            self._states.note(found.unproved, clock)
         self.sums.set_away(is_away=found.sum is None)
         self.sums.say_soon()
         self._pause.deadline = min(self._pause.deadline, self._read_at + reads)

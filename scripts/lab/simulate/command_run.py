@@ -105,7 +105,7 @@ def add_parser(kinds: Subparsers) -> None:
         ("--partition", "cut this share of the peers off for a minute, after the first step"),
         (
             "--liars",
-            "let this share of the peers lie, each in one of six ways, after the calm steps",
+            "let this share of the peers lie, each in one of seven ways, after the calm steps",
         ),
         ("--dial-out", "let this share of the peers only dial out"),
     ):

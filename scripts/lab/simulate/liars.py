@@ -1,6 +1,6 @@
 """Peers of a simulated run that lie, each in one way, from some moment on.
 
-    directory = lying(dht, lambda slot: slot if lie is None else lie.told(slot, first, target))
+    directory = lying(dht, told, also)    # lie.told and lie.also_told say what becomes of slots
 
 A liar is a trainer as all others, but what it says is changed on its way into the directory, or it
 brings something else to rounds (virtual_trainer.py). Members that sign two results, or hand down
@@ -15,8 +15,10 @@ from typing import Any, cast
 
 import msgspec
 
+from protocols.accumulation.lineage import HISTORY_BYTES
 from protocols.accumulation.progress_slot import LARGEST_SAMPLES, ProgressSlot
 from protocols.dht import Dht
+from protocols.moshpit.cohorts import LARGEST_UPLINK
 
 BROUGHT_SHARE = 0.2  # of what it has, by one that keeps its samples back
 
@@ -30,6 +32,7 @@ class Lie(enum.Enum):
     TELLS = "tells its cohort as head that the others have all samples of the step"
     REPEATS = "says the same for ever"
     SLEEPS = "claims samples and comes to no round"
+    HURRIES = "says that its cohort has made a step more"
 
     @property
     def is_of_heads(self) -> bool:
@@ -48,24 +51,55 @@ class Lie(enum.Enum):
                 rest = min(target, LARGEST_SAMPLES)
             case Lie.REPEATS if not is_sum:
                 return first
+            case Lie.HURRIES if is_sum:
+                return self.also_told(slot) or slot
         return msgspec.structs.replace(slot, samples=samples, rest_samples=rest)
+
+    def also_told(self, slot: ProgressSlot) -> ProgressSlot | None:
+        """What it says of its cohort, as if it were the head."""
+        if self is not Lie.HURRIES or slot.cohorts == 1:
+            return None
+        return msgspec.structs.replace(
+            slot,
+            epoch=slot.epoch + 1,
+            history=b"hurry".ljust(HISTORY_BYTES),
+            samples=0,
+            averaging=False,
+            follows=False,
+            peers=max(1, slot.peers),
+            rest_cohorts=0,
+            uplink=LARGEST_UPLINK,
+        )
 
 
 class _LyingDirectory:
     """All but `put` is the directory's own."""
 
-    def __init__(self, dht: Dht, told: Callable[[ProgressSlot], ProgressSlot]) -> None:
-        self._dht, self._told = dht, told
+    def __init__(
+        self,
+        dht: Dht,
+        told: Callable[[ProgressSlot], ProgressSlot],
+        also: Callable[[ProgressSlot], tuple[str, ProgressSlot] | None],
+    ) -> None:
+        self._dht, self._told, self._also = dht, told, also
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dht, name)
 
     async def put(self, key: str, value: object, ttl: float, **how: Any) -> object:
         if isinstance(value, ProgressSlot):
+            also = self._also(value)
+            if also is not None:
+                await self._dht.put(also[0], also[1], ttl, **how)
             value = self._told(value)
         return await self._dht.put(key, value, ttl, **how)
 
 
-def lying(dht: Dht, told: Callable[[ProgressSlot], ProgressSlot]) -> Dht:
-    """This directory, in which a slot of progress is what `told` makes of it."""
-    return cast(Dht, _LyingDirectory(dht, told))
+def lying(
+    dht: Dht,
+    told: Callable[[ProgressSlot], ProgressSlot],
+    also: Callable[[ProgressSlot], tuple[str, ProgressSlot] | None],
+) -> Dht:
+    """This directory, in which a slot of progress is what `told` makes of it, and what `also` makes
+    of it is under another key beside it."""
+    return cast(Dht, _LyingDirectory(dht, told, also))

@@ -58,7 +58,7 @@ from protocols.accumulation.lifecycle import (
     Stepped,
 )
 from protocols.accumulation.lineage import HISTORY_BYTES
-from protocols.accumulation.progress_slot import MOST_PEERS, PROGRESS, ProgressSlot
+from protocols.accumulation.progress_slot import MOST_PEERS, PROGRESS, ProgressSlot, sums_key
 from protocols.accumulation.rounds import averaged, brought_to, lacks_somebody
 from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
 from protocols.dht import Dht, DhtSettings, open_dht
@@ -241,7 +241,7 @@ class Trainer:
             open_dht(network, rpc, families=[GROUP, PROGRESS], settings=dht) as self.directory,
             open_averager(network, rpc, self.directory, settings) as self._averager,
             open_tracker(
-                network, lying(self.directory, self._told), progress, self._slot()
+                network, lying(self.directory, self._told, self._also), progress, self._slot()
             ) as self._tracker,
             trio.open_nursery() as nursery,
         ):
@@ -263,6 +263,11 @@ class Trainer:
         if not slot.peers:
             self._said = slot
         return slot
+
+    def _also(self, slot: ProgressSlot) -> tuple[str, ProgressSlot] | None:
+        """What the others read beside it, and where."""
+        also = None if self.lie is None or slot.peers else self.lie.also_told(slot)
+        return None if also is None else (sums_key(RUN), also)
 
     async def _watch_where_the_run_is(self) -> None:
         assert self._averager is not None
