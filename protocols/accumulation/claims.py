@@ -9,10 +9,11 @@
     credit.is_doubted(peer, epoch, now)                 # its samples do not count for now
 
     states = StateClaims(random)
-    states.note(estimate.unproved, now)                 # the sums that name other states than ours
-    states.to_read(now)                                 # some of their cohorts, to be read now
+    states.note(estimate.unproved, now)                 # the slots that name other states than ours
+    states.to_check(now)                                # some of them, to be checked now
     states.read(cohort, reached_by(voters), now)        # how far the peers of a cohort are
-    states.reached, states.refuted                      # what the estimate believes of such sums
+    states.shows(name, lineage)                         # or None: it cannot show that step
+    states.reached, states.shown, states.refuted, states.silent
 
 The threat: a peer lies in its slot, so that a round begins before there are enough samples (it
 claims many), or so that others wait for it (it claims some, and never comes), or fetch a state that
@@ -82,7 +83,8 @@ REFUSED_SECONDS: Final = 30.0
 """A peer whose state could not be fetched is passed over for this long, then for twice this, ..."""
 LONGEST_REFUSED_SECONDS: Final = 600.0
 
-READ_AT_ONCE: Final = 4  # cohorts; a finding needs a quarter of them, or two
+CHECKED_AT_ONCE: Final = 4  # claims; a finding needs a quarter of the cohorts, or two
+MOST_SHOWN: Final = 16  # steps of one epoch; there is one
 SHORTEST_PAUSE_SECONDS: Final = 0.5  # between two readings of one cohort, and then twice as long
 LONGEST_PAUSE_SECONDS: Final = 30.0
 REFUTED_SECONDS: Final = 12.0
@@ -277,55 +279,73 @@ class Credit:
 
 
 @dataclass
-class _Reading:
-    """When a cohort was read last and may be read again, and how long the next pause is."""
+class _Check:
+    """Of one claim: since when it is made, when its cohort was read, and when to check it again."""
 
-    at: float = -math.inf
+    cohort: CohortPlace
+    since: float
+    read_at: float = -math.inf
     again_at: float = -math.inf
     pause: float = SHORTEST_PAUSE_SECONDS
 
 
 class StateClaims:
-    """Which cohorts have the states that their sums name.
+    """What is known of slots that name other states than this peer's, without a proof. Most are
+    sums; the others are of peers of this cohort that say they are further.
 
     - `reached`: how far the peers of each cohort were when this peer read their slots last.
-    - `refuted`: the sums that have named states for long that their cohorts do not have.
+    - `shown`: the states to which a step leads that some peer has shown.
+    - `silent`: the slots whose publishers have not shown the step that they say they have made.
+    - `refuted`: the slots that have named states for long that their cohorts do not have.
 
-    Invariant: `_since` has the sums that name an unproved state now, and since when each does,
-    whatever state it is.
+    Invariant: `_checks` has the claims that are made now, whatever state each of them names.
     """
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
         self.reached: BoundedMap[CohortPlace, Lineage] = BoundedMap(2 * MOST_COHORTS)
+        self.shown: BoundedMap[Lineage, None] = BoundedMap(MOST_SHOWN)
+        self.silent: frozenset[PeerId] = frozenset()
         self.refuted: frozenset[PeerId] = frozenset()
-        self._since: dict[PeerId, float] = {}
-        self._readings: dict[CohortPlace, _Reading] = {}
+        self._checks: dict[PeerId, _Check] = {}
 
     def note(self, claims: Mapping[PeerId, CohortPlace], now: float) -> None:
-        """These sums, and no others, name states that are unproved; each with its cohort."""
-        since = self._since = {one: self._since.get(one, now) for one in claims}
-        readings = self._readings
-        self._readings = {one: readings.get(one) or _Reading() for one in claims.values()}
+        """These slots, and no others, name states that are unproved; each with its cohort."""
+        before = self._checks
+        self._checks = {
+            one: before[one]
+            if one in before and before[one].cohort == cohort
+            else _Check(cohort, now)
+            for one, cohort in claims.items()
+        }
+        self.silent &= claims.keys()
         self.refuted = frozenset(
             one
-            for one, cohort in claims.items()
-            if self._readings[cohort].at - since[one] >= REFUTED_SECONDS
+            for one, check in self._checks.items()
+            if check.read_at - check.since >= REFUTED_SECONDS
         )
 
-    def to_read(self, now: float) -> list[CohortPlace]:
-        """Some of their cohorts, by chance, so that nobody can foresee which."""
-        due = sorted(one for one, reading in self._readings.items() if reading.again_at <= now)
-        chosen = self._chance.sample(due, min(READ_AT_ONCE, len(due)))
-        for cohort in chosen:
-            reading = self._readings[cohort]
-            reading.again_at = now + reading.pause
-            reading.pause = min(2.0 * reading.pause, LONGEST_PAUSE_SECONDS)
-        return chosen
+    def to_check(self, now: float) -> dict[PeerId, CohortPlace]:
+        """Some of them, by chance, so that nobody can foresee which."""
+        due = sorted(one for one, check in self._checks.items() if check.again_at <= now)
+        chosen = self._chance.sample(due, min(CHECKED_AT_ONCE, len(due)))
+        for one in chosen:
+            check = self._checks[one]
+            check.again_at = now + check.pause
+            check.pause = min(2.0 * check.pause, LONGEST_PAUSE_SECONDS)
+        return {one: self._checks[one].cohort for one in chosen}
 
     def read(self, cohort: CohortPlace, reached: Lineage | None, now: float) -> None:
         """So far the peers of this cohort are. None: nobody is there."""
         if reached is not None:
             self.reached[cohort] = reached
-        if cohort in self._readings:
-            self._readings[cohort].at = now
+        for check in self._checks.values():
+            if check.cohort == cohort:
+                check.read_at = now
+
+    def shows(self, name: PeerId, step_to: Lineage | None) -> None:
+        """The publisher of this slot has shown that a step leads to there. None: it shows none."""
+        if step_to is not None:
+            self.shown[step_to] = None
+        elif name in self._checks:
+            self.silent |= {name}

@@ -395,6 +395,7 @@ class Collaboration:
             self._serving_cost = entry.serving_cost
             self._averager.when_asked(tracker.was_asked)
             tracker.idle_heads = lambda: self._averager.idle_heads
+            tracker.step_shown_by = self._averager.step_shown_by
             self._averager.when_exchanging(self._exchange_begins)
             await tracker.looked()
             task_status.started()

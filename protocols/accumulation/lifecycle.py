@@ -91,8 +91,8 @@ class Life:
     - `company`: how many others take part, by the newest estimate of this epoch and history.
     - `holders`, `needs`, `me`: as in the same Estimate. No step is made without most of the
       holders.
-    - `ahead`, `just_ahead`: the peers that are further, and that are so by one epoch, by the same
-      estimate.
+    - `ahead`, `just_ahead`, `may_be_ahead`: the peers that are further, that are so by one epoch,
+      and that say so, by the same estimate.
     - `passed_by`: the members of a round of this epoch that was or may have been committed without
       this peer, or whose result this peer did not apply. While one of them is further, this peer
       makes no other step of this epoch.
@@ -119,6 +119,7 @@ class Life:
     me: PeerId = NOBODY
     ahead: frozenset[PeerId] = frozenset()
     just_ahead: frozenset[PeerId] = frozenset()
+    may_be_ahead: frozenset[PeerId] = frozenset()
     passed_by: frozenset[PeerId] = frozenset()
     asks_any: int = 0
     follows: bool = False
@@ -463,6 +464,7 @@ def _note(_mode: Mode, life: Life, event: Estimated) -> Turn:
             me=found.me,
             ahead=found.ahead,
             just_ahead=found.just_ahead,
+            may_be_ahead=found.may_be_ahead,
         )
     return life, ()
 
@@ -477,6 +479,8 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     elsewhere = found.behind or found.fork
     if elsewhere is not None:
         return _leave(life, elsewhere)
+    if found.may_be_ahead if life.asks_any else life.passed_by & found.may_be_ahead:
+        return life, ()  # they are asked to show the step that they say they have made
     if life.passed_by & found.ahead:
         return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
     if life.asks_any and found.just_ahead:
@@ -552,8 +556,9 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
     lacking = "" if event.handed_down and not life.needs else _lacking(life, event)
     if lacking:  # the other members may see this differently, and then they are further
         return _kept(life.may_be_passed_by(event.members), lacking)
-    others = life.just_ahead - {*event.members} if life.asks_any else frozenset()
-    if life.passed_by & life.ahead or (others and not event.handed_down):
+    further = life.ahead | life.may_be_ahead
+    others = (life.just_ahead | life.may_be_ahead) - {*event.members}
+    if life.passed_by & further or (life.asks_any and others and not event.handed_down):
         return _kept(life, "An earlier round of this epoch was committed without this peer.")
     return _next_epoch(replace(life, expected=max(1, len(event.members))), event.digest, Step)
 
@@ -666,6 +671,7 @@ def _next_epoch(life: Life, digest: bytes, step: type[Step | StepAlone]) -> Turn
         needs=0,
         ahead=frozenset(),
         just_ahead=frozenset(),
+        may_be_ahead=frozenset(),
         passed_by=frozenset(),
         asks_any=0,
         follows=False,

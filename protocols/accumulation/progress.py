@@ -142,6 +142,11 @@ SUMS_PER_STEP: Final = 16
 """Into how many batches the other cohorts divide a cohort's part of a step when they plan it."""
 RESTS_PER_STEP: Final = 64  # the same of the part of all other cohorts together
 
+ASKED_SECONDS: Final = 30.0
+"""For so long after the first round of an epoch that failed, this peer makes no step beside one
+that says it is further and has not been asked yet to show it. A head that died may have handed the
+step on."""
+
 BOASTED_SHARE: Final = 0.25
 """A head boasts if it tells of so much more than the other cohorts' sums say, and of as large a
 part of a step more."""
@@ -244,7 +249,9 @@ class Estimate:
     - `is_again`: a round of this epoch has come to nothing, and this peer does not wait for so many
       for much longer.
     - `me`: this peer.
-    - `ahead`: others that claim to be further; `just_ahead`: by one epoch.
+    - `ahead`: others that claim to be further. By cohorts only those of whom it is proved.
+    - `just_ahead`: those of whom it is proved that they are further by one epoch.
+    - `may_be_ahead`: others that claim the same, and may be about to show it.
     - `behind`: others are ahead, and enough of them say so.
     - `fork`: others have another history, and this peer is on the side that gives way.
     - `peers`: all others known to be alive and to fit, wherever they are.
@@ -263,8 +270,9 @@ class Estimate:
     - `sum`: if this peer is its cohort's head, what all of them have together.
     - `rest`: what all other cohorts have together, as this peer believes; None without cohorts.
     - `boaster`: the head of this cohort, if it tells of far more than their sums say.
-    - `unproved`: the sums that name a later state than this peer's, or another one, and whose
-      cohorts are not known to have it; each with its cohort.
+    - `unproved`: by cohorts, the slots that name a later state than this peer's, or another one, of
+      which there is no proof; each with its cohort. They are sums, and those of peers of this
+      cohort that say they are one step further.
     """
 
     number: int
@@ -301,6 +309,7 @@ class Estimate:
     me: PeerId = NOBODY
     ahead: frozenset[PeerId] = frozenset()
     just_ahead: frozenset[PeerId] = frozenset()
+    may_be_ahead: frozenset[PeerId] = frozenset()
     behind: Elsewhere | None = None
     fork: Elsewhere | None = None
     peers: tuple[PeerId, ...] = ()
@@ -420,7 +429,11 @@ class Known:
     - `boasters`: peers of this cohort that boasted lately, as its head.
     - `needs`: as in the estimate.
     - `reached`: how far the peers of these cohorts are, by their own slots.
-    - `refuted`: sums whose cohorts do not have the states that they name.
+    - `shown`: states to which a step leads that another peer has shown.
+    - `refuted`: slots whose cohorts do not have the states that they name.
+    - `silent`: slots whose publishers have not shown the step that they say they have made.
+    - `failed_for`: how many seconds ago the first round of this epoch failed; None if none has.
+      Then those that say they are further are asked to show their step.
     """
 
     credit: Credit
@@ -438,7 +451,10 @@ class Known:
     boasters: frozenset[PeerId] = frozenset()
     needs: int = 0
     reached: Mapping[CohortPlace, Lineage] = field(default_factory=dict)
+    shown: Container[Lineage] = ()
     refuted: frozenset[PeerId] = frozenset()
+    silent: frozenset[PeerId] = frozenset()
+    failed_for: float | None = None
 
 
 def estimate(
@@ -525,11 +541,19 @@ def estimate(
     beside.update(moved)
     # A single peer that is further is not followed if the others are not there (lineage.py), but a
     # step alone beside it would be a fork. Nor is a step added to a state about to be given up.
-    ahead = frozenset(
-        publisher_of(peer) for peer, one in cohorts.said.items() if one.slot.epoch > mine.epoch
-    )
-    beside.update(ahead)
+    further = [peer for peer, one in cohorts.said.items() if one.slot.epoch > mine.epoch]
+    beside.update(map(publisher_of, further))
     company = beside.union(lost.peers if lost is not None else ())
+    ahead = [peer for peer in further if peer not in cohorts.unproved]
+    just_ahead = [peer for peer in ahead if cohorts.said[peer].slot.epoch == mine.epoch + 1]
+    if cohorts.mine is None and len(just_ahead) < BACKERS:
+        just_ahead = []  # in one group nobody can show a step, and one peer may lie
+    is_fresh = known.failed_for is not None and known.failed_for < ASKED_SECONDS
+    may_be_ahead = [
+        peer
+        for peer in (further if is_fresh else ())
+        if peer in cohorts.unproved and peer not in known.silent
+    ]
     comes = [
         one.peer for one in believed if one.under_way and plan.parts[one.peer] > one.slot.samples
     ]
@@ -589,12 +613,9 @@ def estimate(
         holders=_holders(cohorts, placed, {*moved, *cohorts.moved}, mine, known, now),
         needs=known.needs,
         me=known.me,
-        ahead=ahead,
-        just_ahead=frozenset(
-            publisher_of(peer)
-            for peer, one in cohorts.said.items()
-            if one.slot.epoch == mine.epoch + 1
-        ),
+        ahead=frozenset(map(publisher_of, ahead)),
+        just_ahead=frozenset(map(publisher_of, just_ahead)),
+        may_be_ahead=frozenset(map(publisher_of, may_be_ahead)),
         behind=behind(at, cohorts.followed(voters)),
         fork=lost,
         peers=tuple(dict.fromkeys(map(publisher_of, cohorts.known))),
@@ -825,6 +846,9 @@ class _Cohorts:
         if own is not None:
             self._reached[self._count, number] = own
         self.unproved = self._without_proof(sums)
+        if known.failed_for is not None:
+            further = {peer: one for peer, one in ours.items() if one.slot.epoch > mine.epoch}
+            self.unproved |= self._without_proof(further)
         newest: dict[int, PeerId] = {}
         doubted = {one for one in sums if known.credit.is_doubted(one, mine.epoch, now)}
         turns = {publisher_of(one): _head_turn(said.slot) for one, said in sums.items()}
@@ -859,7 +883,7 @@ class _Cohorts:
         self.voting = {peer: sums[peer] for peer in newest.values()} | further
         of_others = {peer: sums[peer] for one, peer in newest.items() if one != number}
         self.known = {**ours, **further, **of_others}
-        self.said = {peer: sums[peer] for peer in self.unproved} | self.known
+        self.said = {peer: fitting[peer] for peer in self.unproved} | self.known
         self.moved = frozenset(
             peer
             for peer, one in self.voting.items()
@@ -907,13 +931,15 @@ class _Cohorts:
         return said.epoch >= self._at.epoch and said != self._at
 
     def _proved(self, peer: PeerId, slot: ProgressSlot) -> Lineage | None:
-        """What is proved of the state that this sum names: that one, or an earlier one that is
+        """What is proved of the state that this slot names: that one, or an earlier one that is
         still later than this peer's."""
+        said = Lineage(slot.epoch, slot.history)
+        if said in self._known.shown:
+            return said
         reached = self._reached.get(self._place_of(peer, slot))
         if reached is None:
             return None
-        is_so = reached == (slot.epoch, slot.history)
-        return reached if is_so or reached.epoch > self._at.epoch else None
+        return reached if reached == said or reached.epoch > self._at.epoch else None
 
     def refuted(self) -> list[Ignored]:
         return [
@@ -923,6 +949,7 @@ class _Cohorts:
                 "It says that its cohort has a state that the peers there do not have.",
             )
             for peer in sorted(self.unproved.keys() & self._known.refuted)
+            if is_sum(peer)
         ]
 
     def voters(self) -> list[Voter]:

@@ -27,7 +27,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -47,7 +47,13 @@ from protocols.accumulation.claims import (
     met_elsewhere,
 )
 from protocols.accumulation.complaints import Complaints
-from protocols.accumulation.lineage import FindingPatience, Lineage, Voter, reached_by
+from protocols.accumulation.lineage import (
+    FindingPatience,
+    Lineage,
+    Voter,
+    next_history,
+    reached_by,
+)
 from protocols.accumulation.progress import (
     CARRIED_SECONDS,
     FOLLOWER_AGAIN_SECONDS,
@@ -73,6 +79,7 @@ from protocols.accumulation.progress_slot import (
     is_sum,
     name_of_sum,
     progress_key,
+    publisher_of,
     sums_key,
 )
 from protocols.accumulation.publishing import WRITE_SECONDS, Publishing, Said, say_again_in
@@ -240,6 +247,9 @@ class Tracker:
         self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
         """When each of these heads is believed again."""
         self._states = StateClaims(network.random)
+        self.step_shown_by: Callable[[PeerId, int, str], Awaitable[bytes | None]] = _shows_nothing
+        """Set it to a function that asks this peer for the decision by which the run has gone on
+        from this epoch and topic, and returns the result's digest."""
         self._seen = SlotsSeen()
         self._sums: dict[PeerId, SlotEntry] = {}
         self._sums_gone: frozenset[PeerId] = frozenset()
@@ -651,20 +661,23 @@ class Tracker:
             await self.changed()
             if self._mine.averaging:
                 continue
-            cohorts = self._states.to_read(trio.current_time())
-            if not cohorts:
+            claims = self._states.to_check(trio.current_time())
+            if not claims:
                 continue
-            with trio.move_on_after(READ_SECONDS):
-                async with trio.open_nursery() as nursery:
-                    for cohort in cohorts:
-                        nursery.start_soon(self._check_state, cohort)
+            is_in_doubt = self._waits_since is not None
+            async with trio.open_nursery() as nursery:
+                for cohort in {*claims.values()}:
+                    nursery.start_soon(self._check_cohort, cohort)
+                for name in claims if is_in_doubt else ():
+                    nursery.start_soon(self._have_step_shown, name)
             self._reckon()
 
-    async def _check_state(self, cohort: CohortPlace) -> None:
+    async def _check_cohort(self, cohort: CohortPlace) -> None:
         count, number = cohort
         looked: dict[str, _Looked] = {}
         key = progress_key(self._run_name, count, number)
-        await self._look(key, Breadth.FEW, looked)
+        with trio.move_on_after(READ_SECONDS):
+            await self._look(key, Breadth.FEW, looked)
         if key not in looked:
             return
         voters = [
@@ -674,6 +687,19 @@ class Tracker:
             and cohort_of(self._run_name, peer, count) == number
         ]
         self._states.read(cohort, reached_by(voters), trio.current_time())
+
+    async def _have_step_shown(self, name: PeerId) -> None:
+        mine, seen = self._mine, self._seen.slots.get(name)
+        if seen is None:
+            return
+        digest = None
+        if seen.slot.epoch == mine.epoch + 1:
+            digest = await self.step_shown_by(publisher_of(name), mine.epoch, mine.history.hex())
+        if digest is not None:
+            there = Lineage(mine.epoch + 1, next_history(mine.history, mine.epoch, digest))
+            self._states.shows(name, there)
+        if digest is None or there != (seen.slot.epoch, seen.slot.history):
+            self._states.shows(name, None)
 
     async def watch_links(self) -> None:
         """For ever. By cohorts, nobody waits for a peer that has died, and the next in order is the
@@ -798,7 +824,10 @@ class Tracker:
             frozenset(head for head, until in self._boasters.items() if clock < until),
             self._needed(clock),
             self._states.reached,
+            self._states.shown,
             self._states.refuted,
+            self._states.silent,
+            None if self._waits_since is None else clock - self._waits_since,
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)
@@ -841,6 +870,10 @@ class Tracker:
                 "have. For some minutes this peer reads their sums itself.",
                 head,
             )
+
+
+async def _shows_nothing(_peer: PeerId, _epoch: int, _topic: str) -> bytes | None:
+    return None
 
 
 class _Newcomers:

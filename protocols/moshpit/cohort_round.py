@@ -75,9 +75,22 @@ COHORTS_ROUND, HEADS_ROUND = 0, 1
 IDLE_SECONDS = 300.0  # a head that has done nothing is the last in order for so long
 MOST_IDLE = 64
 
+SHOWN_SECONDS = 5.0  # for the answer of one that says it has made the step: some 10 KB
+
 OVERTAKEN_SECONDS = 3.0
 """How long a head may need for its decision after the others have announced the step. Slots may
 tell of a step before this peer's head does."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What this peer checks a decision with: the terms of the heads' round, the layout, its cohort,
+    and the heads that it knew."""
+
+    terms: Terms
+    layout: Layout
+    cohort: Cohort
+    known: tuple[frozenset[PeerId], ...]
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,9 @@ class CohortRounds:
         self._waiting = trio.CancelScope()
         self._epoch = -1
         self._shelf: ResultShelf | None = None
+        self._asked: _Asked | None = None
+        self._decided: HeadsDecision | None = None
+        """What the last averaging was to be, and what decision this peer has of it."""
         self._heads: frozenset[PeerId] = frozenset()
         """Of the last averaging that has a result. Slots may tell of older heads."""
         self._idle = BoundedMap[PeerId, float](MOST_IDLE)
@@ -132,12 +148,36 @@ class CohortRounds:
         cohort does the same."""
         if self._shelf is not None:
             self._shelf.confirm(applied=applied)
+        if applied and self._decided is not None:
+            self._down.made(self._decided)
+        self._decided = None
 
     async def handed_on(self) -> None:
         """Before this node ends: let its cohort have the last result, if that takes from it."""
         await self._down.handed_on()
 
+    async def shown_by(self, peer: PeerId, epoch: int, topic: str) -> bytes | None:
+        """The digest of the result by which the run has gone on from there, if that peer shows a
+        decision of the heads. None also if this peer has averaged nothing there."""
+        asked = self._asked
+        if asked is None or asked.terms != self._terms(epoch, topic, asked.cohort, asked.layout):
+            return None
+        try:
+            said = await self._down.shown(asked.terms.key, peer, SHOWN_SECONDS)
+            await self._check(said, asked)
+        except PotluckError as error:
+            log.info("%s does not show the step that it says it has made: %s", peer, error)
+            return None
+        return said.digest
+
     async def average(self, request: RoundRequest, cohort: Cohort) -> Outcome:
+        layout = request.vector.layout
+        self._asked = _Asked(
+            self._terms(request.epoch, request.topic, cohort, layout),
+            layout,
+            cohort,
+            tuple(heads for heads in (cohort.heads, self._heads) if heads),
+        )
         outcome = await self._average(request, cohort)
         if isinstance(outcome, Committed):
             self._heads = frozenset(outcome.members)
@@ -169,7 +209,7 @@ class CohortRounds:
                             break
                         return outcome
                     try:
-                        return await self._from_head(mine, cohort, shelf, head, min(patience, left))
+                        return await self._from_head(mine, shelf, head, min(patience, left))
                     except NoDecision as error:
                         reason = error.what
                         break
@@ -257,7 +297,7 @@ class CohortRounds:
         result = self._buffer(request.vector.values)
         found = await self._rounds.run(
             GridRound(
-                self._heads_key(request, cohort),
+                self._heads_key(request.epoch, request.topic, cohort),
                 request,
                 result,
                 splits=False,
@@ -282,9 +322,13 @@ class CohortRounds:
         exchange = 2.0 * size / SLOW_BYTES_PER_SECOND
         return min(exchange, self._settings.round_seconds / 2)
 
-    def _heads_key(self, request: RoundRequest, cohort: Cohort) -> str:
-        name = f"{cohort.count}.heads"
-        return group_key(self._run, request.epoch, HEADS_ROUND, name, request.topic)
+    def _heads_key(self, epoch: int, topic: str, cohort: Cohort) -> str:
+        return group_key(self._run, epoch, HEADS_ROUND, f"{cohort.count}.heads", topic)
+
+    def _terms(self, epoch: int, topic: str, cohort: Cohort, layout: Layout) -> Terms:
+        """Of the heads' round."""
+        digest = layout.digest_in_chunks(self._settings.chunk_bytes)
+        return Terms(self._heads_key(epoch, topic, cohort), epoch, digest)
 
     def _outcome(
         self, mine: CohortAverage, cohort: Cohort, found: GroupResult, result: Tensor
@@ -354,16 +398,16 @@ class CohortRounds:
         decision = HeadsDecision(
             group.roster, attempt, places, tuple(parts), cut.chunk_bytes, proof
         )
+        self._decided = decision
         shelf.prepare(HandedResult(decision, layout, memory))
         if not request.confirms:
-            shelf.confirm(applied=True)
+            self.confirm(applied=True)
 
     # -- at the other members
 
     async def _from_head(
         self,
         mine: CohortAverage,
-        cohort: Cohort,
         shelf: ResultShelf,
         head: PeerId,
         patience: float,
@@ -379,10 +423,19 @@ class CohortRounds:
             self._is_last_for_now(head)
             raise NoDecision("The others have gone on, and the cohort's head has no result.")
         assert said is not None
-        await self._check(said, mine.request, cohort, head)
+        assert self._asked is not None
+        try:
+            await self._check(said, self._asked)
+        except NoDecision:
+            raise
+        except PotluckError as error:
+            log.warning("%s, the head of this peer's cohort, lies: %s", head, error.what)
+            self._is_last_for_now(head)
+            raise
         offered = await self._down.taken(mine.round_id, shelf, head, said, vector.layout)
         result = vector.values  # the cohort's average is not needed any more
         await in_thread(offered.decode, result)
+        self._decided = said
         return Committed(
             result=result,
             members=said.heads,
@@ -397,24 +450,8 @@ class CohortRounds:
             handed_down=True,
         )
 
-    async def _check(
-        self, said: HeadsDecision, request: RoundRequest, cohort: Cohort, head: PeerId
-    ) -> None:
+    async def _check(self, said: HeadsDecision, asked: _Asked) -> None:
         """PotluckError unless the heads' round has made this result."""
-        layout = request.vector.layout
-        terms = Terms(
-            self._heads_key(request, cohort),
-            request.epoch,
-            layout.digest_in_chunks(self._settings.chunk_bytes),
-        )
-        try:
-            known = [heads for heads in (cohort.heads, self._heads) if heads]
-            await said.check(terms, layout, known)
-            if with_one_seat(said.roster.members, self._seat_of(cohort)):
-                raise RemoteMisbehaviour("It hands down a result of a list with a cohort twice.")
-        except NoDecision:
-            raise
-        except PotluckError as error:
-            log.warning("%s, the head of this peer's cohort, lies: %s", head, error.what)
-            self._is_last_for_now(head)
-            raise
+        await said.check(asked.terms, asked.layout, asked.known)
+        if with_one_seat(said.roster.members, self._seat_of(asked.cohort)):
+            raise RemoteMisbehaviour("It hands down a result of a list with a cohort twice.")

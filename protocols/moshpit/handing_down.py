@@ -14,6 +14,9 @@ lies, the next source is asked for what is missing, and the head last. So a head
 result twice, however large its cohort is. A node that ends waits `LEAVING_SECONDS` for those that
 take the result from it, or they would have to fetch the run's state.
 
+Whoever has made the step shows the decision to any peer that asks: one that does not know how its
+round ended believes nobody who says that the run is a step further and cannot show it.
+
 Easy to get wrong: a member may ask before this peer knows its round, because it has ended there
 earlier. Such a call waits `HOLD_SECONDS` for it. And a part may not be handed on before it has been
 checked, or one liar would spoil it for all that are below it in the tree.
@@ -56,7 +59,7 @@ from protocols.moshpit.part_messages import (
     ROUND_ID_BYTES,
     STALL_SECONDS,
 )
-from protocols.moshpit.roster import Entry, Roster, Terms, check_with_pauses
+from protocols.moshpit.roster import Entry, KeyText, Roster, Terms, check_with_pauses
 from protocols.moshpit.seals import is_proof, most_hold
 from protocols.network import Network
 from protocols.rpc import BulkMethod, Empty, Message, Method, Rpc, Transfer
@@ -72,6 +75,7 @@ LEAVING_SECONDS: Final = 2.0  # a node that trains may be ended earlier (node/tr
 MOST_HELD: Final = 2 * LARGEST_GROUP
 MOST_HELD_OF_PEER: Final = 4  # a member asks for a decision and for its bytes
 SHELVES_KEPT: Final = 2  # each has the bytes of a result
+DECISIONS_KEPT: Final = 2
 KNOWN_SHARE: Final = 1 / 3
 """A member takes a result if so many of the heads that it knows were listed. When a network is cut
 in two, the larger side may lack nearly half of them, and in some cohorts others become head."""
@@ -101,6 +105,12 @@ class AskBytes(Message, frozen=True):
 
     round_id: RoundId
     part: Annotated[int, Meta(ge=0, le=LARGEST_GROUP)]
+
+
+class AskShown(Message, frozen=True):
+    """For the decision of the heads' round with this key, from one that has made its step."""
+
+    key: KeyText
 
 
 class DecidedPart(Message, frozen=True):
@@ -179,6 +189,16 @@ DECISION = Method(
     HeadsDecision,
     response_limit_bytes=DECISION_BYTES,
     errors={"no-decision": NoDecision, "not-of-cohort": NotOfCohort},
+    training=True,
+)
+
+SHOWN = Method(
+    ALLREDUCE_PROTOCOL,
+    "shown",
+    AskShown,
+    HeadsDecision,
+    response_limit_bytes=DECISION_BYTES,
+    errors={"no-decision": NoDecision},
     training=True,
 )
 
@@ -345,7 +365,9 @@ class HandingDown:
         self._shelves = BoundedMap[bytes, ResultShelf](SHELVES_KEPT)
         self._news = trio.Event()
         self._held: Counter[PeerId] = Counter()
+        self._made = BoundedMap[str, HeadsDecision](DECISIONS_KEPT)
         rpc.serve(DECISION, self._decide)
+        rpc.serve(SHOWN, self._show)
         rpc.serve_bulk(HANDED, self._hand)
 
     @contextmanager
@@ -370,6 +392,14 @@ class HandingDown:
         *_, shelf = self._shelves.values()
         with trio.move_on_after(LEAVING_SECONDS):
             await shelf.handed_on(self._me, lambda one: self._network.link(one) is not None)
+
+    def made(self, decision: HeadsDecision) -> None:
+        """This peer has made the step of this decision, and shows it from now on."""
+        self._made[decision.roster.key] = decision
+
+    async def shown(self, key: str, peer: PeerId, patience: float) -> HeadsDecision:
+        """The decision of the heads' round with this key, as that peer shows it: unchecked."""
+        return await self._rpc.call(peer, SHOWN, AskShown(key), timeout=patience)
 
     async def decision(self, round_id: bytes, head: PeerId, patience: float) -> HeadsDecision:
         """The decision of this head, as soon as there is one."""
@@ -445,6 +475,11 @@ class HandingDown:
     async def _decide(self, caller: Caller, request: AskResult) -> HeadsDecision:
         async with self._offered_to(caller.peer, request.round_id) as (_, offered):
             return offered.decision
+
+    async def _show(self, _caller: Caller, request: AskShown) -> HeadsDecision:
+        if request.key not in self._made:
+            raise NoDecision("This peer has made no such step, or it was some steps ago.")
+        return self._made[request.key]
 
     async def _hand(self, caller: Caller, transfer: HandedTransfer, request: AskBytes) -> None:
         async with self._offered_to(caller.peer, request.round_id) as (shelf, offered):

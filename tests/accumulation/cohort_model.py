@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from protocols.accumulation.claims import Credit
+from protocols.accumulation.claims import CohortPlace, Credit
 from protocols.accumulation.lifecycle import Averaged, Ending, Mode, Phase
+from protocols.accumulation.lineage import Lineage, Voter, reached_by
 from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
 from protocols.accumulation.progress_slot import ProgressSlot, name_of_sum
 from protocols.identity import PeerId
@@ -79,9 +80,17 @@ class CohortRules(Rules):
         place = {name: at for at, name in enumerate(in_order(self.run, map(name_of, numbers)))}
         return sorted(numbers, key=lambda one: place[name_of(one)])
 
-    def _estimated(self, number: int, mine: ProgressSlot, seen: dict[PeerId, Seen]) -> Estimate:
+    def _estimated(
+        self,
+        number: int,
+        mine: ProgressSlot,
+        seen: dict[PeerId, Seen],
+        reached: dict[CohortPlace, Lineage],
+    ) -> Estimate:
         settings = ProgressSettings(self.mode.target_samples, run=self.run)
-        known = Known(Credit(), me=name_of(number), cohorts=COHORTS)
+        # whoever says that it has made a step shows it
+        shown = {Lineage(one.slot.epoch, one.slot.history) for one in seen.values()}
+        known = Known(Credit(), me=name_of(number), cohorts=COHORTS, reached=reached, shown=shown)
         return estimate(seen, mine, settings, 0.0, known, number=1)
 
     def estimate(self, world: World, number: int) -> Estimate:
@@ -90,6 +99,14 @@ class CohortRules(Rules):
         for other, slot in enumerate(slots):
             if slot is not None:
                 own[self.cohort(other)][name_of(other)] = Seen(slot, 0.0)
+        reached = {}  # a peer reads the slots of those cohorts whose sums say that they are further
+        for cohort, there in own.items():
+            at = reached_by(
+                Voter(peer, Lineage(one.slot.epoch, one.slot.history), one.slot.follows)
+                for peer, one in there.items()
+            )
+            if at is not None:
+                reached[COHORTS, cohort] = at
         seen = dict(own[self.cohort(number)])
         seen.pop(name_of(number), None)
         for other, slot in enumerate(slots):
@@ -97,10 +114,10 @@ class CohortRules(Rules):
                 continue
             beside = dict(own[self.cohort(other)])
             del beside[name_of(other)]
-            told = self._estimated(other, slot, beside).sum
+            told = self._estimated(other, slot, beside, reached).sum
             if told is not None:
                 seen[name_of_sum(name_of(other))] = Seen(told, 0.0)
-        return self._estimated(number, by_cohorts(world.peers[number].slot), seen)
+        return self._estimated(number, by_cohorts(world.peers[number].slot), seen, reached)
 
     def rounds(self, world: World) -> Iterator[Action]:
         waiting = [

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from protocols.accumulation.claims import (
+    CHECKED_AT_ONCE,
     DOUBTED_SECONDS,
     LONGEST_REFUSED_SECONDS,
     MOST_DOUBTED_ROUNDS,
     MOST_EXCUSED_ROUNDS,
     MOST_REMEMBERED,
-    READ_AT_ONCE,
     REFUSED_SECONDS,
     REFUTED_SECONDS,
     SHORTEST_PAUSE_SECONDS,
@@ -202,19 +202,18 @@ def claims(*numbers: int) -> dict[PeerId, tuple[int, int]]:
     return {PeerId(f"head-{number}+"): (32, number) for number in numbers}
 
 
-def test_the_cohorts_of_a_few_claims_are_read_and_each_ever_more_rarely() -> None:
+def test_a_few_claims_are_checked_at_once_and_each_ever_more_rarely() -> None:
     states = StateClaims(Random(7))
-    assert states.to_read(0.0) == []
+    assert not states.to_check(0.0)
     states.note(claims(*range(10)), 0.0)
-    first = states.to_read(0.0)
-    assert len(first) == READ_AT_ONCE
-    assert not {*first} & {*states.to_read(0.0)}
-    states.note(claims(3), 0.0)
+    first = states.to_check(0.0)
+    assert len(first) == CHECKED_AT_ONCE
+    assert not {*first} & {*states.to_check(0.0)}
     states = StateClaims(Random(7))
     moments, now = [], 0.0
     while now < 200.0:
         states.note(claims(3), now)
-        moments += [now] * len(states.to_read(now))
+        moments += [now] * len(states.to_check(now))
         now += SHORTEST_PAUSE_SECONDS
     pauses = [later - earlier for earlier, later in itertools.pairwise(moments)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
@@ -226,7 +225,7 @@ def test_which_cohorts_are_read_cannot_be_foreseen() -> None:
     for seed in range(20):
         states = StateClaims(Random(seed))
         states.note(claims(*range(32)), 0.0)
-        chosen.add(tuple(states.to_read(0.0)))
+        chosen.add(tuple(states.to_check(0.0)))
     assert len(chosen) > 15
 
 
@@ -244,6 +243,22 @@ def test_a_claim_is_refuted_if_its_cohort_is_not_there_for_long() -> None:
     assert not states.refuted
     states.note(claims(3), 22.0)
     assert not states.refuted, "time counts anew"
+
+
+def test_who_cannot_show_its_step_is_silent_until_it_claims_no_more() -> None:
+    states = StateClaims(Random(7))
+    states.note(claims(3, 4), 0.0)
+    liar, honest = claims(3), claims(4)
+    for name in liar:
+        states.shows(name, None)
+    for name in honest:
+        states.shows(name, THERE)
+    assert states.silent == {*liar}
+    assert THERE in states.shown
+    states.note(claims(4), 1.0)
+    assert not states.silent
+    states.shows(PeerId("nobody+"), None)
+    assert not states.silent, "it claims nothing"
 
 
 def test_nobody_is_refuted_whose_cohort_was_not_read() -> None:

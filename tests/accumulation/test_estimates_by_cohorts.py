@@ -11,7 +11,14 @@ import pytest
 
 from protocols.accumulation.claims import Credit
 from protocols.accumulation.lineage import Lineage
-from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
+from protocols.accumulation.progress import (
+    ASKED_SECONDS,
+    Estimate,
+    Known,
+    ProgressSettings,
+    Seen,
+    estimate,
+)
 from protocols.accumulation.progress_slot import (
     SAY_AGAIN_SECONDS,
     ProgressSlot,
@@ -227,7 +234,7 @@ def test_heads_that_are_further_are_followed_if_their_cohorts_are() -> None:
     assert alone.behind is None, "one head may lie"
 
 
-def test_a_later_state_that_only_a_sum_names_is_not_looked_for_but_nobody_steps_beside_it() -> None:
+def test_a_later_state_that_only_a_sum_names_is_not_looked_for() -> None:
     me = cohort(1)[2]
     seen = seen_at(me, of_0=FURTHER, of_2=FURTHER)
     here = Lineage(OWN.epoch, OWN.history)
@@ -238,7 +245,40 @@ def test_a_later_state_that_only_a_sum_names_is_not_looked_for_but_nobody_steps_
             name_of_sum(HEADS[0]): (COUNT, 0),
             name_of_sum(HEADS[2]): (COUNT, 2),
         }
-        assert found.ahead == found.just_ahead == {HEADS[0], HEADS[2]}
+        assert found.ahead == found.just_ahead == found.may_be_ahead == frozenset()
+        assert found.company == view(me).company, "but nobody makes a step alone beside it"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_after_a_failed_round_one_that_says_it_is_a_step_further_has_to_show_it(
+    number: int,
+) -> None:
+    """A head of another cohort, by its sum; or a peer of the same cohort, by its own slot."""
+    me, one = cohort(1)[2], cohort(number)[0]
+    moved = msgspec.structs.replace(OWN, epoch=FURTHER.epoch, history=FURTHER.history)
+    name = one if number == 1 else name_of_sum(one)
+    seen = seen_at(me) | {name: Seen(moved if number == 1 else FURTHER, 0.0)}
+
+    def after(seconds: float, **more: Any) -> Estimate:
+        return view(me, seen, was_in_step(me, failed_for=seconds, **more))
+
+    asked = after(1.0)
+    assert (asked.may_be_ahead, asked.just_ahead) == ({one}, frozenset())
+    assert asked.unproved == {name: (COUNT, number)}
+    silent = after(2.0, silent=frozenset({name}))
+    assert (silent.may_be_ahead, silent.just_ahead) == (frozenset(), frozenset())
+    shown = after(2.0, shown={THERE})
+    assert (shown.may_be_ahead, shown.just_ahead, shown.ahead) == (frozenset(), {one}, {one})
+    assert not after(ASKED_SECONDS).may_be_ahead, "nobody holds it up for longer"
+
+
+def test_in_one_group_no_single_peer_is_believed_that_it_is_a_step_further() -> None:
+    seen = {one: Seen(OWN, 0.0) for one in PEERS[:20]}
+    moved = Seen(msgspec.structs.replace(OWN, epoch=OWN.epoch + 1, history=b"f" * 16), 0.0)
+    known = Known(Credit(), me=PEERS[22])
+    assert not estimate(seen | {PEERS[0]: moved}, OWN, SETTINGS, 0.0, known).just_ahead
+    two = {PEERS[0]: moved, PEERS[1]: moved}
+    assert estimate(seen | two, OWN, SETTINGS, 0.0, known).just_ahead == {*two}
 
 
 def test_a_peer_that_is_far_behind_follows_what_is_proved_of_a_later_state() -> None:
@@ -292,7 +332,7 @@ def test_of_two_sums_of_one_cohort_a_refuted_one_does_not_count() -> None:
     found = view(me, seen, was_in_step(me, refuted=frozenset({name_of_sum(liar)})))
     assert found.samples == honest.samples
     assert found.cohort == honest.cohort
-    assert found.ahead == {liar}
+    assert [(one.peer, one.kind) for one in found.ignored] == [(liar, "state")]
 
 
 def test_a_few_that_say_the_run_is_one_group_move_no_run_by_cohorts() -> None:

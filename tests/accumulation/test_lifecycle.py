@@ -67,6 +67,7 @@ def looked(
     holders: frozenset[PeerId] = frozenset(),
     ahead: tuple[PeerId, ...] = (),
     just_ahead: tuple[PeerId, ...] = (),
+    may_be_ahead: tuple[PeerId, ...] = (),
     needs: int = 0,
     is_asked: bool = False,
     is_again: bool = False,
@@ -93,6 +94,7 @@ def looked(
             needs=needs,
             ahead=frozenset(ahead) | frozenset(just_ahead),
             just_ahead=frozenset(just_ahead),
+            may_be_ahead=frozenset(may_be_ahead),
             me=ME,
         )
     )
@@ -484,6 +486,20 @@ def test_those_that_only_claim_it_are_asked_twice_and_not_for_long() -> None:
     assert lifecycle.life.phase is Phase.ACCUMULATING
     lifecycle.take(Contributed(60))
     assert isinstance(lifecycle.take(looked(lifecycle, due=True, just_ahead=peers(7)))[0], Average)
+
+
+@pytest.mark.parametrize("needs", [0, 9])
+def test_those_that_may_be_further_are_waited_for_while_they_are_asked(needs: int) -> None:
+    lifecycle = in_doubt(needs)
+    for _ in range(3):
+        effects = lifecycle.take(looked(lifecycle, due=True, may_be_ahead=peers(2)))
+        assert not effects, "it was in the round"
+    if needs:
+        assert not lifecycle.take(looked(lifecycle, due=True, may_be_ahead=peers(7)))
+    assert isinstance(lifecycle.take(looked(lifecycle, due=True, needs=needs))[0], Average)
+    lifecycle.take(looked(lifecycle, may_be_ahead=peers(2)))
+    made = Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1, 3), peers=9)
+    assert isinstance(lifecycle.take(made)[0], KeepGradients), "it may have made the step by now"
 
 
 @pytest.mark.parametrize("others", [(3, 4), (7,)])

@@ -40,6 +40,7 @@ from protocols.moshpit.handing_down import (
     MOST_HELD_OF_PEER,
     AskBytes,
     AskResult,
+    AskShown,
     DecidedPart,
     HandedResult,
     HandedTransfer,
@@ -605,15 +606,21 @@ LIES: dict[str, Lie] = {
 def test_a_head_that_hands_down(
     lie: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is named, and harms nobody but its own cohort."""
+    """It is named, and harms nobody but its own cohort. Its members have others show them the step,
+    and do not believe what it shows."""
     liars: set[PeerId] = set()
-    honest = HandingDown._decide
+    honest, honestly_shown = HandingDown._decide, HandingDown._show
 
     async def decide(self: HandingDown, caller: Caller, request: AskResult) -> HeadsDecision:
         decision = await honest(self, caller, request)
         return LIES[lie](decision) if self._me in liars else decision
 
+    async def show(self: HandingDown, caller: Caller, request: AskShown) -> HeadsDecision:
+        decision = await honestly_shown(self, caller, request)
+        return LIES[lie](decision) if self._me in liars else decision
+
     monkeypatch.setattr(HandingDown, "_decide", decide)
+    monkeypatch.setattr(HandingDown, "_show", show)
 
     @simulated
     async def scenario(world: SimulatedWorld) -> None:
@@ -629,6 +636,15 @@ def test_a_head_that_hands_down(
             assert one.outcome.in_doubt or one.outcome.begun_without
         assert all(cohort[0].peer in one.averager.idle_heads for one in cohort[1:2])
         assert f"{cohort[0].peer}, the head of this peer's cohort, lies" in caplog.text
+        made = next(one for one in others if one.peer not in cohorts.heads)
+        asks, outcome = cohort[1].averager, made.ended[-1].outcome
+        assert isinstance(outcome, Committed)
+        assert await asks.step_shown_by(made.peer, 0, "") is None, "it has not made the step yet"
+        for one in others:
+            one.averager.confirm(applied=True)
+        assert await asks.step_shown_by(made.peer, 0, "") == outcome.digest
+        for peer, epoch in ((cohort[0].peer, 0), (cohort[2].peer, 0), (made.peer, 1)):
+            assert await asks.step_shown_by(peer, epoch, "") is None
 
     scenario()
 
@@ -652,10 +668,11 @@ def test_a_member_takes_nothing_of_a_list_with_two_of_one_cohort(
         of_one = (one for one in names if cohort_of(SETTINGS.run, one, COUNT) == 0)
         twins = [replaced(GOOD.entries[0], peer=next(of_one)) for _ in range(2)]
         said = replaced(DECIDED, roster=replaced(GOOD, entries=tuple(twins)), members=(0,))
-        vector = SimpleNamespace(layout=Layout((Segment("values", 4),)))
-        request: Any = SimpleNamespace(vector=vector, epoch=0, topic="")
+        asked: Any = SimpleNamespace(
+            terms=None, layout=None, known=(), cohort=Cohort(0, COUNT, frozenset())
+        )
         with pytest.raises(RemoteMisbehaviour, match="a cohort twice"):
-            await rounds._check(said, request, Cohort(0, COUNT, frozenset()), twins[0].peer)
+            await rounds._check(said, asked)
 
     scenario()
 

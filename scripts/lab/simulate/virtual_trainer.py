@@ -248,6 +248,7 @@ class Trainer:
             averager = self._averager
             averager.when_asked(self.tracker.was_asked)
             self.tracker.idle_heads = lambda: averager.idle_heads
+            self.tracker.step_shown_by = averager.step_shown_by
             self._averager.when_exchanging(self.tracker.gathered)
             self._nursery = nursery
             nursery.start_soon(self._train)
