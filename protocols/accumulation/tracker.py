@@ -346,12 +346,14 @@ class Tracker:
         return self.estimate
 
     def slots(self) -> dict[PeerId, ProgressSlot]:
-        """The slots of all other peers that are alive and fit: possible sources of a state."""
-        seen, found = self._seen.slots, {}
-        for peer in self.estimate.peers:
-            one = seen.get(peer) or seen.get(name_of_sum(peer))
-            if one is not None:
-                found[peer] = one.slot
+        """The slots of all other peers that are alive and fit, and name no state without proof:
+        possible sources of a state."""
+        seen, estimate = self._seen.slots, self.estimate
+        found = {}
+        for peer in estimate.peers:
+            name = peer if peer in seen else name_of_sum(peer)
+            if name in seen and name not in estimate.unproved:
+                found[peer] = seen[name].slot
         return found
 
     def said_by(self, peer: PeerId) -> ProgressSlot | None:

@@ -31,6 +31,10 @@ ALONE: Final = threading.Lock()
 ALONE_SECONDS: Final = 0.5
 """More than a count of all objects takes; and how long a count waits for a thread that computes."""
 
+COMPUTING: Final = threading.RLock()
+"""Held while anything is computed on the double: that releases the interpreter's lock, and whoever
+looks at a tensor meanwhile may crash."""
+
 COPIES: Final = ("copy_", "_foreach_copy_", "to")  # may have tensors of both kinds
 
 
@@ -53,7 +57,7 @@ class OnDouble(Tensor):
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        with torch._C.DisableTorchFunctionSubclass():
+        with COMPUTING, torch._C.DisableTorchFunctionSubclass():
             if name == "to":
                 return _moved(*args, **kwargs)
             if name not in COPIES:
@@ -145,7 +149,7 @@ def count_only_new_objects() -> None:
 def bytes_alive(is_counted: Callable[[int], bool]) -> Alive:
     """The bytes of the tensors' memory, by where it is, of those whose size is counted."""
     found: dict[int, tuple[bool, int]] = {}
-    with no_other_thread():
+    with no_other_thread(), COMPUTING:
         gc.collect()
         for one in gc.get_objects():
             if not issubclass(type(one), Tensor):
