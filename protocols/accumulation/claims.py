@@ -11,7 +11,7 @@
     states = StateClaims(random)
     states.note(estimate.unproved, now)                 # the slots that name other states than ours
     states.to_check(now)                                # some of them, to be checked now
-    states.read(cohort, reached_by(voters), now)        # how far the peers of a cohort are
+    states.read(place, reached_by(voters), now)         # how far the peers of a cohort are
     states.shows(name, lineage)                         # or None: it cannot show that step
     states.reached, states.shown, states.refuted, states.silent
 
@@ -40,7 +40,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from auth.bounded_map import BoundedMap
 from protocols.accumulation.lineage import Lineage
@@ -84,16 +84,27 @@ REFUSED_SECONDS: Final = 30.0
 LONGEST_REFUSED_SECONDS: Final = 600.0
 
 CHECKED_AT_ONCE: Final = 4  # claims; a finding needs a quarter of the cohorts, or two
-MOST_SHOWN: Final = 16  # steps of one epoch; there is one
+MOST_SHOWN: Final = 64
+OVERDUE_SECONDS: Final = 3.0
+"""While this peer averages, others may have made the step a moment sooner, and only claims that are
+older than this are checked."""
 SHORTEST_PAUSE_SECONDS: Final = 0.5  # between two readings of one cohort, and then twice as long
-LONGEST_PAUSE_SECONDS: Final = 30.0
+LONGEST_PAUSE_SECONDS: Final = 8.0
+REMEMBERED_SECONDS: Final = 30.0  # how long a claim is remembered that is not made any more
 REFUTED_SECONDS: Final = 12.0
-"""A sum that has named a state for so long, and whose cohort does not have it, gives way to any
-other sum of that cohort. An honest head hands a small model down within moments; a large one may
-take longer, and does no harm."""
+"""A sum that has named a state for so long, and whose cohort does not have it, is told as a lie. An
+honest head hands a small model down within moments; of a large one it may be told for a while, and
+that does no harm."""
 
-CohortPlace = tuple[int, int]
-"""Of how many cohorts, and its number."""
+
+class CohortPlace(NamedTuple):
+    """Where the cohort of a sum publishes: by the number of cohorts that the sum says, and by the
+    one that this peer knows. A step may have changed it."""
+
+    cohorts: int
+    number: int
+    cohorts_here: int
+    number_here: int
 
 
 def absurd_rates(slots: Mapping[PeerId, ProgressSlot], own_rate: float) -> dict[PeerId, str]:
@@ -280,10 +291,12 @@ class Credit:
 
 @dataclass
 class _Check:
-    """Of one claim: since when it is made, when its cohort was read, and when to check it again."""
+    """Of one claim: since when it is made, when it was made last, when its cohort was read, and
+    when to check it again."""
 
-    cohort: CohortPlace
+    place: CohortPlace
     since: float
+    made_at: float
     read_at: float = -math.inf
     again_at: float = -math.inf
     pause: float = SHORTEST_PAUSE_SECONDS
@@ -291,61 +304,71 @@ class _Check:
 
 class StateClaims:
     """What is known of slots that name other states than this peer's, without a proof. Most are
-    sums; the others are of peers of this cohort that say they are further.
+    sums; the others are of peers that say they are further.
 
     - `reached`: how far the peers of each cohort were when this peer read their slots last.
-    - `shown`: the states to which a step leads that some peer has shown.
-    - `silent`: the slots whose publishers have not shown the step that they say they have made.
+    - `shown`: the slots whose publishers have shown a step, and where that step leads to.
+    - `silent`: the slots whose publishers could not show the step that they say they have made.
     - `refuted`: the slots that have named states for long that their cohorts do not have.
 
-    Invariant: `_checks` has the claims that are made now, whatever state each of them names.
+    Invariant: `_checks` has the claims that are made now, and those that were made lately.
     """
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
         self.reached: BoundedMap[CohortPlace, Lineage] = BoundedMap(2 * MOST_COHORTS)
-        self.shown: BoundedMap[Lineage, None] = BoundedMap(MOST_SHOWN)
+        self.shown: BoundedMap[PeerId, Lineage] = BoundedMap(MOST_SHOWN)
         self.silent: frozenset[PeerId] = frozenset()
         self.refuted: frozenset[PeerId] = frozenset()
+        self._claims: frozenset[PeerId] = frozenset()
         self._checks: dict[PeerId, _Check] = {}
 
     def note(self, claims: Mapping[PeerId, CohortPlace], now: float) -> None:
         """These slots, and no others, name states that are unproved; each with its cohort."""
-        before = self._checks
-        self._checks = {
-            one: before[one]
-            if one in before and before[one].cohort == cohort
-            else _Check(cohort, now)
-            for one, cohort in claims.items()
-        }
-        self.silent &= claims.keys()
-        self.refuted = frozenset(
-            one
+        self._checks = checks = {
+            one: check
             for one, check in self._checks.items()
-            if check.read_at - check.since >= REFUTED_SECONDS
+            if one in claims or now - check.made_at <= REMEMBERED_SECONDS
+        }
+        for one, place in claims.items():
+            check = checks.setdefault(one, _Check(place, now, now))
+            if one not in self._claims:
+                check.since = now
+            check.place, check.made_at = place, now
+        self._claims = frozenset(claims)
+        self.silent &= checks.keys()
+        self.refuted = frozenset(
+            one for one in claims if checks[one].read_at - checks[one].since >= REFUTED_SECONDS
         )
 
-    def to_check(self, now: float) -> dict[PeerId, CohortPlace]:
-        """Some of them, by chance, so that nobody can foresee which."""
-        due = sorted(one for one, check in self._checks.items() if check.again_at <= now)
-        chosen = self._chance.sample(due, min(CHECKED_AT_ONCE, len(due)))
+    def to_check(self, now: float, *, averages: bool = False) -> dict[PeerId, CohortPlace]:
+        """Some of them: those that were checked least, and by chance among equals, so that nobody
+        can foresee which. `averages`: this peer may be about to get the same state."""
+        youngest = now - OVERDUE_SECONDS if averages else now
+        due = [
+            (check.pause, self._chance.random(), one)
+            for one, check in sorted(self._checks.items())
+            if one in self._claims and check.again_at <= now and check.since <= youngest
+        ]
+        chosen = [one for _, _, one in sorted(due)[:CHECKED_AT_ONCE]]
         for one in chosen:
             check = self._checks[one]
             check.again_at = now + check.pause
             check.pause = min(2.0 * check.pause, LONGEST_PAUSE_SECONDS)
-        return {one: self._checks[one].cohort for one in chosen}
+        return {one: self._checks[one].place for one in chosen}
 
-    def read(self, cohort: CohortPlace, reached: Lineage | None, now: float) -> None:
+    def read(self, place: CohortPlace, reached: Lineage | None, now: float) -> None:
         """So far the peers of this cohort are. None: nobody is there."""
         if reached is not None:
-            self.reached[cohort] = reached
+            self.reached[place] = reached
         for check in self._checks.values():
-            if check.cohort == cohort:
+            if check.place == place:
                 check.read_at = now
 
     def shows(self, name: PeerId, step_to: Lineage | None) -> None:
         """The publisher of this slot has shown that a step leads to there. None: it shows none."""
         if step_to is not None:
-            self.shown[step_to] = None
+            self.shown[name] = step_to
+            self.silent -= {name}
         elif name in self._checks:
             self.silent |= {name}

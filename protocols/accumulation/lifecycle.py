@@ -479,12 +479,12 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     elsewhere = found.behind or found.fork
     if elsewhere is not None:
         return _leave(life, elsewhere)
-    if found.may_be_ahead if life.asks_any else life.passed_by & found.may_be_ahead:
-        return life, ()  # they are asked to show the step that they say they have made
     if life.passed_by & found.ahead:
         return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
     if life.asks_any and found.just_ahead:
         return _fetch_from_any(life, tuple(sorted(found.just_ahead)))
+    if found.may_be_ahead if life.asks_any else life.passed_by & found.may_be_ahead:
+        return life, ()  # they are asked to show the step that they say they have made
     life = replace(life, phase=Phase.ACCUMULATING)
     if not found.has_place:
         return life, ()  # follow the run until a place in its rounds is free

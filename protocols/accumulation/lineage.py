@@ -144,9 +144,9 @@ def needed(others: int) -> int:
 
 
 def reached_by(peers: Iterable[Voter]) -> Lineage | None:
-    """How far a quarter of these peers are, at least. If they are few, one is enough."""
-    everybody = list(peers)
-    votes = [one for one in everybody if not one.follows] or everybody
+    """How far a quarter of these peers are, at least; of few, one. Those that have no state yet do
+    not count."""
+    votes = [one for one in peers if one.at.epoch > 0]
     if not votes:
         return None
     epochs = sorted((one.at.epoch for one in votes), reverse=True)

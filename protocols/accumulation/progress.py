@@ -25,7 +25,7 @@ may be gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from statistics import median_low
@@ -69,7 +69,7 @@ from protocols.accumulation.progress_slot import (
     publisher_of,
 )
 from protocols.identity import PeerId
-from protocols.moshpit.cohorts import Cohort, cohort_of, in_order, turn_of
+from protocols.moshpit.cohorts import FULL_SHARE, Cohort, cohort_of, in_order, turn_of
 
 CARRIED_SECONDS: Final = 2 * SAY_AGAIN_SECONDS
 """For how long a slot is extrapolated at its rate. A live peer has published a new one by then,
@@ -143,9 +143,8 @@ SUMS_PER_STEP: Final = 16
 RESTS_PER_STEP: Final = 64  # the same of the part of all other cohorts together
 
 ASKED_SECONDS: Final = 30.0
-"""For so long after the first round of an epoch that failed, this peer makes no step beside one
-that says it is further and has not been asked yet to show it. A head that died may have handed the
-step on."""
+"""For so long after a round that failed, this peer makes no step beside one that says it is further
+and has not answered yet when it was asked to show it. A head that died may have handed it on."""
 
 BOASTED_SHARE: Final = 0.25
 """A head boasts if it tells of so much more than the other cohorts' sums say, and of as large a
@@ -271,8 +270,8 @@ class Estimate:
     - `rest`: what all other cohorts have together, as this peer believes; None without cohorts.
     - `boaster`: the head of this cohort, if it tells of far more than their sums say.
     - `unproved`: by cohorts, the slots that name a later state than this peer's, or another one, of
-      which there is no proof; each with its cohort. They are sums, and those of peers of this
-      cohort that say they are one step further.
+      which there is no proof; each with its cohort. They are sums, those of peers that say the run
+      is one group by now, and after a failed round those of this cohort.
     """
 
     number: int
@@ -429,10 +428,10 @@ class Known:
     - `boasters`: peers of this cohort that boasted lately, as its head.
     - `needs`: as in the estimate.
     - `reached`: how far the peers of these cohorts are, by their own slots.
-    - `shown`: states to which a step leads that another peer has shown.
+    - `shown`: slots whose publishers have shown a step, and where that leads to.
     - `refuted`: slots whose cohorts do not have the states that they name.
     - `silent`: slots whose publishers have not shown the step that they say they have made.
-    - `failed_for`: how many seconds ago the first round of this epoch failed; None if none has.
+    - `failed_for`: how many seconds ago the last round of this epoch failed; None if none has.
       Then those that say they are further are asked to show their step.
     """
 
@@ -451,7 +450,7 @@ class Known:
     boasters: frozenset[PeerId] = frozenset()
     needs: int = 0
     reached: Mapping[CohortPlace, Lineage] = field(default_factory=dict)
-    shown: Container[Lineage] = ()
+    shown: Mapping[PeerId, Lineage] = field(default_factory=dict)
     refuted: frozenset[PeerId] = frozenset()
     silent: frozenset[PeerId] = frozenset()
     failed_for: float | None = None
@@ -545,15 +544,18 @@ def estimate(
     beside.update(map(publisher_of, further))
     company = beside.union(lost.peers if lost is not None else ())
     ahead = [peer for peer in further if peer not in cohorts.unproved]
-    just_ahead = [peer for peer in ahead if cohorts.said[peer].slot.epoch == mine.epoch + 1]
-    if cohorts.mine is None and len(just_ahead) < BACKERS:
-        just_ahead = []  # in one group nobody can show a step, and one peer may lie
-    is_fresh = known.failed_for is not None and known.failed_for < ASKED_SECONDS
-    may_be_ahead = [
+    just_ahead = [
         peer
-        for peer in (further if is_fresh else ())
-        if peer in cohorts.unproved and peer not in known.silent
+        for peer in ahead
+        if cohorts.said[peer].slot.epoch == mine.epoch + 1 or peer in known.shown
     ]
+    may_be_ahead = list[PeerId]()
+    if cohorts.mine is None:  # in one group nobody can show a step, and one peer may lie
+        just_ahead = just_ahead if len(just_ahead) >= BACKERS else []
+    elif known.failed_for is not None and known.failed_for < ASKED_SECONDS:
+        may_be_ahead = [
+            one for one in further if one in cohorts.unproved and one not in known.silent
+        ]
     comes = [
         one.peer for one in believed if one.under_way and plan.parts[one.peer] > one.slot.samples
     ]
@@ -828,7 +830,7 @@ class _Cohorts:
         self._at = Lineage(mine.epoch, mine.history)
         sums = {peer: one for peer, one in fitting.items() if is_sum(peer)}
         own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
-        self._reached = dict(known.reached)
+        self._reached, self._shown = dict(known.reached), {*known.shown.values()}
         self._lone: Mapping[PeerId, Seen] = {}
         if self._count == 1:
             # a run by cohorts that this peer has not reached yet
@@ -844,7 +846,7 @@ class _Cohorts:
         }
         own = reached_by(_voter(peer, one) for peer, one in ours.items())
         if own is not None:
-            self._reached[self._count, number] = own
+            self._reached[CohortPlace(self._count, number, self._count, number)] = own
         self.unproved = self._without_proof(sums)
         if known.failed_for is not None:
             further = {peer: one for peer, one in ours.items() if one.slot.epoch > mine.epoch}
@@ -860,7 +862,7 @@ class _Cohorts:
             said = sums[one]
             is_late = now - said.at > SAY_AGAIN_SECONDS or publisher_of(one) in known.lost
             place = 0 if is_late else -places[publisher_of(one)]
-            is_believed = one not in doubted and one not in known.refuted
+            is_believed = one not in doubted and one not in self.unproved
             return is_believed, said.slot.epoch, not is_late, place, said.at
 
         for peer in sorted(sums, key=claim):
@@ -880,6 +882,11 @@ class _Cohorts:
             if one.slot.cohorts == 1 and one.slot.epoch > mine.epoch
         }
         self._lone = further
+        back = (sums[peer].slot for peer in newest.values())
+        most = FULL_SHARE * settings.places  # so many peers a cohort has on average, or fewer
+        self._back = sum(min(one.peers, most) for one in back if one.epoch <= mine.epoch)
+        if not self._are_enough(further):
+            self.unproved |= self._without_proof(further)
         self.voting = {peer: sums[peer] for peer in newest.values()} | further
         of_others = {peer: sums[peer] for one, peer in newest.items() if one != number}
         self.known = {**ours, **further, **of_others}
@@ -916,7 +923,13 @@ class _Cohorts:
         return cohort_of(self._run, publisher_of(name), self._count)
 
     def _place_of(self, name: PeerId, slot: ProgressSlot) -> CohortPlace:
-        return slot.cohorts, cohort_of(self._run, publisher_of(name), slot.cohorts)
+        number = cohort_of(self._run, publisher_of(name), slot.cohorts)
+        return CohortPlace(slot.cohorts, number, self._count, self._number_of(name))
+
+    def _are_enough(self, lone: Sized) -> bool:
+        """Whether so many peers are believed that say the run is one group by now: then hardly any
+        peer is in a cohort any more."""
+        return len(lone) * BACKING_SHARE >= len(lone) + self._back
 
     def _without_proof(self, sums: Mapping[PeerId, Seen]) -> dict[PeerId, CohortPlace]:
         return {
@@ -934,10 +947,13 @@ class _Cohorts:
         """What is proved of the state that this slot names: that one, or an earlier one that is
         still later than this peer's."""
         said = Lineage(slot.epoch, slot.history)
-        if said in self._known.shown:
+        if said in self._shown:
             return said
+        shown = self._known.shown.get(peer)
+        if shown is not None and self._at.epoch < shown.epoch < said.epoch:
+            return shown
         reached = self._reached.get(self._place_of(peer, slot))
-        if reached is None:
+        if reached is None or slot.cohorts == 1 < self._count:
             return None
         return reached if reached == said or reached.epoch > self._at.epoch else None
 
@@ -970,12 +986,7 @@ class _Cohorts:
     def followed(self, voters: Sequence[Voter]) -> list[Voter]:
         """Those of them whose later state this peer takes, if they are enough."""
         further = {one.peer for one in voters if one.at.epoch > self._at.epoch}
-        lone = further & self._lone.keys()
-        if lone:  # they say that the run is one group; then hardly any cohort is left here
-            sums = (one.slot for peer, one in self.voting.items() if is_sum(peer))
-            back = sum(one.peers for one in sums if one.epoch <= self._at.epoch)
-            if len(lone) * BACKING_SHARE < len(lone) + back:
-                further -= lone
+        further -= self._lone.keys() & self.unproved.keys()
         is_open = bool(self.unproved.keys() - self._known.refuted)
         if is_open and len(further) < BACKERS:
             further = set()

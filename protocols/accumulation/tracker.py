@@ -90,6 +90,7 @@ from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.moshpit.closing_time import FOR_MORE_SECONDS
 from protocols.moshpit.cohorts import cohort_of, next_count
+from protocols.moshpit.handing_down import DECISIONS_SHOWN
 from protocols.network import Network
 
 log = logging.getLogger("potluck.accumulation")
@@ -240,6 +241,7 @@ class Tracker:
         """How many peers were in the step that made this state, and in the step under way."""
         self._waits_since: float | None = None
         """Since when the rounds of this epoch have made no step."""
+        self._failed_at = -math.inf
         self._estimated: Estimate | None = None
         self._estimated_at = 0.0
         self._suspects = BoundedMap[PeerId, tuple[float, float]](MOST_BOASTERS)
@@ -247,9 +249,9 @@ class Tracker:
         self._boasters = BoundedMap[PeerId, float](MOST_BOASTERS)
         """When each of these heads is believed again."""
         self._states = StateClaims(network.random)
-        self.step_shown_by: Callable[[PeerId, int, str], Awaitable[bytes | None]] = _shows_nothing
-        """Set it to a function that asks this peer for the decision by which the run has gone on
-        from this epoch and topic, and returns the result's digest."""
+        self.step_shown_by: Callable[[PeerId, int], Awaitable[bytes | None]] = _shows_nothing
+        """Set it to a function that has this peer show the decision by which the run has gone on
+        from this epoch, and returns the result's digest. PotluckError: it does not answer."""
         self._seen = SlotsSeen()
         self._sums: dict[PeerId, SlotEntry] = {}
         self._sums_gone: frozenset[PeerId] = frozenset()
@@ -384,8 +386,10 @@ class Tracker:
             kept = {one: weight for one, weight in heads.items() if one in claimed_by_heads}
             elsewhere = met_elsewhere(claimed_by_heads, heads, alive)
             self._credit.round_ended(epoch, claimed_by_heads, kept, now, elsewhere)
-        if not applied and self._waits_since is None:
-            self._waits_since = trio.current_time()
+        if not applied:
+            self._failed_at = trio.current_time()
+            if self._waits_since is None:
+                self._waits_since = self._failed_at
         if applied:
             self._next_step_peers = peers or max(1, len(brought.weights))
             self._members = frozenset((*others, *heads))
@@ -661,47 +665,58 @@ class Tracker:
         """Read the slots of cohorts whose sums name other states than this peer's, for ever."""
         while True:
             await self.changed()
-            if self._mine.averaging:
-                continue
-            claims = self._states.to_check(trio.current_time())
+            averages = self._mine.averaging
+            claims = self._states.to_check(trio.current_time(), averages=averages)
             if not claims:
                 continue
-            is_in_doubt = self._waits_since is not None
+            is_in_doubt = self._waits_since is not None and not averages
             async with trio.open_nursery() as nursery:
-                for cohort in {*claims.values()}:
-                    nursery.start_soon(self._check_cohort, cohort)
+                for place in {*claims.values()}:
+                    nursery.start_soon(self._check_cohort, place)
                 for name in claims if is_in_doubt else ():
                     nursery.start_soon(self._have_step_shown, name)
             self._reckon()
 
-    async def _check_cohort(self, cohort: CohortPlace) -> None:
-        count, number = cohort
-        looked: dict[str, _Looked] = {}
-        key = progress_key(self._run_name, count, number)
+    async def _check_cohort(self, place: CohortPlace) -> None:
+        run, looked = self._run_name, dict[str, _Looked]()
+        keys = {
+            progress_key(run, place.cohorts, place.number),
+            progress_key(run, place.cohorts_here, place.number_here),
+        }
         with trio.move_on_after(READ_SECONDS):
-            await self._look(key, Breadth.FEW, looked)
-        if key not in looked:
+            async with trio.open_nursery() as nursery:
+                for key in sorted(keys):
+                    nursery.start_soon(self._look, key, Breadth.FEW, looked)
+        if looked.keys() != keys:
             return
+        newest = dict[PeerId, SlotEntry]()
+        for slots, _ in looked.values():
+            for peer, one in slots.items():
+                if peer not in newest or one.value.epoch > newest[peer].value.epoch:
+                    newest[peer] = one
         voters = [
             Voter(peer, Lineage(one.value.epoch, one.value.history), one.value.follows)
-            for peer, one in looked[key][0].items()
+            for peer, one in newest.items()
             if one.value.signature == self._mine.signature
-            and cohort_of(self._run_name, peer, count) == number
+            and cohort_of(run, peer, place.cohorts_here) == place.number_here
         ]
-        self._states.read(cohort, reached_by(voters), trio.current_time())
+        self._states.read(place, reached_by(voters), trio.current_time())
 
     async def _have_step_shown(self, name: PeerId) -> None:
         mine, seen = self._mine, self._seen.slots.get(name)
         if seen is None:
             return
-        digest = None
-        if seen.slot.epoch == mine.epoch + 1:
-            digest = await self.step_shown_by(publisher_of(name), mine.epoch, mine.history.hex())
-        if digest is not None:
-            there = Lineage(mine.epoch + 1, next_history(mine.history, mine.epoch, digest))
-            self._states.shows(name, there)
-        if digest is None or there != (seen.slot.epoch, seen.slot.history):
-            self._states.shows(name, None)
+        said, there = Lineage(seen.slot.epoch, seen.slot.history), None
+        if mine.epoch < said.epoch <= mine.epoch + DECISIONS_SHOWN:
+            try:
+                digest = await self.step_shown_by(publisher_of(name), mine.epoch)
+            except PotluckError as error:
+                log.info("%s does not answer whether it has made a step: %s", name, error)
+                return
+            if digest is not None:
+                there = Lineage(mine.epoch + 1, next_history(mine.history, mine.epoch, digest))
+        is_so = there is not None and (said == there or said.epoch > there.epoch)
+        self._states.shows(name, there if is_so else None)
 
     async def watch_links(self) -> None:
         """For ever. By cohorts, nobody waits for a peer that has died, and the next in order is the
@@ -777,6 +792,13 @@ class Tracker:
             log.info("the run has %d cohorts", most)
             self._divide(most)
 
+    def _failed_for(self, clock: float) -> float | None:
+        if self._waits_since is None:
+            return None
+        # one that says something else after each round holds this peer up for no longer
+        is_over = clock - self._waits_since >= WAITS_FOR_MOST_SECONDS
+        return math.inf if is_over else clock - self._failed_at
+
     def _needed(self, clock: float) -> int:
         """How many peers must be in the next step."""
         if not self._step_peers:  # this peer has fetched its state
@@ -829,7 +851,7 @@ class Tracker:
             self._states.shown,
             self._states.refuted,
             self._states.silent,
-            None if self._waits_since is None else clock - self._waits_since,
+            self._failed_for(clock),
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)
@@ -850,8 +872,7 @@ class Tracker:
         self._estimated, self._estimated_at = self.estimate, clock
         if found.boaster is not None:
             self._suspect(found.boaster, clock)
-        if not self._mine.averaging:  # else it may be about to get the state that others name
-            self._states.note(found.unproved, clock)
+        self._states.note(found.unproved, clock)
         self.sums.set_away(is_away=found.sum is None)
         self.sums.say_soon()
         self._pause.deadline = min(self._pause.deadline, self._read_at + reads)
@@ -874,7 +895,7 @@ class Tracker:
             )
 
 
-async def _shows_nothing(_peer: PeerId, _epoch: int, _topic: str) -> bytes | None:
+async def _shows_nothing(_peer: PeerId, _epoch: int) -> bytes | None:
     return None
 
 

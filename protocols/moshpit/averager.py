@@ -195,10 +195,11 @@ class Averager:
         if not applied:
             self._rounds.is_void()
 
-    async def step_shown_by(self, peer: PeerId, epoch: int, topic: str) -> bytes | None:
+    async def step_shown_by(self, peer: PeerId, epoch: int) -> bytes | None:
         """By cohorts, after an averaging of this epoch: the digest of the result by which the run
-        has gone on, if that peer shows the heads' decision. None if it does not."""
-        return await self._cohorts.shown_by(peer, epoch, topic)
+        has gone on, if that peer shows the heads' decision. None: it cannot. PotluckError: it does
+        not answer."""
+        return await self._cohorts.shown_by(peer, epoch)
 
     @property
     def idle_heads(self) -> frozenset[PeerId]:

@@ -156,17 +156,20 @@ class CohortRounds:
         """Before this node ends: let its cohort have the last result, if that takes from it."""
         await self._down.handed_on()
 
-    async def shown_by(self, peer: PeerId, epoch: int, topic: str) -> bytes | None:
-        """The digest of the result by which the run has gone on from there, if that peer shows a
-        decision of the heads. None also if this peer has averaged nothing there."""
+    async def shown_by(self, peer: PeerId, epoch: int) -> bytes | None:
+        """The digest of the result of this peer's last averaging, which was of this epoch, if that
+        peer shows the heads' decision on it. None: it cannot. PotluckError: it does not answer."""
         asked = self._asked
-        if asked is None or asked.terms != self._terms(epoch, topic, asked.cohort, asked.layout):
-            return None
+        if asked is None or asked.terms.epoch != epoch:
+            raise NoDecision("This peer has averaged nothing in that epoch.")
         try:
             said = await self._down.shown(asked.terms.key, peer, SHOWN_SECONDS)
+        except NoDecision:
+            return None
+        try:
             await self._check(said, asked)
         except PotluckError as error:
-            log.info("%s does not show the step that it says it has made: %s", peer, error)
+            log.warning("%s shows no step, though it says that it has made one: %s", peer, error)
             return None
         return said.digest
 
@@ -311,7 +314,7 @@ class CohortRounds:
         if not isinstance(outcome, Committed):
             reason = outcome.reason if isinstance(outcome, Discarded) else "No other head came."
             shelf.failed(NoDecision(f"The heads of the cohorts made no step: {reason}"))
-        elif mine.entries:
+        else:
             await self._offer(shelf, found, outcome, request)
         return outcome
 

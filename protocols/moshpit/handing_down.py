@@ -74,8 +74,11 @@ that sends a little now and then would hold the member for as long as it likes."
 LEAVING_SECONDS: Final = 2.0  # a node that trains may be ended earlier (node/training/departure.py)
 MOST_HELD: Final = 2 * LARGEST_GROUP
 MOST_HELD_OF_PEER: Final = 4  # a member asks for a decision and for its bytes
+MOST_REMEMBERED: Final = 4 * LARGEST_GROUP
 SHELVES_KEPT: Final = 2  # each has the bytes of a result
-DECISIONS_KEPT: Final = 2
+DECISIONS_SHOWN: Final = 2  # steps; a peer that is further may still show the first of them
+DECISIONS_KEPT: Final = 2 * DECISIONS_SHOWN  # averages of parameters are among them
+MOST_SHOWN_TO_PEER: Final = 4  # of one step: some 20 KB each
 KNOWN_SHARE: Final = 1 / 3
 """A member takes a result if so many of the heads that it knows were listed. When a network is cut
 in two, the larger side may lack nearly half of them, and in some cohorts others become head."""
@@ -366,6 +369,7 @@ class HandingDown:
         self._news = trio.Event()
         self._held: Counter[PeerId] = Counter()
         self._made = BoundedMap[str, HeadsDecision](DECISIONS_KEPT)
+        self._shown_to = BoundedMap[tuple[PeerId, str], int](MOST_REMEMBERED)
         rpc.serve(DECISION, self._decide)
         rpc.serve(SHOWN, self._show)
         rpc.serve_bulk(HANDED, self._hand)
@@ -476,9 +480,13 @@ class HandingDown:
         async with self._offered_to(caller.peer, request.round_id) as (_, offered):
             return offered.decision
 
-    async def _show(self, _caller: Caller, request: AskShown) -> HeadsDecision:
+    async def _show(self, caller: Caller, request: AskShown) -> HeadsDecision:
         if request.key not in self._made:
             raise NoDecision("This peer has made no such step, or it was some steps ago.")
+        times = self._shown_to.get((caller.peer, request.key), 0)
+        if times >= MOST_SHOWN_TO_PEER:
+            raise Busy("This was shown to you already.", advice="Keep it.")
+        self._shown_to[caller.peer, request.key] = times + 1
         return self._made[request.key]
 
     async def _hand(self, caller: Caller, transfer: HandedTransfer, request: AskBytes) -> None:

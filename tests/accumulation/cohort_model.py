@@ -89,7 +89,7 @@ class CohortRules(Rules):
     ) -> Estimate:
         settings = ProgressSettings(self.mode.target_samples, run=self.run)
         # whoever says that it has made a step shows it
-        shown = {Lineage(one.slot.epoch, one.slot.history) for one in seen.values()}
+        shown = {peer: Lineage(one.slot.epoch, one.slot.history) for peer, one in seen.items()}
         known = Known(Credit(), me=name_of(number), cohorts=COHORTS, reached=reached, shown=shown)
         return estimate(seen, mine, settings, 0.0, known, number=1)
 
@@ -106,7 +106,7 @@ class CohortRules(Rules):
                 for peer, one in there.items()
             )
             if at is not None:
-                reached[COHORTS, cohort] = at
+                reached[CohortPlace(COHORTS, cohort, COHORTS, cohort)] = at
         seen = dict(own[self.cohort(number)])
         seen.pop(name_of(number), None)
         for other, slot in enumerate(slots):

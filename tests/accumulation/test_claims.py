@@ -15,9 +15,12 @@ from protocols.accumulation.claims import (
     MOST_DOUBTED_ROUNDS,
     MOST_EXCUSED_ROUNDS,
     MOST_REMEMBERED,
+    OVERDUE_SECONDS,
     REFUSED_SECONDS,
     REFUTED_SECONDS,
+    REMEMBERED_SECONDS,
     SHORTEST_PAUSE_SECONDS,
+    CohortPlace,
     Credit,
     StateClaims,
     met_elsewhere,
@@ -198,8 +201,12 @@ def test_many_that_are_absent_at_once_have_met_elsewhere(
 HERE, THERE = Lineage(5, b"h" * 16), Lineage(6, b"t" * 16)
 
 
-def claims(*numbers: int) -> dict[PeerId, tuple[int, int]]:
-    return {PeerId(f"head-{number}+"): (32, number) for number in numbers}
+def place(number: int) -> CohortPlace:
+    return CohortPlace(32, number, 32, number)
+
+
+def claims(*numbers: int) -> dict[PeerId, CohortPlace]:
+    return {PeerId(f"head-{number}+"): place(number) for number in numbers}
 
 
 def test_a_few_claims_are_checked_at_once_and_each_ever_more_rarely() -> None:
@@ -217,7 +224,40 @@ def test_a_few_claims_are_checked_at_once_and_each_ever_more_rarely() -> None:
         now += SHORTEST_PAUSE_SECONDS
     pauses = [later - earlier for earlier, later in itertools.pairwise(moments)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert pauses[-1] == 30.0
+    assert set(pauses[4:]) == {8.0}
+
+
+def test_a_claim_that_was_checked_less_comes_first() -> None:
+    """Liars that are checked again and again keep no honest one waiting."""
+    states = StateClaims(Random(7))
+    states.note(claims(*range(30)), 0.0)
+    seen = set[PeerId]()
+    for _ in range(8):
+        states.note(claims(*range(31)), 100.0)
+        seen |= {*states.to_check(100.0)}
+        for one in claims(*range(30)):
+            states._checks[one].again_at = 0.0
+    assert seen == {*claims(*range(31))}
+
+
+def test_one_that_takes_its_claim_back_for_a_moment_is_not_checked_more_often() -> None:
+    states = StateClaims(Random(7))
+    checks, now = 0, 0.0
+    while now < 100.0:
+        for made in (claims(3), {}):
+            states.note(made, now)
+            checks += len(states.to_check(now))
+            now += 0.25
+    assert checks < 20
+    states.note({}, now + REMEMBERED_SECONDS + 1.0)
+    assert not states._checks
+
+
+def test_while_this_peer_averages_a_claim_has_to_be_a_little_old() -> None:
+    states = StateClaims(Random(7))
+    states.note(claims(3), 0.0)
+    assert not states.to_check(OVERDUE_SECONDS - 0.1, averages=True)
+    assert states.to_check(OVERDUE_SECONDS, averages=True)
 
 
 def test_which_cohorts_are_read_cannot_be_foreseen() -> None:
@@ -233,10 +273,10 @@ def test_a_claim_is_refuted_if_its_cohort_is_not_there_for_long() -> None:
     states = StateClaims(Random(7))
     liar = frozenset(claims(3))
     states.note(claims(3), 0.0)
-    states.read((32, 3), HERE, 1.0)
+    states.read(place(3), HERE, 1.0)
     states.note(claims(3), 1.0)
     assert not states.refuted, "its head may be about to hand the step down"
-    states.read((32, 3), HERE, REFUTED_SECONDS)
+    states.read(place(3), HERE, REFUTED_SECONDS)
     states.note(claims(3), 20.0)
     assert states.refuted == liar
     states.note({}, 21.0)
@@ -245,7 +285,7 @@ def test_a_claim_is_refuted_if_its_cohort_is_not_there_for_long() -> None:
     assert not states.refuted, "time counts anew"
 
 
-def test_who_cannot_show_its_step_is_silent_until_it_claims_no_more() -> None:
+def test_who_cannot_show_its_step_is_silent_until_it_has_claimed_none_for_long() -> None:
     states = StateClaims(Random(7))
     states.note(claims(3, 4), 0.0)
     liar, honest = claims(3), claims(4)
@@ -254,8 +294,10 @@ def test_who_cannot_show_its_step_is_silent_until_it_claims_no_more() -> None:
     for name in honest:
         states.shows(name, THERE)
     assert states.silent == {*liar}
-    assert THERE in states.shown
+    assert states.shown == dict.fromkeys(honest, THERE)
     states.note(claims(4), 1.0)
+    assert states.silent == {*liar}, "it may take its claim back for a moment"
+    states.note(claims(4), REMEMBERED_SECONDS + 1.0)
     assert not states.silent
     states.shows(PeerId("nobody+"), None)
     assert not states.silent, "it claims nothing"
@@ -286,4 +328,5 @@ def test_a_cohort_is_as_far_as_a_quarter_of_its_peers(
 ) -> None:
     voters = [Voter(PeerId(f"{number}"), one) for number, one in enumerate(at)]
     assert reached_by(voters) == expected
-    assert reached_by([*voters, *(one._replace(follows=True) for one in voters)]) == expected
+    new = [Voter(PeerId(f"new {number}"), Lineage(0, bytes(16))) for number in range(99)]
+    assert reached_by([*voters, *new]) == expected, "they have no state yet"

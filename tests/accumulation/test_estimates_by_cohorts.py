@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocols.accumulation.claims import Credit
+from protocols.accumulation.claims import CohortPlace, Credit
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.progress import (
     ASKED_SECONDS,
@@ -218,9 +218,13 @@ OTHER = msgspec.structs.replace(SUM, history=b"o" * 16)
 THERE = Lineage(FURTHER.epoch, FURTHER.history)
 
 
-def reached(*numbers: int, at: Lineage = THERE) -> dict[tuple[int, int], Lineage]:
+def place(number: int, cohorts: int = COUNT) -> CohortPlace:
+    return CohortPlace(cohorts, number, COUNT, number)
+
+
+def reached(*numbers: int, at: Lineage = THERE) -> dict[CohortPlace, Lineage]:
     """The slots of these cohorts were read, and a quarter of the peers there are so far."""
-    return {(COUNT, number): at for number in numbers}
+    return {place(number): at for number in numbers}
 
 
 def test_heads_that_are_further_are_followed_if_their_cohorts_are() -> None:
@@ -242,8 +246,8 @@ def test_a_later_state_that_only_a_sum_names_is_not_looked_for() -> None:
         found = view(me, seen, known)
         assert found.behind is None
         assert found.unproved == {
-            name_of_sum(HEADS[0]): (COUNT, 0),
-            name_of_sum(HEADS[2]): (COUNT, 2),
+            name_of_sum(HEADS[0]): place(0),
+            name_of_sum(HEADS[2]): place(2),
         }
         assert found.ahead == found.just_ahead == found.may_be_ahead == frozenset()
         assert found.company == view(me).company, "but nobody makes a step alone beside it"
@@ -264,10 +268,10 @@ def test_after_a_failed_round_one_that_says_it_is_a_step_further_has_to_show_it(
 
     asked = after(1.0)
     assert (asked.may_be_ahead, asked.just_ahead) == ({one}, frozenset())
-    assert asked.unproved == {name: (COUNT, number)}
+    assert asked.unproved == {name: place(number)}
     silent = after(2.0, silent=frozenset({name}))
     assert (silent.may_be_ahead, silent.just_ahead) == (frozenset(), frozenset())
-    shown = after(2.0, shown={THERE})
+    shown = after(2.0, shown={PeerId("another"): THERE})
     assert (shown.may_be_ahead, shown.just_ahead, shown.ahead) == (frozenset(), {one}, {one})
     assert not after(ASKED_SECONDS).may_be_ahead, "nobody holds it up for longer"
 
@@ -324,11 +328,57 @@ def test_a_newcomer_waits_for_the_proof_of_two_cohorts() -> None:
     assert estimate(seen, fresh, SETTINGS, 0.0, known).behind is not None, "nobody else is left"
 
 
-def test_of_two_sums_of_one_cohort_a_refuted_one_does_not_count() -> None:
+def test_one_that_is_two_steps_further_shows_the_first_of_them() -> None:
+    me = cohort(1)[2]
+    far = msgspec.structs.replace(FURTHER, epoch=FURTHER.epoch + 1, history=b"g" * 16)
+    seen, name = seen_at(me, of_0=far), name_of_sum(HEADS[0])
+    found = view(me, seen, was_in_step(me, failed_for=1.0, shown={name: THERE}))
+    assert found.just_ahead == found.ahead == {HEADS[0]}
+    lies = view(me, seen_at(me, of_0=OTHER), was_in_step(me, failed_for=1.0, shown={name: THERE}))
+    assert name in lies.unproved, "it has shown another step than it says"
+
+
+def test_a_sum_that_names_another_number_of_cohorts_is_not_proved_by_those_it_is_alone_with() -> (
+    None
+):
+    """Where the run has 37 cohorts, or one, only liars publish; the tracker reads both places."""
+    me = cohort(1)[2]
+    for cohorts in (1, 37):
+        odd = msgspec.structs.replace(FURTHER, cohorts=cohorts)
+        seen = seen_at(me, of_0=odd, of_2=odd)
+        there = CohortPlace(cohorts, cohort_of(RUN, HEADS[0], cohorts), COUNT, 0)
+        found = view(me, seen)
+        assert found.unproved[name_of_sum(HEADS[0])] == there
+        if cohorts == 1:
+            known = was_in_step(me, reached={there: THERE})
+            assert name_of_sum(HEADS[0]) in view(me, seen, known).unproved
+
+
+def test_after_a_failed_round_one_that_says_the_run_is_one_group_has_to_show_it() -> None:
+    me, liar = cohort(1)[2], cohort(0)[1]
+    alone = msgspec.structs.replace(OWN, epoch=OWN.epoch + 1, history=b"f" * 16, cohorts=1)
+    seen = seen_at(me) | {liar: Seen(alone, 0.0)}
+    found = view(me, seen, was_in_step(me, failed_for=1.0))
+    assert (found.ahead, found.just_ahead, found.may_be_ahead) == (set(), set(), {liar})
+    shown = view(me, seen, was_in_step(me, failed_for=1.0, shown={liar: THERE}))
+    assert shown.just_ahead == {liar}
+
+
+def test_one_sum_of_very_many_peers_keeps_nobody_from_a_run_that_is_one_group_again() -> None:
+    me = cohort(1)[2]
+    alone = msgspec.structs.replace(OWN, epoch=OWN.epoch + 1, history=b"f" * 16, cohorts=1)
+    seen = {peer: one for peer, one in seen_at(me).items() if not is_sum(peer)}
+    seen |= {PeerId(f"lone-{number}"): Seen(alone, 0.0) for number in range(25)}
+    seen[name_of_sum(HEADS[0])] = Seen(msgspec.structs.replace(SUM, peers=1024), 0.0)
+    settings = replace(SETTINGS, places=64)
+    assert estimate(seen, OWN, settings, 0.0, was_in_step(me)).behind is not None
+
+
+def test_of_two_sums_of_one_cohort_an_unproved_one_does_not_count() -> None:
     me, liar = cohort(1)[2], cohort(0)[1]
     seen = seen_at(me) | {name_of_sum(liar): Seen(FURTHER, 0.0)}
     honest = view(me)
-    assert view(me, seen).samples < honest.samples
+    assert view(me, seen).samples == honest.samples
     found = view(me, seen, was_in_step(me, refuted=frozenset({name_of_sum(liar)})))
     assert found.samples == honest.samples
     assert found.cohort == honest.cohort

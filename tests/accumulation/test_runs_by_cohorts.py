@@ -23,6 +23,7 @@ from lab.simulate.virtual_trainer import (
 )
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import StepTaken
+from protocols.accumulation.lineage import Lineage, next_history
 from protocols.accumulation.progress import LONGEST_READ_SECONDS, OtherCohorts
 from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, ProgressSlot
 from protocols.accumulation.tracker import Tracker
@@ -310,7 +311,8 @@ def tells(member: Trainer) -> bool:
 
 @pytest.mark.slow
 def test_optimizers_in_threads_of_their_own_hold_the_same_parameters() -> None:
-    """Ten peers in groups of at most eight, with real gradients and codecs."""
+    """Ten peers in groups of at most eight, with real gradients and codecs. Each can show another
+    that it has made the last step, by the decision of the heads."""
     settings = replace(LINE, target_batch=10 * 4 * 3, group_size=GROUP, codec="float16")
     enough = threading.Event()
     bridges: dict[int, Bridge] = {}
@@ -328,11 +330,28 @@ def test_optimizers_in_threads_of_their_own_hold_the_same_parameters() -> None:
                 enough.set()
             time.sleep(0.1)  # the peer's speed
 
+    shown: list[Lineage] = []
+
     async def main() -> None:
         async with training_world() as world:
-            await world.train(await world.peers(10, settings), train)
+            peers = await world.peers(10, settings)
+            await world.train(peers, train)
+            assert peers[0].collaboration is not None
+            shows = peers[0].collaboration.tracker.step_shown_by
+            histories = {
+                event.epoch: event.history
+                for event in bridges[0].events
+                if isinstance(event, StepTaken)
+            }
+            last = max(histories)
+            for one in peers[1:]:
+                digest = await shows(one.peer, last)
+                if digest is not None:
+                    shown.append(Lineage(last, next_history(histories[last - 1], last, digest)))
+            assert {*shown} == {Lineage(last, histories[last])}
 
     trio.run(main)
+    assert len(shown) >= 7, "but one that takes no part any more"
     steps = steps_by_all(bridges)
     assert len(steps) >= 4
     for histories in lines_of(bridges.values()).values():

@@ -11,18 +11,19 @@ import trio
 import trio.testing
 
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.claims import MOST_EXCUSED_ROUNDS, Brought
+from protocols.accumulation.claims import MOST_EXCUSED_ROUNDS, OVERDUE_SECONDS, Brought
 from protocols.accumulation.progress import (
     FOLLOWER_AGAIN_SECONDS,
     LONGEST_READ_SECONDS,
     PATIENCE_SECONDS,
     WAITED_AGAIN,
 )
-from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key
+from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key, sums_key
 from protocols.accumulation.tracker import FEWEST_THAT_WAIT, WAITS_FOR_MOST_SECONDS
 from protocols.dht import contact_of
 from protocols.identity import PeerId
 from protocols.moshpit.closing_time import FOR_MORE_SECONDS
+from protocols.moshpit.cohorts import cohort_of
 from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.accumulation.progress_slots import OTHER_MODEL, history, slot
 from tests.accumulation.trackers import TARGET, TrackingPeer, peer_in, trackers
@@ -691,3 +692,83 @@ async def test_progress_is_told_from_another_thread_without_waiting(world: Simul
     ended = threading.Thread(target=tracker.note, args=(slot(78),))
     ended.start()
     ended.join()
+
+
+# ---- by cohorts, what proves that others are further
+
+COHORTS = 4
+
+
+async def in_cohorts(world: SimulatedWorld, size: int = 24) -> dict[int, list[TrackingPeer]]:
+    """The peers of a run by cohorts, by the numbers of their cohorts."""
+    first = slot(10, 1.0)
+    found: dict[int, list[TrackingPeer]] = {number: [] for number in range(COHORTS)}
+    peers: list[TrackingPeer] = []
+    for number in range(size):
+        peers.append(peer_in(world, f"peer-{number}", peers, first))
+        await peers[-1].ready.wait()
+        peers[-1].tracker._divide(COHORTS)
+        found[cohort_of("poem", peers[-1].network.peer_id, COHORTS)].append(peers[-1])
+    await trio.sleep(30.0)
+    assert all(one.tracker.estimate.cohort is not None for one in peers)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cohorts", [COHORTS, 1, 37, 2 * COHORTS])
+def test_peers_that_name_a_later_state_for_their_cohorts_move_nobody(cohorts: int) -> None:
+    """Two of 24, each in another cohort, also if they say that the run has another number of
+    cohorts, and publish there. Before, all others dropped their samples."""
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        run = await in_cohorts(world)
+        liars = [
+            next(one for one in run[number] if one.tracker.estimate.sum is None)
+            for number in (0, 1)
+        ]
+        honest = [one for members in run.values() for one in members if one not in liars]
+        lie = msgspec.structs.replace(
+            liars[0].tracker.mine(), epoch=6, history=b"x" * 16, cohorts=cohorts
+        )
+        named: dict[TrackingPeer, set[PeerId]] = {one: set() for one in honest}
+        for _ in range(40):
+            for liar in liars:
+                number = cohort_of("poem", liar.network.peer_id, cohorts)
+                claim = msgspec.structs.replace(lie, peers=6)
+                await liar.dht.put(sums_key("poem"), claim, SLOT_SECONDS)
+                if cohorts != COHORTS:
+                    key = progress_key("poem", cohorts, number)
+                    await liar.dht.put(key, lie, SLOT_SECONDS)
+            await trio.sleep(1.0)
+            for one in honest:
+                found = one.tracker.estimate
+                assert found.behind is None
+                assert not found.ahead
+                named[one] |= {ignored.peer for ignored in found.ignored}
+        for names in named.values():
+            assert names == {liar.network.peer_id for liar in liars}, names
+
+    scenario()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("averaging", "seconds"), [(False, 3.0), (True, 3.0 + OVERDUE_SECONDS)])
+def test_a_peer_learns_that_the_other_cohorts_are_further_also_while_it_averages(
+    seconds: float, *, averaging: bool
+) -> None:
+    """Its head may do nothing."""
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        run = await in_cohorts(world)
+        me = next(one for one in run[0] if one.tracker.estimate.sum is None)
+        me.note(averaging=averaging)
+        for number, members in run.items():
+            for one in members if number else ():
+                one.note(epoch=6, history=history(7))
+        with trio.fail_after(seconds):
+            while me.tracker.estimate.behind is None:
+                await me.tracker.changed()
+
+    scenario()

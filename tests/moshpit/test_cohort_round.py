@@ -38,6 +38,7 @@ from protocols.moshpit.group_round import ROUNDS_UNLED
 from protocols.moshpit.handing_down import (
     DECISION,
     MOST_HELD_OF_PEER,
+    MOST_SHOWN_TO_PEER,
     AskBytes,
     AskResult,
     AskShown,
@@ -46,6 +47,7 @@ from protocols.moshpit.handing_down import (
     HandedTransfer,
     HandingDown,
     HeadsDecision,
+    NoDecision,
     NotOfCohort,
     ResultShelf,
 )
@@ -639,12 +641,18 @@ def test_a_head_that_hands_down(
         made = next(one for one in others if one.peer not in cohorts.heads)
         asks, outcome = cohort[1].averager, made.ended[-1].outcome
         assert isinstance(outcome, Committed)
-        assert await asks.step_shown_by(made.peer, 0, "") is None, "it has not made the step yet"
+        assert await asks.step_shown_by(made.peer, 0) is None, "it has not made the step yet"
         for one in others:
             one.averager.confirm(applied=True)
-        assert await asks.step_shown_by(made.peer, 0, "") == outcome.digest
-        for peer, epoch in ((cohort[0].peer, 0), (cohort[2].peer, 0), (made.peer, 1)):
-            assert await asks.step_shown_by(peer, epoch, "") is None
+        assert await asks.step_shown_by(made.peer, 0) == outcome.digest
+        for one in cohort[0], cohort[2]:
+            assert await asks.step_shown_by(one.peer, 0) is None
+        with pytest.raises(NoDecision):
+            await asks.step_shown_by(made.peer, 1)
+        for _ in range(MOST_SHOWN_TO_PEER - 1):
+            await asks.step_shown_by(made.peer, 0)
+        with pytest.raises(Busy):
+            await asks.step_shown_by(made.peer, 0)
 
     scenario()
 
