@@ -14,7 +14,7 @@ from protocols.moshpit.attempt import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.ballots import Ballot
 from protocols.moshpit.butterfly import MOST_WAITING, MOST_WAITING_OF_PEER
 from protocols.moshpit.exchange import ExchangePlan, Participant
-from protocols.moshpit.handing_down import DECISION, HANDED
+from protocols.moshpit.handing_down import DECISION, HANDED, SHOWN
 from protocols.moshpit.layout import (
     LARGEST_AVERAGED,
     LARGEST_CHUNK_BYTES,
@@ -65,7 +65,7 @@ def test_numbers_are_those_of_the_code(words: str) -> None:
 def test_the_protocols_methods_are_listed_under_its_name() -> None:
     section = DOCUMENT.split(f"## {ALLREDUCE_PROTOCOL}\n")[1].split("\n## ")[0]
     listed = re.findall(r"`(\w+)` \((call|transfer)\)", section)
-    calls, transfers = (AGREE, SHOW, DECISION), (PART, HANDED)
+    calls, transfers = (AGREE, SHOW, DECISION, SHOWN), (PART, HANDED)
     assert all(each.protocol == ALLREDUCE_PROTOCOL for each in (*calls, *transfers))
     expected = {(each.name, "call") for each in calls} | {(e.name, "transfer") for e in transfers}
     assert set(listed) == expected
