@@ -12,8 +12,8 @@
     states.note(estimate.unproved, now)                 # the slots that name other states than ours
     states.to_check(now)                                # some of them, to be checked now
     states.read(place, reached_by(voters), now)         # how far the peers of a cohort are
-    states.shows(name, lineage)                         # or None: it cannot show that step
-    states.reached, states.shown, states.refuted, states.silent
+    states.shows(name, lineage)                         # or states.is_silent(...): it cannot
+    states.reached, states.shown, states.silent, states.settled, states.refuted
 
 The threat: a peer lies in its slot, so that a round begins before there are enough samples (it
 claims many), or so that others wait for it (it claims some, and never comes), or fetch a state that
@@ -95,6 +95,10 @@ REFUTED_SECONDS: Final = 12.0
 """A sum that has named a state for so long, and whose cohort does not have it, is told as a lie. An
 honest head hands a small model down within moments; of a large one it may be told for a while, and
 that does no harm."""
+
+
+Silence = tuple[PeerId, Lineage, Lineage]
+MOST_SILENT: Final = 256
 
 
 class CohortPlace(NamedTuple):
@@ -291,10 +295,11 @@ class Credit:
 
 @dataclass
 class _Check:
-    """Of one claim: since when it is made, when it was made last, when its cohort was read, and
-    when to check it again."""
+    """Of one claim: when it was made first, since when without a gap, when last, when its cohort
+    was read, and when to check it again."""
 
     place: CohortPlace
+    first: float
     since: float
     made_at: float
     read_at: float = -math.inf
@@ -306,19 +311,21 @@ class StateClaims:
     """What is known of slots that name other states than this peer's, without a proof. Most are
     sums; the others are of peers that say they are further.
 
-    - `reached`: how far the peers of each cohort were when this peer read their slots last.
+    - `reached`: which states the peers of each cohort had when this peer read their slots last.
     - `shown`: the slots whose publishers have shown a step, and where that step leads to.
-    - `silent`: the slots whose publishers could not show the step that they say they have made.
-    - `refuted`: the slots that have named states for long that their cohorts do not have.
+    - `silent`: whose publishers could not show it: the slot's name, this peer's state, and theirs.
+    - `settled`: the slots that were seen first so long ago that a proof would be there by now.
+    - `refuted`: the slots that have named states for as long that their cohorts do not have.
 
     Invariant: `_checks` has the claims that are made now, and those that were made lately.
     """
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
-        self.reached: BoundedMap[CohortPlace, Lineage] = BoundedMap(2 * MOST_COHORTS)
+        self.reached: BoundedMap[CohortPlace, tuple[Lineage, ...]] = BoundedMap(2 * MOST_COHORTS)
         self.shown: BoundedMap[PeerId, Lineage] = BoundedMap(MOST_SHOWN)
-        self.silent: frozenset[PeerId] = frozenset()
+        self.silent: BoundedMap[Silence, None] = BoundedMap(MOST_SILENT)
+        self.settled: frozenset[PeerId] = frozenset()
         self.refuted: frozenset[PeerId] = frozenset()
         self._claims: frozenset[PeerId] = frozenset()
         self._checks: dict[PeerId, _Check] = {}
@@ -331,12 +338,14 @@ class StateClaims:
             if one in claims or now - check.made_at <= REMEMBERED_SECONDS
         }
         for one, place in claims.items():
-            check = checks.setdefault(one, _Check(place, now, now))
+            check = checks.setdefault(one, _Check(place, now, now, now))
             if one not in self._claims:
                 check.since = now
             check.place, check.made_at = place, now
         self._claims = frozenset(claims)
-        self.silent &= checks.keys()
+        self.settled = frozenset(
+            one for one in claims if now - checks[one].first >= REFUTED_SECONDS
+        )
         self.refuted = frozenset(
             one for one in claims if checks[one].read_at - checks[one].since >= REFUTED_SECONDS
         )
@@ -357,18 +366,18 @@ class StateClaims:
             check.pause = min(2.0 * check.pause, LONGEST_PAUSE_SECONDS)
         return {one: self._checks[one].place for one in chosen}
 
-    def read(self, place: CohortPlace, reached: Lineage | None, now: float) -> None:
-        """So far the peers of this cohort are. None: nobody is there."""
-        if reached is not None:
+    def read(self, place: CohortPlace, reached: tuple[Lineage, ...], now: float) -> None:
+        """The peers of this cohort have these states. None: nobody is there."""
+        if reached:
             self.reached[place] = reached
         for check in self._checks.values():
             if check.place == place:
                 check.read_at = now
 
-    def shows(self, name: PeerId, step_to: Lineage | None) -> None:
-        """The publisher of this slot has shown that a step leads to there. None: it shows none."""
-        if step_to is not None:
-            self.shown[name] = step_to
-            self.silent -= {name}
-        elif name in self._checks:
-            self.silent |= {name}
+    def shows(self, name: PeerId, step_to: Lineage) -> None:
+        """The publisher of this slot has shown that a step leads to there."""
+        self.shown[name] = step_to
+
+    def is_silent(self, name: PeerId, mine: Lineage, said: Lineage) -> None:
+        """It cannot show how the run has gone on from this peer's state to the one it names."""
+        self.silent[name, mine, said] = None

@@ -143,15 +143,18 @@ def needed(others: int) -> int:
     return max(BACKERS, -(-others // BACKING_SHARE))
 
 
-def reached_by(peers: Iterable[Voter]) -> Lineage | None:
-    """How far a quarter of these peers are, at least; of few, one. Those that have no state yet do
-    not count."""
+def reached_by(peers: Iterable[Voter]) -> tuple[Lineage, ...]:
+    """The states that a quarter of these peers have, and first the one that a quarter have reached.
+    Of few peers, one is enough. Those that have no state yet do not count."""
     votes = [one for one in peers if one.at.epoch > 0]
     if not votes:
-        return None
-    epochs = sorted((one.at.epoch for one in votes), reverse=True)
-    epoch = epochs[-(-len(votes) // BACKING_SHARE) - 1]
-    return _sides([one for one in votes if one.at.epoch == epoch])[0]
+        return ()
+    enough = -(-len(votes) // BACKING_SHARE)
+    epoch = sorted((one.at.epoch for one in votes), reverse=True)[enough - 1]
+    first = _sides([one for one in votes if one.at.epoch == epoch])[0]
+    counts = Counter(one.at for one in votes)
+    held = sorted(at for at, count in counts.items() if count >= enough and at != first)
+    return (first, *reversed(held))
 
 
 def behind(mine: Lineage, voters: Iterable[Voter]) -> Elsewhere | None:

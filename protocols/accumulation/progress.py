@@ -45,7 +45,7 @@ from protocols.accumulation.batch_plan import (
     plan_batches,
     rounded_times,
 )
-from protocols.accumulation.claims import CohortPlace, Credit, absurd_rates
+from protocols.accumulation.claims import CohortPlace, Credit, Silence, absurd_rates
 from protocols.accumulation.lineage import (
     BACKERS,
     BACKING_SHARE,
@@ -70,6 +70,7 @@ from protocols.accumulation.progress_slot import (
 )
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import FULL_SHARE, Cohort, cohort_of, in_order, turn_of
+from protocols.moshpit.handing_down import DECISIONS_SHOWN
 
 CARRIED_SECONDS: Final = 2 * SAY_AGAIN_SECONDS
 """For how long a slot is extrapolated at its rate. A live peer has published a new one by then,
@@ -427,10 +428,11 @@ class Known:
     - `lost`: peers whose link was lost, and that have published nothing since.
     - `boasters`: peers of this cohort that boasted lately, as its head.
     - `needs`: as in the estimate.
-    - `reached`: how far the peers of these cohorts are, by their own slots.
+    - `reached`: the states that peers of these cohorts have, by their own slots.
     - `shown`: slots whose publishers have shown a step, and where that leads to.
-    - `refuted`: slots whose cohorts do not have the states that they name.
-    - `silent`: slots whose publishers have not shown the step that they say they have made.
+    - `settled`: slots that have been without a proof for long.
+    - `refuted`: those whose cohorts do not have the states that they name.
+    - `silent`: who could not show its step.
     - `failed_for`: how many seconds ago the last round of this epoch failed; None if none has.
       Then those that say they are further are asked to show their step.
     """
@@ -449,10 +451,11 @@ class Known:
     lost: frozenset[PeerId] = frozenset()
     boasters: frozenset[PeerId] = frozenset()
     needs: int = 0
-    reached: Mapping[CohortPlace, Lineage] = field(default_factory=dict)
+    reached: Mapping[CohortPlace, tuple[Lineage, ...]] = field(default_factory=dict)
     shown: Mapping[PeerId, Lineage] = field(default_factory=dict)
+    settled: frozenset[PeerId] = frozenset()
     refuted: frozenset[PeerId] = frozenset()
-    silent: frozenset[PeerId] = frozenset()
+    silent: Container[Silence] = ()
     failed_for: float | None = None
 
 
@@ -550,11 +553,17 @@ def estimate(
         if cohorts.said[peer].slot.epoch == mine.epoch + 1 or peer in known.shown
     ]
     may_be_ahead = list[PeerId]()
-    if cohorts.mine is None:  # in one group nobody can show a step, and one peer may lie
-        just_ahead = just_ahead if len(just_ahead) >= BACKERS else []
+    if cohorts.mine is None:
+        # In one group nobody can show a step. A member of this peer's last round is believed
+        # (lifecycle.py); of others one may lie.
+        ahead, just_ahead = further, just_ahead if len(just_ahead) >= BACKERS else []
     elif known.failed_for is not None and known.failed_for < ASKED_SECONDS:
         may_be_ahead = [
-            one for one in further if one in cohorts.unproved and one not in known.silent
+            one
+            for one in further
+            if one in cohorts.unproved
+            and cohorts.said[one].slot.epoch <= mine.epoch + DECISIONS_SHOWN
+            and (one, at, _lineage(cohorts.said[one].slot)) not in known.silent
         ]
     comes = [
         one.peer for one in believed if one.under_way and plan.parts[one.peer] > one.slot.samples
@@ -787,9 +796,12 @@ def _keepers(slots: Mapping[PeerId, Seen]) -> tuple[PeerId, ...]:
     return tuple(dict.fromkeys(publisher_of(peer) for peer, one in slots.items() if one.slot.keeps))
 
 
+def _lineage(slot: ProgressSlot) -> Lineage:
+    return Lineage(slot.epoch, slot.history)
+
+
 def _voter(peer: PeerId, seen: Seen) -> Voter:
-    slot = seen.slot
-    return Voter(publisher_of(peer), Lineage(slot.epoch, slot.history), slot.follows)
+    return Voter(publisher_of(peer), _lineage(seen.slot), seen.slot.follows)
 
 
 def _head_turn(slot: ProgressSlot) -> int:
@@ -845,7 +857,7 @@ class _Cohorts:
             peer: one for peer, one in own_slots.items() if self._number_of(peer) == self.number
         }
         own = reached_by(_voter(peer, one) for peer, one in ours.items())
-        if own is not None:
+        if own:
             self._reached[CohortPlace(self._count, number, self._count, number)] = own
         self.unproved = self._without_proof(sums)
         if known.failed_for is not None:
@@ -862,8 +874,8 @@ class _Cohorts:
             said = sums[one]
             is_late = now - said.at > SAY_AGAIN_SECONDS or publisher_of(one) in known.lost
             place = 0 if is_late else -places[publisher_of(one)]
-            is_believed = one not in doubted and one not in self.unproved
-            return is_believed, said.slot.epoch, not is_late, place, said.at
+            credit = one not in self.unproved, one not in doubted
+            return credit, said.slot.epoch, not is_late, place, said.at
 
         for peer in sorted(sums, key=claim):
             slot = sums[peer].slot
@@ -940,22 +952,20 @@ class _Cohorts:
 
     def _is_strange(self, slot: ProgressSlot) -> bool:
         """Whether a peer that believes it would give up its own state."""
-        said = Lineage(slot.epoch, slot.history)
+        said = _lineage(slot)
         return said.epoch >= self._at.epoch and said != self._at
 
     def _proved(self, peer: PeerId, slot: ProgressSlot) -> Lineage | None:
         """What is proved of the state that this slot names: that one, or an earlier one that is
         still later than this peer's."""
-        said = Lineage(slot.epoch, slot.history)
-        if said in self._shown:
+        said, alone = _lineage(slot), slot.cohorts == 1 < self._count
+        reached = () if alone else self._reached.get(self._place_of(peer, slot), ())
+        if said in self._shown or said in reached:
             return said
         shown = self._known.shown.get(peer)
-        if shown is not None and self._at.epoch < shown.epoch < said.epoch:
-            return shown
-        reached = self._reached.get(self._place_of(peer, slot))
-        if reached is None or slot.cohorts == 1 < self._count:
-            return None
-        return reached if reached == said or reached.epoch > self._at.epoch else None
+        if shown is not None and self._at.epoch < shown.epoch <= said.epoch:
+            return shown  # it made that step; whether it has made more is not known
+        return reached[0] if reached and reached[0].epoch > self._at.epoch else None
 
     def refuted(self) -> list[Ignored]:
         return [
@@ -987,7 +997,7 @@ class _Cohorts:
         """Those of them whose later state this peer takes, if they are enough."""
         further = {one.peer for one in voters if one.at.epoch > self._at.epoch}
         further -= self._lone.keys() & self.unproved.keys()
-        is_open = bool(self.unproved.keys() - self._known.refuted)
+        is_open = bool(self.unproved.keys() - self._known.settled)
         if is_open and len(further) < BACKERS:
             further = set()
         return [one for one in voters if one.at.epoch <= self._at.epoch or one.peer in further]

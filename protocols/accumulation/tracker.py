@@ -354,8 +354,11 @@ class Tracker:
         found = {}
         for peer in estimate.peers:
             name = peer if peer in seen else name_of_sum(peer)
-            if name in seen and name not in estimate.unproved:
-                found[peer] = seen[name].slot
+            if name not in seen or (name in estimate.unproved and self._cohorts > 1):
+                continue
+            slot, shown = seen[name].slot, self._states.shown.get(name)
+            if shown is None or slot.epoch != shown.epoch or slot.history == shown.history:
+                found[peer] = slot
         return found
 
     def said_by(self, peer: PeerId) -> ProgressSlot | None:
@@ -706,17 +709,19 @@ class Tracker:
         mine, seen = self._mine, self._seen.slots.get(name)
         if seen is None:
             return
-        said, there = Lineage(seen.slot.epoch, seen.slot.history), None
-        if mine.epoch < said.epoch <= mine.epoch + DECISIONS_SHOWN:
-            try:
-                digest = await self.step_shown_by(publisher_of(name), mine.epoch)
-            except PotluckError as error:
-                log.info("%s does not answer whether it has made a step: %s", name, error)
-                return
-            if digest is not None:
-                there = Lineage(mine.epoch + 1, next_history(mine.history, mine.epoch, digest))
-        is_so = there is not None and (said == there or said.epoch > there.epoch)
-        self._states.shows(name, there if is_so else None)
+        at, said = Lineage(mine.epoch, mine.history), Lineage(seen.slot.epoch, seen.slot.history)
+        if not at.epoch < said.epoch <= at.epoch + DECISIONS_SHOWN:
+            return
+        try:
+            digest = await self.step_shown_by(publisher_of(name), at.epoch)
+        except PotluckError as error:
+            log.info("%s does not answer whether it has made a step: %s", name, error)
+            return
+        if digest is None:
+            self._states.is_silent(name, at, said)
+        else:
+            there = Lineage(at.epoch + 1, next_history(at.history, at.epoch, digest))
+            self._states.shows(name, there)
 
     async def watch_links(self) -> None:
         """For ever. By cohorts, nobody waits for a peer that has died, and the next in order is the
@@ -849,6 +854,7 @@ class Tracker:
             self._needed(clock),
             self._states.reached,
             self._states.shown,
+            self._states.settled,
             self._states.refuted,
             self._states.silent,
             self._failed_for(clock),

@@ -131,8 +131,9 @@ class CohortRounds:
         self._epoch = -1
         self._shelf: ResultShelf | None = None
         self._asked: _Asked | None = None
+        self._has_result = False
         self._decided: HeadsDecision | None = None
-        """What the last averaging was to be, and what decision this peer has of it."""
+        """What the last averaging was to be, and what this peer has of it."""
         self._heads: frozenset[PeerId] = frozenset()
         """Of the last averaging that has a result. Slots may tell of older heads."""
         self._idle = BoundedMap[PeerId, float](MOST_IDLE)
@@ -148,9 +149,9 @@ class CohortRounds:
         cohort does the same."""
         if self._shelf is not None:
             self._shelf.confirm(applied=applied)
-        if applied and self._decided is not None:
-            self._down.made(self._decided)
-        self._decided = None
+        if applied and self._has_result and self._asked is not None:
+            self._down.made(self._asked.terms.key, self._decided)
+        self._has_result, self._decided = False, None
 
     async def handed_on(self) -> None:
         """Before this node ends: let its cohort have the last result, if that takes from it."""
@@ -168,6 +169,8 @@ class CohortRounds:
             return None
         try:
             await self._check(said, asked)
+        except NoDecision:
+            raise  # by heads that this peer does not know
         except PotluckError as error:
             log.warning("%s shows no step, though it says that it has made one: %s", peer, error)
             return None
@@ -315,6 +318,7 @@ class CohortRounds:
             reason = outcome.reason if isinstance(outcome, Discarded) else "No other head came."
             shelf.failed(NoDecision(f"The heads of the cohorts made no step: {reason}"))
         else:
+            self._has_result = True
             await self._offer(shelf, found, outcome, request)
         return outcome
 
@@ -438,7 +442,7 @@ class CohortRounds:
         offered = await self._down.taken(mine.round_id, shelf, head, said, vector.layout)
         result = vector.values  # the cohort's average is not needed any more
         await in_thread(offered.decode, result)
-        self._decided = said
+        self._has_result, self._decided = True, said
         return Committed(
             result=result,
             members=said.heads,

@@ -368,7 +368,7 @@ class HandingDown:
         self._shelves = BoundedMap[bytes, ResultShelf](SHELVES_KEPT)
         self._news = trio.Event()
         self._held: Counter[PeerId] = Counter()
-        self._made = BoundedMap[str, HeadsDecision](DECISIONS_KEPT)
+        self._made = BoundedMap[str, HeadsDecision | None](DECISIONS_KEPT)
         self._shown_to = BoundedMap[tuple[PeerId, str], int](MOST_REMEMBERED)
         rpc.serve(DECISION, self._decide)
         rpc.serve(SHOWN, self._show)
@@ -397,9 +397,10 @@ class HandingDown:
         with trio.move_on_after(LEAVING_SECONDS):
             await shelf.handed_on(self._me, lambda one: self._network.link(one) is not None)
 
-    def made(self, decision: HeadsDecision) -> None:
-        """This peer has made the step of this decision, and shows it from now on."""
-        self._made[decision.roster.key] = decision
+    def made(self, key: str, decision: HeadsDecision | None) -> None:
+        """This peer has made the step of the heads' round with this key, and shows the decision.
+        None: it has nothing to prove it with."""
+        self._made[key] = decision
 
     async def shown(self, key: str, peer: PeerId, patience: float) -> HeadsDecision:
         """The decision of the heads' round with this key, as that peer shows it: unchecked."""
@@ -483,11 +484,14 @@ class HandingDown:
     async def _show(self, caller: Caller, request: AskShown) -> HeadsDecision:
         if request.key not in self._made:
             raise NoDecision("This peer has made no such step, or it was some steps ago.")
+        decision = self._made[request.key]
+        if decision is None:
+            raise Busy("This peer has made that step and cannot show it.", advice="Ask another.")
         times = self._shown_to.get((caller.peer, request.key), 0)
         if times >= MOST_SHOWN_TO_PEER:
             raise Busy("This was shown to you already.", advice="Keep it.")
         self._shown_to[caller.peer, request.key] = times + 1
-        return self._made[request.key]
+        return decision
 
     async def _hand(self, caller: Caller, transfer: HandedTransfer, request: AskBytes) -> None:
         async with self._offered_to(caller.peer, request.round_id) as (shelf, offered):

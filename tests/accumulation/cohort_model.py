@@ -105,7 +105,7 @@ class CohortRules(Rules):
                 Voter(peer, Lineage(one.slot.epoch, one.slot.history), one.slot.follows)
                 for peer, one in there.items()
             )
-            if at is not None:
+            if at:
                 reached[CohortPlace(COHORTS, cohort, COHORTS, cohort)] = at
         seen = dict(own[self.cohort(number)])
         seen.pop(name_of(number), None)

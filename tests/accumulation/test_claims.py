@@ -273,10 +273,10 @@ def test_a_claim_is_refuted_if_its_cohort_is_not_there_for_long() -> None:
     states = StateClaims(Random(7))
     liar = frozenset(claims(3))
     states.note(claims(3), 0.0)
-    states.read(place(3), HERE, 1.0)
+    states.read(place(3), (HERE,), 1.0)
     states.note(claims(3), 1.0)
     assert not states.refuted, "its head may be about to hand the step down"
-    states.read(place(3), HERE, REFUTED_SECONDS)
+    states.read(place(3), (HERE,), REFUTED_SECONDS)
     states.note(claims(3), 20.0)
     assert states.refuted == liar
     states.note({}, 21.0)
@@ -285,22 +285,23 @@ def test_a_claim_is_refuted_if_its_cohort_is_not_there_for_long() -> None:
     assert not states.refuted, "time counts anew"
 
 
-def test_who_cannot_show_its_step_is_silent_until_it_has_claimed_none_for_long() -> None:
+def test_who_cannot_show_one_step_may_show_another() -> None:
     states = StateClaims(Random(7))
-    states.note(claims(3, 4), 0.0)
-    liar, honest = claims(3), claims(4)
-    for name in liar:
-        states.shows(name, None)
-    for name in honest:
-        states.shows(name, THERE)
-    assert states.silent == {*liar}
-    assert states.shown == dict.fromkeys(honest, THERE)
-    states.note(claims(4), 1.0)
-    assert states.silent == {*liar}, "it may take its claim back for a moment"
-    states.note(claims(4), REMEMBERED_SECONDS + 1.0)
-    assert not states.silent
-    states.shows(PeerId("nobody+"), None)
-    assert not states.silent, "it claims nothing"
+    liar, honest = PeerId("liar+"), PeerId("honest+")
+    states.is_silent(liar, HERE, THERE)
+    states.shows(honest, THERE)
+    assert (liar, HERE, THERE) in states.silent
+    assert (liar, THERE, Lineage(7, THERE.history)) not in states.silent
+    assert states.shown == {honest: THERE}
+
+
+def test_a_claim_that_is_taken_back_now_and_then_is_settled_all_the_same() -> None:
+    states = StateClaims(Random(7))
+    for now in range(0, 24, 2):
+        states.note(claims(3), now)
+        assert not states.refuted
+        assert states.settled == (frozenset(claims(3)) if now >= REFUTED_SECONDS else frozenset())
+        states.note({}, now + 1.0)
 
 
 def test_nobody_is_refuted_whose_cohort_was_not_read() -> None:
@@ -313,18 +314,18 @@ def test_nobody_is_refuted_whose_cohort_was_not_read() -> None:
 @pytest.mark.parametrize(
     ("at", "expected"),
     [
-        ([], None),
-        ([HERE], HERE),
-        ([HERE, THERE], THERE),
-        ([HERE] * 4 + [THERE], HERE),
-        ([HERE] * 3 + [THERE], THERE),
-        ([HERE] * 23 + [THERE] * 8, THERE),
-        ([HERE] * 24 + [THERE] * 7, HERE),
-        ([HERE] * 20 + [Lineage(5, b"o" * 16)] * 11, HERE),
+        ([], ()),
+        ([HERE], (HERE,)),
+        ([HERE, THERE], (THERE, HERE)),
+        ([HERE] * 4 + [THERE], (HERE,)),
+        ([HERE] * 3 + [THERE], (THERE, HERE)),
+        ([HERE] * 23 + [THERE] * 8, (THERE, HERE)),
+        ([HERE] * 24 + [THERE] * 7, (HERE,)),
+        ([HERE] * 20 + [Lineage(5, b"o" * 16)] * 11, (HERE, Lineage(5, b"o" * 16))),
     ],
 )
 def test_a_cohort_is_as_far_as_a_quarter_of_its_peers(
-    at: Sequence[Lineage], expected: Lineage | None
+    at: Sequence[Lineage], expected: tuple[Lineage, ...]
 ) -> None:
     voters = [Voter(PeerId(f"{number}"), one) for number, one in enumerate(at)]
     assert reached_by(voters) == expected

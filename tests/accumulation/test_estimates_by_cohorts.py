@@ -222,9 +222,9 @@ def place(number: int, cohorts: int = COUNT) -> CohortPlace:
     return CohortPlace(cohorts, number, COUNT, number)
 
 
-def reached(*numbers: int, at: Lineage = THERE) -> dict[CohortPlace, Lineage]:
+def reached(*numbers: int, at: Lineage = THERE) -> dict[CohortPlace, tuple[Lineage, ...]]:
     """The slots of these cohorts were read, and a quarter of the peers there are so far."""
-    return {place(number): at for number in numbers}
+    return {place(number): (at,) for number in numbers}
 
 
 def test_heads_that_are_further_are_followed_if_their_cohorts_are() -> None:
@@ -269,7 +269,7 @@ def test_after_a_failed_round_one_that_says_it_is_a_step_further_has_to_show_it(
     asked = after(1.0)
     assert (asked.may_be_ahead, asked.just_ahead) == ({one}, frozenset())
     assert asked.unproved == {name: place(number)}
-    silent = after(2.0, silent=frozenset({name}))
+    silent = after(2.0, silent={(name, (OWN.epoch, OWN.history), THERE)})
     assert (silent.may_be_ahead, silent.just_ahead) == (frozenset(), frozenset())
     shown = after(2.0, shown={PeerId("another"): THERE})
     assert (shown.may_be_ahead, shown.just_ahead, shown.ahead) == (frozenset(), {one}, {one})
@@ -324,7 +324,7 @@ def test_a_newcomer_waits_for_the_proof_of_two_cohorts() -> None:
         found = estimate(seen, fresh, SETTINGS, 0.0, known)
         assert (found.behind is not None) is is_enough
     liars = {one for one in seen if one not in map(name_of_sum, (HEADS[0],))}
-    known = replace(known, reached=reached(0, at=at), refuted=frozenset(liars))
+    known = replace(known, reached=reached(0, at=at), settled=frozenset(liars))
     assert estimate(seen, fresh, SETTINGS, 0.0, known).behind is not None, "nobody else is left"
 
 
@@ -336,6 +336,32 @@ def test_one_that_is_two_steps_further_shows_the_first_of_them() -> None:
     assert found.just_ahead == found.ahead == {HEADS[0]}
     lies = view(me, seen_at(me, of_0=OTHER), was_in_step(me, failed_for=1.0, shown={name: THERE}))
     assert name in lies.unproved, "it has shown another step than it says"
+    much_further = msgspec.structs.replace(FURTHER, epoch=FURTHER.epoch + 2)
+    waits = view(me, seen_at(me, of_0=much_further), was_in_step(me, failed_for=1.0))
+    assert not waits.may_be_ahead, "nobody keeps decisions for so long"
+
+
+def test_of_two_sides_at_one_epoch_one_gives_way_also_if_each_cohort_has_both() -> None:
+    """It is the same side at the peers of both."""
+    here, there = (Lineage(one.epoch, one.history) for one in (OWN, OTHER))
+    both = {place(number): (here, there) for number in range(COUNT)}
+    me, *others = cohort(1)[2], *cohort(1)[3:]
+    there_too = {
+        one: Seen(msgspec.structs.replace(OWN, history=OTHER.history), 0.0) for one in others
+    }
+    sums = {f"of_{number}": (OTHER if number else SUM) for number in range(COUNT)}
+    found = view(me, seen_at(me, **sums) | there_too, was_in_step(me, reached=both))
+    assert found.fork is not None
+    ours = {f"of_{number}": (OTHER if number == 3 else SUM) for number in range(COUNT)}
+    assert view(me, seen_at(me, **ours) | there_too, was_in_step(me, reached=both)).fork is None
+
+
+def test_in_one_group_a_member_of_the_last_round_is_believed_also_by_its_sum() -> None:
+    """The run has grown into cohorts with the step that this peer has missed."""
+    seen = {one: Seen(msgspec.structs.replace(OWN, cohorts=1), 0.0) for one in PEERS[:20]}
+    seen[name_of_sum(PEERS[21])] = Seen(FURTHER, 0.0)
+    found = estimate(seen, OWN, SETTINGS, 0.0, Known(Credit(), me=PEERS[22]))
+    assert (found.ahead, found.just_ahead) == ({PEERS[21]}, frozenset())
 
 
 def test_a_sum_that_names_another_number_of_cohorts_is_not_proved_by_those_it_is_alone_with() -> (
@@ -350,7 +376,7 @@ def test_a_sum_that_names_another_number_of_cohorts_is_not_proved_by_those_it_is
         found = view(me, seen)
         assert found.unproved[name_of_sum(HEADS[0])] == there
         if cohorts == 1:
-            known = was_in_step(me, reached={there: THERE})
+            known = was_in_step(me, reached={there: (THERE,)})
             assert name_of_sum(HEADS[0]) in view(me, seen, known).unproved
 
 
