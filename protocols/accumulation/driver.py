@@ -372,7 +372,7 @@ class Driver:
         """A peer that does not begin runs waits for a run, or for a peer that keeps its
         checkpoints. A few peers that began anew would outvote the keeper when it returns."""
         began, told = time.monotonic(), False
-        while not (
+        while self._bridge.estimate.may_be_behind or not (
             self._bridge.settings.begins or self.standing.at[0] or self._bridge.estimate.keepers
         ):
             self.wait_for_news(LONGEST_RETRY_SECONDS)

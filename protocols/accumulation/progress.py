@@ -253,6 +253,8 @@ class Estimate:
     - `just_ahead`: those of whom it is proved that they are further by one epoch.
     - `may_be_ahead`: others that claim the same, and may be about to show it.
     - `behind`: others are ahead, and enough of them say so.
+    - `may_be_behind`: this peer has no state of the run, and others may be about to be proved to be
+      ahead.
     - `fork`: others have another history, and this peer is on the side that gives way.
     - `peers`: all others known to be alive and to fit, wherever they are.
     - `keepers`: those of them that keep the run's checkpoints.
@@ -311,6 +313,7 @@ class Estimate:
     just_ahead: frozenset[PeerId] = frozenset()
     may_be_ahead: frozenset[PeerId] = frozenset()
     behind: Elsewhere | None = None
+    may_be_behind: bool = False
     fork: Elsewhere | None = None
     peers: tuple[PeerId, ...] = ()
     keepers: tuple[PeerId, ...] = ()
@@ -628,6 +631,7 @@ def estimate(
         just_ahead=frozenset(map(publisher_of, just_ahead)),
         may_be_ahead=frozenset(map(publisher_of, may_be_ahead)),
         behind=behind(at, cohorts.followed(voters)),
+        may_be_behind=mine.epoch == 0 and cohorts.is_open,
         fork=lost,
         peers=tuple(dict.fromkeys(map(publisher_of, cohorts.known))),
         keepers=_keepers(cohorts.known),
@@ -993,12 +997,17 @@ class _Cohorts:
             found.append(voter)
         return found
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are claims of which a proof may come."""
+        return bool(self.unproved.keys() - self._known.settled)
+
     def followed(self, voters: Sequence[Voter]) -> list[Voter]:
         """Those of them whose later state this peer takes, if they are enough."""
         further = {one.peer for one in voters if one.at.epoch > self._at.epoch}
         further -= self._lone.keys() & self.unproved.keys()
-        is_open = bool(self.unproved.keys() - self._known.settled)
-        if is_open and len(further) < BACKERS:
+        has_much_to_lose = self._at.epoch > 0
+        if self.is_open and has_much_to_lose and len(further) < BACKERS:
             further = set()
         return [one for one in voters if one.at.epoch <= self._at.epoch or one.peer in further]
 

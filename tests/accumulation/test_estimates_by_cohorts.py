@@ -314,18 +314,24 @@ def test_a_fork_needs_the_same_proof() -> None:
     assert found.fork.history == OTHER.history
 
 
-def test_a_newcomer_waits_for_the_proof_of_two_cohorts() -> None:
+def test_a_newcomer_waits_for_the_proof_of_a_cohort_and_others_for_two() -> None:
     me = cohort(1)[2]
     fresh = msgspec.structs.replace(OWN, epoch=0, history=b"0" * 16, samples=0)
     seen = {peer: one for peer, one in seen_at(me).items() if is_sum(peer)}
     at = Lineage(SUM.epoch, SUM.history)
-    for numbers, is_enough in (((), False), ((0,), False), ((0, 2), True)):
+    for numbers in ((), (0,), (0, 2)):
         known = Known(Credit(), me=me, cohorts=COUNT, reached=reached(*numbers, at=at))
         found = estimate(seen, fresh, SETTINGS, 0.0, known)
-        assert (found.behind is not None) is is_enough
+        assert (found.behind is not None) is bool(numbers)
+        assert found.may_be_behind
+        earlier = msgspec.structs.replace(fresh, epoch=1)
+        found = estimate(seen, earlier, SETTINGS, 0.0, known)
+        assert (found.behind is not None) is (len(numbers) == 2)
     liars = {one for one in seen if one not in map(name_of_sum, (HEADS[0],))}
     known = replace(known, reached=reached(0, at=at), settled=frozenset(liars))
-    assert estimate(seen, fresh, SETTINGS, 0.0, known).behind is not None, "nobody else is left"
+    found = estimate(seen, earlier, SETTINGS, 0.0, known)
+    assert found.behind is not None, "nobody else is left"
+    assert not estimate(seen, fresh, SETTINGS, 0.0, known).may_be_behind
 
 
 def test_one_that_is_two_steps_further_shows_the_first_of_them() -> None:

@@ -301,7 +301,9 @@ class Trainer:
     async def _train(self) -> None:
         await self.tracker.looked()
         await self._go_on()
-        while not (self.manner.begins or self.epoch or self.tracker.estimate.keepers):
+        while self.tracker.estimate.may_be_behind or not (
+            self.manner.begins or self.epoch or self.tracker.estimate.keepers
+        ):
             with trio.move_on_after(LONGEST_RETRY_SECONDS):
                 await self.tracker.changed()
             await self._go_on()
