@@ -84,7 +84,7 @@ REFUSED_SECONDS: Final = 30.0
 LONGEST_REFUSED_SECONDS: Final = 600.0
 
 CHECKED_AT_ONCE: Final = 4  # claims; a finding needs a quarter of the cohorts, or two
-MOST_SHOWN: Final = 64
+MOST_SHOWN: Final = 64  # names; the cohorts are as many
 OVERDUE_SECONDS: Final = 3.0
 """While this peer averages, others may have made the step a moment sooner, and only claims that are
 older than this are checked."""
@@ -98,7 +98,7 @@ that does no harm."""
 
 
 Silence = tuple[PeerId, Lineage, Lineage]
-MOST_SILENT: Final = 256
+MOST_SILENT: Final = 256  # if more lie, the first are asked once more
 
 
 class CohortPlace(NamedTuple):
@@ -367,7 +367,7 @@ class StateClaims:
         return {one: self._checks[one].place for one in chosen}
 
     def read(self, place: CohortPlace, reached: tuple[Lineage, ...], now: float) -> None:
-        """The peers of this cohort have these states. None: nobody is there."""
+        """The peers of this cohort have these states; none if nobody is there."""
         if reached:
             self.reached[place] = reached
         for check in self._checks.values():

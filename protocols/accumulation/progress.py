@@ -69,8 +69,14 @@ from protocols.accumulation.progress_slot import (
     publisher_of,
 )
 from protocols.identity import PeerId
-from protocols.moshpit.cohorts import FULL_SHARE, Cohort, cohort_of, in_order, turn_of
-from protocols.moshpit.handing_down import DECISIONS_SHOWN
+from protocols.moshpit.cohorts import (
+    DECISIONS_SHOWN,
+    FULL_SHARE,
+    Cohort,
+    cohort_of,
+    in_order,
+    turn_of,
+)
 
 CARRIED_SECONDS: Final = 2 * SAY_AGAIN_SECONDS
 """For how long a slot is extrapolated at its rate. A live peer has published a new one by then,
@@ -539,8 +545,7 @@ def estimate(
     if waits_to_be_known:
         own_part, others_ready_in = 0.0, math.inf
     done_by_others = sum(one.done_by(now, plan.parts[one.peer]) for one in others)
-    at = Lineage(mine.epoch, mine.history)
-    voters = cohorts.voters()
+    at, voters = mine.at, cohorts.voters()
     lost = fork(at, voters, follows=mine.follows) or left_alone(at, voters, follows=mine.follows)
     beside = {one.peer for one in here if not known.credit.is_given_up(one.peer, mine.epoch, now)}
     beside.update(moved)
@@ -566,7 +571,7 @@ def estimate(
             for one in further
             if one in cohorts.unproved
             and cohorts.said[one].slot.epoch <= mine.epoch + DECISIONS_SHOWN
-            and (one, at, _lineage(cohorts.said[one].slot)) not in known.silent
+            and (one, at, cohorts.said[one].slot.at) not in known.silent
         ]
     comes = [
         one.peer for one in believed if one.under_way and plan.parts[one.peer] > one.slot.samples
@@ -800,12 +805,8 @@ def _keepers(slots: Mapping[PeerId, Seen]) -> tuple[PeerId, ...]:
     return tuple(dict.fromkeys(publisher_of(peer) for peer, one in slots.items() if one.slot.keeps))
 
 
-def _lineage(slot: ProgressSlot) -> Lineage:
-    return Lineage(slot.epoch, slot.history)
-
-
 def _voter(peer: PeerId, seen: Seen) -> Voter:
-    return Voter(publisher_of(peer), _lineage(seen.slot), seen.slot.follows)
+    return Voter(publisher_of(peer), seen.slot.at, seen.slot.follows)
 
 
 def _head_turn(slot: ProgressSlot) -> int:
@@ -843,7 +844,7 @@ class _Cohorts:
         self.boaster: PeerId | None = None
         self.moved: frozenset[PeerId] = frozenset()
         self._heads: frozenset[PeerId] = frozenset()
-        self._at = Lineage(mine.epoch, mine.history)
+        self._at = mine.at
         sums = {peer: one for peer, one in fitting.items() if is_sum(peer)}
         own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
         self._reached, self._shown = dict(known.reached), {*known.shown.values()}
@@ -956,13 +957,12 @@ class _Cohorts:
 
     def _is_strange(self, slot: ProgressSlot) -> bool:
         """Whether a peer that believes it would give up its own state."""
-        said = _lineage(slot)
-        return said.epoch >= self._at.epoch and said != self._at
+        return slot.epoch >= self._at.epoch and slot.at != self._at
 
     def _proved(self, peer: PeerId, slot: ProgressSlot) -> Lineage | None:
         """What is proved of the state that this slot names: that one, or an earlier one that is
         still later than this peer's."""
-        said, alone = _lineage(slot), slot.cohorts == 1 < self._count
+        said, alone = slot.at, slot.cohorts == 1 < self._count
         reached = () if alone else self._reached.get(self._place_of(peer, slot), ())
         if said in self._shown or said in reached:
             return said

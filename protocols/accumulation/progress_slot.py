@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.lineage import HISTORY_BYTES
+from protocols.accumulation.lineage import HISTORY_BYTES, Lineage
 from protocols.dht import Family
 from protocols.identity import PeerId
 from protocols.moshpit.ballots import LARGEST_GROUP
@@ -127,6 +127,10 @@ class ProgressSlot(Message, frozen=True):
     earlier_digest: Annotated[bytes, Meta(max_length=STATE_DIGEST_BYTES)] = b""
     uplink: Annotated[int, Meta(ge=0, le=LARGEST_UPLINK)] = 0
     device: Annotated[str, Meta(max_length=LONGEST_DEVICE)] = ""
+
+    @property
+    def at(self) -> Lineage:
+        return Lineage(self.epoch, self.history)
 
     @property
     def was_in_round(self) -> bool:

@@ -89,8 +89,7 @@ from protocols.dht import Breadth, Dht, Joined, SlotEntry
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.moshpit.closing_time import FOR_MORE_SECONDS
-from protocols.moshpit.cohorts import cohort_of, next_count
-from protocols.moshpit.handing_down import DECISIONS_SHOWN
+from protocols.moshpit.cohorts import DECISIONS_SHOWN, cohort_of, next_count
 from protocols.network import Network
 
 log = logging.getLogger("potluck.accumulation")
@@ -242,6 +241,7 @@ class Tracker:
         self._waits_since: float | None = None
         """Since when the rounds of this epoch have made no step."""
         self._failed_at = -math.inf
+        """When the last of them did so."""
         self._estimated: Estimate | None = None
         self._estimated_at = 0.0
         self._suspects = BoundedMap[PeerId, tuple[float, float]](MOST_BOASTERS)
@@ -698,7 +698,7 @@ class Tracker:
                 if peer not in newest or one.value.epoch > newest[peer].value.epoch:
                     newest[peer] = one
         voters = [
-            Voter(peer, Lineage(one.value.epoch, one.value.history), one.value.follows)
+            Voter(peer, one.value.at, one.value.follows)
             for peer, one in newest.items()
             if one.value.signature == self._mine.signature
             and cohort_of(run, peer, place.cohorts_here) == place.number_here
@@ -709,7 +709,7 @@ class Tracker:
         mine, seen = self._mine, self._seen.slots.get(name)
         if seen is None:
             return
-        at, said = Lineage(mine.epoch, mine.history), Lineage(seen.slot.epoch, seen.slot.history)
+        at, said = mine.at, seen.slot.at
         if not at.epoch < said.epoch <= at.epoch + DECISIONS_SHOWN:
             return
         try:

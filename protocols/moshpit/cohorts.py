@@ -45,6 +45,10 @@ UPLINK_FACTOR: Final = 4.0
 LARGEST_UPLINK: Final = 6  # 180 Mb/s and more
 KEPT_WITHIN: Final = 0.75  # classes; a new one is the nearest
 
+DECISIONS_SHOWN: Final = 2
+"""A peer shows the heads' decisions of its last steps, so many: one that is two steps further than
+another one shows the first of them."""
+
 EMPTY_SHARE: Final = 0.125  # below it, there are half as many cohorts
 ONE_GROUP_SHARE: Final = 0.5  # below it, all fit into one group again
 

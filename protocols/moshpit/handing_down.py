@@ -40,7 +40,7 @@ from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement_messages import Members, Proof, Result
 from protocols.moshpit.ballots import LARGEST_GROUP, Ballot, Digest, Member, digest_of_parts
-from protocols.moshpit.cohorts import slowness_of
+from protocols.moshpit.cohorts import DECISIONS_SHOWN, slowness_of
 from protocols.moshpit.encoded_result import decode_result, encoded_bytes, memory_of, part_bytes
 from protocols.moshpit.handing_on import Way, ways_to
 from protocols.moshpit.layout import (
@@ -74,9 +74,8 @@ that sends a little now and then would hold the member for as long as it likes."
 LEAVING_SECONDS: Final = 2.0  # a node that trains may be ended earlier (node/training/departure.py)
 MOST_HELD: Final = 2 * LARGEST_GROUP
 MOST_HELD_OF_PEER: Final = 4  # a member asks for a decision and for its bytes
-MOST_REMEMBERED: Final = 4 * LARGEST_GROUP
+MOST_REMEMBERED: Final = 4 * LARGEST_GROUP  # who was shown what: all peers of a large run, once
 SHELVES_KEPT: Final = 2  # each has the bytes of a result
-DECISIONS_SHOWN: Final = 2  # steps; a peer that is further may still show the first of them
 DECISIONS_KEPT: Final = 2 * DECISIONS_SHOWN  # averages of parameters are among them
 MOST_SHOWN_TO_PEER: Final = 4  # of one step: some 20 KB each
 KNOWN_SHARE: Final = 1 / 3

@@ -89,7 +89,7 @@ class CohortRules(Rules):
     ) -> Estimate:
         settings = ProgressSettings(self.mode.target_samples, run=self.run)
         # whoever says that it has made a step shows it
-        shown = {peer: Lineage(one.slot.epoch, one.slot.history) for peer, one in seen.items()}
+        shown = {peer: one.slot.at for peer, one in seen.items()}
         known = Known(Credit(), me=name_of(number), cohorts=COHORTS, reached=reached, shown=shown)
         return estimate(seen, mine, settings, 0.0, known, number=1)
 
@@ -102,8 +102,7 @@ class CohortRules(Rules):
         reached = {}  # a peer reads the slots of those cohorts whose sums say that they are further
         for cohort, there in own.items():
             at = reached_by(
-                Voter(peer, Lineage(one.slot.epoch, one.slot.history), one.slot.follows)
-                for peer, one in there.items()
+                Voter(peer, one.slot.at, one.slot.follows) for peer, one in there.items()
             )
             if at:
                 reached[CohortPlace(COHORTS, cohort, COHORTS, cohort)] = at
