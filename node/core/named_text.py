@@ -22,6 +22,8 @@ LONGEST_SHOWN: Final = 200  # characters of an unreadable path
 
 def text_named(name: str, what: str, *, limit: int, advice: str) -> str:
     """Up to `limit` characters, and one more to show that a text is longer. Raises WrongUse."""
+    if not name.strip():  # a variable of the shell that is not set
+        raise WrongUse(f"The {what} is empty.", advice=advice)
     content = _standard_input(4 * limit + 4) if name == STANDARD_INPUT else None
     if content is None:
         try:

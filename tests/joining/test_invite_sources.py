@@ -9,6 +9,7 @@ import pytest
 
 from auth.invites import Invite
 from node.core.disk_trouble import HomeUnusable
+from node.core.named_text import text_named
 from node.core.places import Places, find_places
 from node.core.wrong_use import WrongUse
 from node.run.invite import InviteExpired, NotAnInvite, RunInvite, write_invite
@@ -75,6 +76,13 @@ def test_text_that_is_no_invite_is_named(tmp_path: Path) -> None:
             read_invited(places, text, None, {})
     with pytest.raises(WrongUse, match="it is empty"):
         read_invited(places, None, None, {INVITE_VARIABLE: " "})
+
+
+@pytest.mark.parametrize("name", ["", "  \n"])
+def test_an_empty_name_is_no_folder(name: str) -> None:
+    """A variable of the shell that is not set. It would be read as the folder that we are in."""
+    with pytest.raises(WrongUse, match="The invite is empty"):
+        text_named(name, "invite", limit=10, advice="")
 
 
 def test_a_file_that_can_be_no_invite_is_said_by_name(tmp_path: Path) -> None:
