@@ -427,6 +427,8 @@ class Known:
     - `me`: this peer's name.
     - `said`: what it has published last, and when: the others plan with that.
     - `epoch_began`: when that round ended; None if this peer was not in it.
+    - `step_seconds`: how long this peer, and all others in that round, had computed for it; 0 if
+      unknown.
     - `head_start`: how many seconds earlier this peer, and all others in that round, began to
       compute for this epoch (delayed).
     - `may_wait_for_follower`: the last round that waited for one in vain is long enough ago.
@@ -451,6 +453,7 @@ class Known:
     me: PeerId = NOBODY
     said: Seen | None = None
     epoch_began: float | None = None
+    step_seconds: float = 0.0
     head_start: float = 0.0
     may_wait_for_follower: bool = False
     let_in: frozenset[PeerId] = frozenset()
@@ -489,7 +492,11 @@ def estimate(
         for peer, one in fitting.items()
         if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
     }
-    here = [_Counted(peer, one, settings, now) for peer, one in there.items() if peer in placed]
+    here = [
+        _Counted(peer, one, settings, now, known.epoch_began)
+        for peer, one in there.items()
+        if peer in placed
+    ]
     ignored += _samples_of_the_past(fitting, mine, known.members)
     ignored += cohorts.refuted()
     believed = []
@@ -516,7 +523,7 @@ def estimate(
     samples = others_samples + mine.samples
     slots = [one.slot for one in believed]
     staff = _Staff(slots, 1 + len(believed) + len(moved), mine, settings, now, known)
-    others = [staff.worker(one.peer, one.seen) for one in believed]
+    others = [staff.worker(one.peer, fitting[one.peer]) for one in believed]
     others += [staff.moved(peer, fitting[peer]) for peer in moved]
     own = staff.own()
     plan = plan_batches(
@@ -531,11 +538,12 @@ def estimate(
     own_part = plan.parts[own.peer] if is_planned else math.inf
     part_beside = math.inf
     if settings.delayed and mine.batch:
-        comers = [(one.peer, one.seen) for one in believed if one.will_come]
+        comers = [(one.peer, fitting[one.peer]) for one in believed if one.will_come]
         comers += [(peer, fitting[peer]) for peer in moved]
         part_beside = staff.part_beside(comers, plan)
     is_new = known.known_for < NEW_SECONDS or any(
-        _has_just_begun(one, now) for one in (Seen(mine, now), *(one.seen for one in believed))
+        _has_just_begun(one, now)
+        for one in (Seen(mine, now), *(fitting[one.peer] for one in believed))
     )
     is_crowded = is_new and _is_crowded(believed, others, own, settings.target_samples)
     begins_first = not mine.samples and mine.under_way < 0.0
@@ -655,7 +663,7 @@ def estimate(
         waits_to_be_known=waits_to_be_known,
         cohort=cohorts.mine,
         sum=cohorts.sum(ours, moved_ours, plan, settings, now),
-        rest=cohorts.rest(believed, moved),
+        rest=cohorts.rest(believed, moved, settings, now),
         boaster=cohorts.boaster,
         unproved=cohorts.unproved,
     )
@@ -731,15 +739,32 @@ def _lot(signature: bytes, peer: PeerId) -> bytes:
     return blake3(signature + peer.encode()).digest()
 
 
+def _said_at(seen: Seen, began: float | None, now: float) -> float:
+    """When this slot of this peer's epoch, which `began` then, was made: see the module."""
+    if began is None or not seen.slot.was_in_round:
+        return seen.at
+    return min(began + seen.slot.epoch_seconds, seen.at + LONGEST_READ_SECONDS, now)
+
+
 class _Counted:
     """A peer of this epoch and history, and how many of its samples count now."""
 
-    def __init__(self, peer: PeerId, seen: Seen, settings: ProgressSettings, now: float) -> None:
+    def __init__(
+        self,
+        peer: PeerId,
+        seen: Seen,
+        settings: ProgressSettings,
+        now: float,
+        began: float | None = None,
+    ) -> None:
         slot, target = seen.slot, float(settings.target_samples)
-        self.peer, self.slot, self.seen = peer, slot, seen
+        self.peer, self.slot = peer, slot
+        # a sum that is right may be read for the first time long after it was made
+        is_read_seldom = is_sum(peer) and peer != REST
+        self._said_at = _said_at(seen, began, now) if is_read_seldom else seen.at
         trains = slot.role == "trains"
         self.rate = slot.samples_per_second if trains and not slot.averaging else 0.0
-        carried = self.rate * min(max(0.0, now - seen.at), CARRIED_SECONDS)
+        carried = self.rate * min(max(0.0, now - self._said_at), CARRIED_SECONDS)
         # No peer counts for more than a whole round.
         self.samples = min(slot.samples + carried, target) if trains else 0.0
         self.will_come = now - seen.at <= CARRIED_SECONDS
@@ -756,7 +781,7 @@ class _Counted:
         slot = self.slot
         if not self.under_way:
             return slot.samples
-        seconds = slot.under_way + min(max(0.0, now - self.seen.at), CARRIED_SECONDS)
+        seconds = slot.under_way + min(max(0.0, now - self._said_at), CARRIED_SECONDS)
         return slot.samples + slot.batch * (1 + int(seconds / slot.batch_seconds))
 
 
@@ -905,7 +930,11 @@ class _Cohorts:
         if not self._are_enough(further):
             self.unproved |= self._without_proof(further)
         self.voting = {peer: sums[peer] for peer in newest.values()} | further
-        of_others = {peer: sums[peer] for one, peer in newest.items() if one != number}
+        of_others = {
+            peer: self._computing(sums[peer], settings.target_samples)
+            for one, peer in newest.items()
+            if one != number
+        }
         self.known = {**ours, **further, **of_others}
         self.said = {peer: fitting[peer] for peer in self.unproved} | self.known
         self.moved = frozenset(
@@ -929,12 +958,31 @@ class _Cohorts:
         told = None
         if head is not None and known.epoch_began is not None:
             told = self._told_by(head, ours, settings.target_samples)
-        if told is not None and self._is_boasted(told, of_others.values(), settings, now):
+        if told is not None and self._is_boasted(told, of_others, settings, now):
             self.boaster, told = head, None
         if told is not None:
             self.teller, of_others = head, {REST: told}
         self.others = frozenset(of_others)
         self.fitting = {**ours, **further, **of_others}
+
+    def _computing(self, seen: Seen, target: int) -> Seen:
+        """This sum, but one of an earlier epoch with the rate that its cohort had there on average:
+        at the end of a step most peers wait."""
+        slot = seen.slot
+        rate = self._mean_rate(slot.samples, target)
+        if slot.epoch >= self._at.epoch or rate <= slot.samples_per_second:
+            return seen
+        batch = max(1, target // (self._count * SUMS_PER_STEP))
+        seconds = min(batch / rate, LONGEST_SECONDS)
+        slot = msgspec.structs.replace(
+            slot, samples_per_second=rate, batch=batch, batch_seconds=seconds
+        )
+        return replace(seen, slot=slot)
+
+    def _mean_rate(self, samples: float, target: int) -> float:
+        """Of so many samples, or more, in the last epoch."""
+        seconds = self._known.step_seconds
+        return min(samples, target) / seconds if seconds > 0.0 else 0.0
 
     def _number_of(self, name: PeerId) -> int:
         return cohort_of(self._run, publisher_of(name), self._count)
@@ -1043,6 +1091,8 @@ class _Cohorts:
         if not (slot.rest_cohorts and (is_here or has_moved)):
             return None
         rate = slot.rest_per_second
+        if has_moved:
+            rate = max(rate, self._mean_rate(slot.rest_samples, target))
         batch = max(1, target // RESTS_PER_STEP) if rate else 0
         told = msgspec.structs.replace(
             slot,
@@ -1064,7 +1114,7 @@ class _Cohorts:
         return replace(seen, slot=told)
 
     def _is_boasted(
-        self, told: Seen, sums: Iterable[Seen], settings: ProgressSettings, now: float
+        self, told: Seen, sums: Mapping[PeerId, Seen], settings: ProgressSettings, now: float
     ) -> bool:
         """Whether the sums say something else, if all of them are of this epoch and new. If the
         head counts a cohort without a sum here, that may have as much as the others: its own head
@@ -1073,10 +1123,10 @@ class _Cohorts:
         if (told.slot.epoch, told.slot.history) != at:
             return False
         counted, cohorts = 0.0, 0
-        for one in sums:
+        for peer, one in sums.items():
             if (one.slot.epoch, one.slot.history) != at or now - one.at > FRESH_SECONDS:
                 return False
-            counted += _Counted(REST, one, settings, now).samples
+            counted += _Counted(peer, one, settings, now, self._known.epoch_began).samples
             cohorts += 1
         if not cohorts:
             return False
@@ -1090,16 +1140,27 @@ class _Cohorts:
         """This peer's cohort, with the heads of the others that will come."""
         return None if self._count == 1 else Cohort(self.number, self._count, self._heads)
 
-    def rest(self, believed: Sequence[_Counted], moved: Sequence[PeerId]) -> OtherCohorts | None:
-        """What all other cohorts have together."""
+    def rest(
+        self,
+        believed: Sequence[_Counted],
+        moved: Sequence[PeerId],
+        settings: ProgressSettings,
+        now: float,
+    ) -> OtherCohorts | None:
+        """What all other cohorts have together. Those whose sums of this epoch have not arrived go
+        on as in the last one, for as long as a plan counts on them."""
         if self._count == 1:
             return None
         sums = [one for one in believed if is_sum(one.peer)]
-        late = [self.fitting[peer].slot for peer in moved if is_sum(peer)]
+        late = [self.fitting[peer].slot.samples_per_second for peer in moved if is_sum(peer)]
+        began, since = self._known.epoch_began, 0.0
+        if began is not None:
+            since = self._known.head_start + min(max(0.0, now - began), settings.patience_seconds)
         return OtherCohorts(
             len(sums) + len(late),
-            sum(one.samples for one in sums),
-            sum(one.rate for one in sums) + sum(slot.samples_per_second for slot in late),
+            sum(one.samples for one in sums)
+            + sum(min(since * rate, float(settings.target_samples)) for rate in late),
+            sum(one.rate for one in sums) + sum(late),
             self.teller,
         )
 
@@ -1128,8 +1189,12 @@ class _Cohorts:
             samples += min(slot.batch, plan.parts[peer])
             rate += slot.samples_per_second
         batch = max(1, target // (self._count * SUMS_PER_STEP))
+        seconds, began = mine.epoch_seconds, self._known.epoch_began
+        if began is not None:  # as of now, like the samples
+            seconds = min(max(0.0, now - began), LONGEST_SECONDS)
         return msgspec.structs.replace(
             mine,
+            epoch_seconds=seconds,
             samples=min(samples, LARGEST_SAMPLES),
             samples_per_second=rate,
             batch=batch if rate else 0,
@@ -1271,10 +1336,9 @@ class _Staff:
     def worker(self, peer: PeerId, seen: Seen) -> Worker:
         """A peer whose slot is of this epoch."""
         slot, target = seen.slot, self._settings.target_samples
-        began, said_at, since = self._known.epoch_began, seen.at, slot.epoch_seconds
-        if began is not None and slot.was_in_round:
-            said_at = min(began + since, self._now)
-        elif began is not None:
+        began, since = self._known.epoch_began, slot.epoch_seconds
+        said_at = _said_at(seen, began, self._now)
+        if began is not None and not slot.was_in_round:
             # It has come since then, and took the time from slots that were much older.
             since = max(since, said_at - began)
         samples = min(slot.samples, target) if slot.role == "trains" else 0

@@ -223,6 +223,7 @@ class Tracker:
         self._credit, self._patience = Credit(), FindingPatience()
         self._members: frozenset[PeerId] = frozenset()
         self._epoch_began: float | None = None
+        self._step_seconds = 0.0
         self._round_began, self._head_start = 0.0, 0.0
         self._came = -1.0
         self._known_since = math.inf
@@ -460,6 +461,9 @@ class Tracker:
                 self._noted_batches = 0
             is_with_it = before.averaging and before.samples > 0
             self._spared = 0 if is_with_it else min(self._spared + 1, MOST_SPARED)
+            self._step_seconds = 0.0
+            if is_step and self._epoch_began is not None and self._came < 0.0:
+                self._step_seconds = self._round_began - self._epoch_began + self._head_start
             self._epoch_began, self._came = now if is_step else None, -1.0
             self._head_start = (
                 now - self._round_began if is_step and self._settings.delayed else 0.0
@@ -843,6 +847,7 @@ class Tracker:
             self._network.peer_id,
             None if said is None else Seen(said.slot, now - (clock - said.at)),
             None if began is None else now - (clock - began),
+            self._step_seconds,
             self._head_start,
             self._newcomers.may_be_waited_for(clock),
             self._newcomers.let_in(clock),

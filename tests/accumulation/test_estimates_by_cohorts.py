@@ -13,6 +13,7 @@ from protocols.accumulation.claims import CohortPlace, Credit
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.progress import (
     ASKED_SECONDS,
+    LONGEST_READ_SECONDS,
     Estimate,
     Known,
     ProgressSettings,
@@ -486,6 +487,54 @@ def test_what_a_head_tells_grows_at_the_rate_that_it_tells() -> None:
     assert found.rest.samples == 150 + 2.0 * 60.0
 
 
+def test_a_sum_that_is_read_late_counts_from_when_it_was_made() -> None:
+    """A peer that has just become head reads the sums for the first time in this step. They have
+    not been written again, because they are still right."""
+    made = msgspec.structs.replace(SUM, epoch_seconds=1.0)
+    seen = {
+        peer: Seen(made, 4.5) if is_sum(peer) else one for peer, one in seen_at(HEADS[1]).items()
+    }
+    found = estimate(seen, OWN, SETTINGS, 5.0, was_in_step(HEADS[1], epoch_began=0.0)).rest
+    assert found is not None
+    assert found.samples == 3 * (60 + 4.0 * 24.0)
+    came = was_in_step(HEADS[1], epoch_began=None)
+    found = estimate(seen, OWN, SETTINGS, 5.0, came).rest
+    assert found is not None
+    assert found.samples == 3 * (60 + 0.5 * 24.0), "it does not know when the step began"
+
+
+def test_the_sum_of_the_last_step_counts_at_the_rate_of_that_step() -> None:
+    """When it was made, most peers of that cohort waited for the round."""
+    head, others = HEADS[1], [name_of_sum(one) for one in HEADS if one != HEADS[1]]
+    last = {"epoch": OWN.epoch - 1, "samples": 100}
+    idle = msgspec.structs.replace(SUM, samples_per_second=0.0, batch=0, batch_seconds=0.0, **last)
+    seen = seen_at(head) | {one: Seen(idle, -1.0) for one in others}
+    known = was_in_step(head, members=frozenset(others), step_seconds=10.0)
+    found = estimate(seen, OWN, SETTINGS, 0.0, known)
+    assert found.rest is not None
+    assert (found.rest.rate, found.rest.samples) == (30.0, 30.0), "the step is a second old"
+    assert found.rate == 30.0 + 4.0 * len(cohort(1))
+    assert found.others_ready_in_seconds < 10.0, "they are in the plan"
+    later = estimate(seen, OWN, SETTINGS, 9.0, known).rest
+    assert later is not None
+    assert later.samples == 30.0 * SETTINGS.patience_seconds, "they may be gone"
+    ahead = replace(known, head_start=2.0)  # they have computed beside the round
+    beside = estimate(seen, OWN, SETTINGS, 0.0, ahead).rest
+    assert beside is not None
+    assert beside.samples == 30.0 * 3.0
+
+
+def test_a_clock_that_stood_still_dates_no_slot_into_the_future() -> None:
+    """A machine has slept, and its clock did not count that."""
+    made = msgspec.structs.replace(SUM, epoch_seconds=60.0)
+    seen = {
+        peer: Seen(made, 1.0) if is_sum(peer) else one for peer, one in seen_at(HEADS[1]).items()
+    }
+    found = estimate(seen, OWN, SETTINGS, 9.0, was_in_step(HEADS[1], epoch_began=0.0)).rest
+    assert found is not None
+    assert found.samples == 3 * (60 + (8.0 - LONGEST_READ_SECONDS) * 24.0)
+
+
 def test_a_head_that_tells_of_far_more_than_the_sums_say_boasts() -> None:
     me, head = cohort(1)[2], HEADS[1]
     known = was_in_step(me)
@@ -544,7 +593,7 @@ def test_what_a_head_told_in_the_last_step_counts_by_its_rate_until_it_tells_aga
     known = Known(Credit(), made, me=me, epoch_began=-0.5, cohorts=COUNT)
     found = estimate(seen, OWN, SETTINGS, 0.0, known)
     assert found.rest is not None
-    assert (found.rest.samples, found.rest.rate, found.rest.told_by) == (0.0, 60.0, head)
+    assert (found.rest.samples, found.rest.rate, found.rest.told_by) == (30.0, 60.0, head)
     assert found.cohort is not None
     assert found.cohort.heads == set(HEADS) - {head}, "they made that step, too"
     assert found.holders == set(HEADS)
