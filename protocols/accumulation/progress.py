@@ -739,6 +739,15 @@ def _lot(signature: bytes, peer: PeerId) -> bytes:
     return blake3(signature + peer.encode()).digest()
 
 
+def _at_rate(slot: ProgressSlot, rate: float, batch: int) -> ProgressSlot:
+    """The slot of many peers, as one that computes batches of this size at this rate."""
+    batch = max(1, batch) if rate else 0
+    seconds = min(batch / rate, LONGEST_SECONDS) if rate else 0.0
+    return msgspec.structs.replace(
+        slot, samples_per_second=rate, batch=batch, batch_seconds=seconds
+    )
+
+
 def _said_at(seen: Seen, began: float | None, now: float) -> float:
     """When this slot of this peer's epoch, which `began` then, was made: see the module."""
     if began is None or not seen.slot.was_in_round:
@@ -972,15 +981,11 @@ class _Cohorts:
         rate = self._mean_rate(slot.samples, target)
         if slot.epoch >= self._at.epoch or rate <= slot.samples_per_second:
             return seen
-        batch = max(1, target // (self._count * SUMS_PER_STEP))
-        seconds = min(batch / rate, LONGEST_SECONDS)
-        slot = msgspec.structs.replace(
-            slot, samples_per_second=rate, batch=batch, batch_seconds=seconds
-        )
-        return replace(seen, slot=slot)
+        return replace(seen, slot=_at_rate(slot, rate, target // (self._count * SUMS_PER_STEP)))
 
     def _mean_rate(self, samples: float, target: int) -> float:
-        """Of so many samples, or more, in the last epoch."""
+        """Samples per second of cohorts that brought so many to the last step; 0 if this peer does
+        not know how long that took."""
         seconds = self._known.step_seconds
         return min(samples, target) / seconds if seconds > 0.0 else 0.0
 
@@ -1093,13 +1098,9 @@ class _Cohorts:
         rate = slot.rest_per_second
         if has_moved:
             rate = max(rate, self._mean_rate(slot.rest_samples, target))
-        batch = max(1, target // RESTS_PER_STEP) if rate else 0
         told = msgspec.structs.replace(
-            slot,
+            _at_rate(slot, rate, target // RESTS_PER_STEP),
             samples=slot.rest_samples,
-            samples_per_second=rate,
-            batch=batch,
-            batch_seconds=min(batch / rate, LONGEST_SECONDS) if rate else 0.0,
             role="trains",
             averaging=False,
             keeps=False,
@@ -1188,17 +1189,13 @@ class _Cohorts:
             slot = self.fitting[peer].slot
             samples += min(slot.batch, plan.parts[peer])
             rate += slot.samples_per_second
-        batch = max(1, target // (self._count * SUMS_PER_STEP))
         seconds, began = mine.epoch_seconds, self._known.epoch_began
         if began is not None:  # as of now, like the samples
             seconds = min(max(0.0, now - began), LONGEST_SECONDS)
         return msgspec.structs.replace(
-            mine,
+            _at_rate(mine, rate, target // (self._count * SUMS_PER_STEP)),
             epoch_seconds=seconds,
             samples=min(samples, LARGEST_SAMPLES),
-            samples_per_second=rate,
-            batch=batch if rate else 0,
-            batch_seconds=min(batch / rate, LONGEST_SECONDS) if rate else 0.0,
             under_way=-1.0,
             keeps=mine.keeps or any(one.slot.keeps for one in ours),
             spared=0,
