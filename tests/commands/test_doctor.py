@@ -103,6 +103,7 @@ def test_on_a_dead_network_it_takes_less_than_ten_seconds(tmp_path: Path) -> Non
     assert not answer["ok"]
     levels = [(one["topic"], one["level"]) for one in answer["findings"]]
     assert levels.count(("peers", "error")) == 2
+    assert ("reach", "note") in levels
     assert ("auth server", "error") in levels
     assert seconds < DEAD_NETWORK_SECONDS
 

@@ -9,6 +9,7 @@ from node.app.cli.exit_codes import DONE, FAILED
 from node.app.cli.output import Output
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from node.app.cli.parser import Subparsers
@@ -51,14 +52,21 @@ def run(arguments: argparse.Namespace) -> int:
     from node.app.cli.configured import configuration_for
     from node.app.cli.interruption import run_until_signal
     from node.app.cli.log_output import log_to_stderr
+    from node.app.doctor import loading_torch
 
     output = Output.of(arguments)
     configuration = configuration_for(arguments)
     log_to_stderr(debug=output.debug)
-    return run_until_signal(lambda: _examine(configuration, arguments.bundle, output))
+    with loading_torch() as loading:
+        return run_until_signal(lambda: _examine(configuration, loading, arguments.bundle, output))
 
 
-async def _examine(configuration: Configuration, bundle: str | None, output: Output) -> int:
+async def _examine(
+    configuration: Configuration,
+    loading: subprocess.Popen[bytes],
+    bundle: str | None,
+    output: Output,
+) -> int:
     import trio
 
     from node.app.doctor import (
@@ -75,7 +83,7 @@ async def _examine(configuration: Configuration, bundle: str | None, output: Out
     written: Path | None = None
     if bundle is not None:
         written = new_report_file(bundle)  # before the work: the place may be wrong
-    surroundings = await trio.to_thread.run_sync(look_around, configuration)
+    surroundings = await trio.to_thread.run_sync(look_around, configuration, loading)
     findings = await examine(surroundings, CHECKS)
     is_ok = not any(finding.level is FindingLevel.ERROR for finding in findings)
     value = {

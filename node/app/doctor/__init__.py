@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from node.app.doctor.finding import Finding, FindingLevel
     from node.app.doctor.report import new_report_file, write_report
     from node.app.doctor.surroundings import Surroundings, look_around
+    from node.app.doctor.torch_probe import loading_torch
     from node.app.doctor.view import show_findings
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "FindingLevel",
     "Surroundings",
     "examine",
+    "loading_torch",
     "look_around",
     "new_report_file",
     "show_findings",
@@ -42,6 +44,7 @@ __getattr__ = lazily(
         "finding": ("Finding", "FindingLevel"),
         "report": ("new_report_file", "write_report"),
         "surroundings": ("Surroundings", "look_around"),
+        "torch_probe": ("loading_torch",),
         "view": ("show_findings",),
     },
 )

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import trio
 
 from node.app.doctor.finding import Finding, FindingLevel
 from node.app.doctor.surroundings import Surroundings, measured
+from node.app.doctor.torch_probe import loading_torch
 from node.core.caps.devices import AUTO
 from node.core.caps.memory import PROCESS_BYTES
 from node.core.caps.settings import caps_of
@@ -163,7 +164,7 @@ class TorchFacts(msgspec.Struct, frozen=True):
 async def check_compute(surroundings: Surroundings) -> Sequence[Finding]:
     wanted: str = surroundings.configuration.values["limits.device"]
     gpu = await gpu_facts()
-    torch = await _torch_facts()
+    torch = await _torch_facts(surroundings.loading_torch)
     return list(judge_compute(gpu, torch, wanted, Path(sys.prefix)))
 
 
@@ -266,17 +267,14 @@ def cards_on(devices: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-async def _torch_facts() -> TorchFacts:
-    done = await trio.run_process(
-        [sys.executable, "-m", "node.app.doctor.torch_probe"],
-        capture_stdout=True,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
-    lines = done.stdout.decode(errors="replace").splitlines()
-    if done.returncode == 0 and lines:
+async def _torch_facts(loading: subprocess.Popen[bytes] | None) -> TorchFacts:
+    with ExitStack() as stack:
+        probe = loading or stack.enter_context(loading_torch())
+        printed, _ = await measured(probe.communicate)
+    lines = printed.decode(errors="replace").splitlines()
+    if probe.returncode == 0 and lines:
         return msgspec.json.decode(lines[-1].encode(), type=TorchFacts)
-    return TorchFacts(ended_by=ended_by(done.returncode, platform.machine()))
+    return TorchFacts(ended_by=ended_by(probe.returncode, platform.machine()))
 
 
 def ended_by(code: int, machine: str) -> str:

@@ -25,6 +25,7 @@ import trio
 from node.app.cli.output import counted
 from node.app.doctor.finding import Finding, FindingLevel
 from node.app.doctor.surroundings import Surroundings, measured
+from node.core.peer_address import PeerAddress
 from protocols.errors import PotluckError
 
 NEW_INVITE = "Ask the organiser of the run for a new invite."
@@ -284,14 +285,13 @@ class Reached:
 
 
 async def check_peers(surroundings: Surroundings) -> Sequence[Finding]:
-    # Of an address through a relay, this is the relay's.
-    places = dict.fromkeys("/".join(one.text.split("/")[:5]) for one in surroundings.peers)
+    places = dict.fromkeys(_place_of(one) for one in surroundings.peers)
     if not places:
         return [Finding("peers", FindingLevel.NOTE, "No peer of a run is known in this home.")]
     results: list[Reached] = []
 
     async def connect(address: str) -> None:
-        results.append(await _connected(address))
+        results.append(await _tried(address))
 
     async with trio.open_nursery() as nursery:
         for address in list(places)[:MOST_PEERS]:
@@ -299,7 +299,17 @@ async def check_peers(surroundings: Surroundings) -> Sequence[Finding]:
     return list(judge_peers(sorted(results, key=lambda one: one.address)))
 
 
-async def _connected(address: str) -> Reached:
+async def accepts(address: PeerAddress) -> bool:
+    """Whether a TCP connection to this peer, or to its relay, is accepted in time."""
+    return (await _tried(_place_of(address))).error is None
+
+
+def _place_of(address: PeerAddress) -> str:
+    """Where to connect to: of an address through a relay, this is the relay's."""
+    return "/".join(address.text.split("/")[:5])
+
+
+async def _tried(address: str) -> Reached:
     _, kind, host, _, port = address.split("/")
     family = {"4": socket.AF_INET, "6": socket.AF_INET6}.get(kind[-1], socket.AF_UNSPEC)
     failure: OSError = socket.gaierror(socket.EAI_AGAIN, "no answer")
@@ -312,7 +322,10 @@ async def _connected(address: str) -> Reached:
             return Reached(address, error=socket.gaierror(socket.EAI_NONAME, "it is no name"))
         failure = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         for family, kind_of_socket, protocol, _, where in infos:
-            with trio.socket.socket(family, kind_of_socket, protocol) as connection:
+            with (
+                trio.move_on_after(PEER_SECONDS / len(infos)),
+                trio.socket.socket(family, kind_of_socket, protocol) as connection,
+            ):
                 began = trio.current_time()
                 try:
                     await connection.connect(where)

@@ -16,9 +16,11 @@ import trio
 from nat.connectivity import Connectivity, ReachMode
 from nat.reachability import DialVerdict
 from node.app.doctor.finding import Finding, FindingLevel
+from node.app.doctor.network import accepts
 from node.app.doctor.surroundings import Surroundings
 from node.core.caps.units import in_words
 from node.core.node import open_real_network
+from node.core.peer_address import PeerAddress
 from node.core.status import ConnectivityStatus, connectivity_status
 from protocols.errors import PotluckError
 from protocols.identity import Identity, PeerId
@@ -121,6 +123,9 @@ def _relay(relay: str, round_trip_seconds: float | None) -> Finding:
 
 
 async def _examined(surroundings: Surroundings) -> list[Finding]:
+    accepting = await _accepting(surroundings.peers[:PEERS_ASKED])
+    if not accepting:  # a node would not get further, and its start takes the processor a second
+        return [_nobody("accepts connections")]
     identity = surroundings.identity or Identity.generate()
     member = surroundings.membership
     findings: list[Finding] = []
@@ -129,10 +134,9 @@ async def _examined(surroundings: Surroundings) -> list[Finding]:
         open_rpc(network, None if member is None else member.guard(network)) as rpc,
         trio.open_nursery() as nursery,
     ):
-        met = await _meet(surroundings, network)
+        met = await _meet(accepting, network)
         if not met:
-            says = "How others reach this node is not known: no peer answers."
-            return [Finding(TOPIC, FindingLevel.NOTE, says)]
+            return [_nobody("answers")]
         connectivity = Connectivity(network, lambda: met)
         await nursery.start(connectivity.run)
         with trio.move_on_after(STATE_SECONDS):
@@ -145,7 +149,25 @@ async def _examined(surroundings: Surroundings) -> list[Finding]:
     return findings
 
 
-async def _meet(surroundings: Surroundings, network: Network) -> list[PeerId]:
+def _nobody(does: str) -> Finding:
+    says = f"How others reach this node is not known: no peer {does}."
+    return Finding(TOPIC, FindingLevel.NOTE, says)
+
+
+async def _accepting(peers: Sequence[PeerAddress]) -> list[PeerAddress]:
+    accepting: list[PeerAddress] = []
+
+    async def knock(one: PeerAddress) -> None:
+        if await accepts(one):
+            accepting.append(one)
+
+    async with trio.open_nursery() as nursery:
+        for one in peers:
+            nursery.start_soon(knock, one)
+    return accepting
+
+
+async def _meet(peers: Sequence[PeerAddress], network: Network) -> list[PeerId]:
     met: list[PeerId] = []
 
     async def connect(peer: PeerId, address: str) -> None:
@@ -155,7 +177,7 @@ async def _meet(surroundings: Surroundings, network: Network) -> list[PeerId]:
             met.append(peer)
 
     async with trio.open_nursery() as nursery:
-        for one in surroundings.peers[:PEERS_ASKED]:
+        for one in peers:
             nursery.start_soon(connect, one.peer, one.text)
     return list(dict.fromkeys(met))
 

@@ -6,6 +6,7 @@ None, and the reason is beside it: it is the check of that part that reports it.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, TypeVarTuple, Unpack
@@ -55,6 +56,8 @@ class Surroundings:
     membership_trouble: PotluckError | None = None
     invite: RunInvite | None = None
     """The invite of the last `potluck join`."""
+    loading_torch: subprocess.Popen[bytes] | None = None
+    """The process that loads torch, if it has begun."""
 
     @property
     def peers(self) -> tuple[PeerAddress, ...]:
@@ -100,7 +103,9 @@ async def measured(
     )
 
 
-def look_around(configuration: Configuration) -> Surroundings:
+def look_around(
+    configuration: Configuration, loading_torch: subprocess.Popen[bytes] | None = None
+) -> Surroundings:
     """The surroundings now. Blocks, for NODE_SECONDS if a node does not answer."""
     places = configuration.places
     node, node_trouble = _read(lambda: _status(configuration))
@@ -118,6 +123,7 @@ def look_around(configuration: Configuration) -> Surroundings:
         membership,
         membership_trouble,
         last_invite(places),
+        loading_torch,
     )
 
 

@@ -3,13 +3,29 @@
     python -m node.app.doctor.torch_probe        # one JSON object
 
 Loading torch takes seconds, and a build that does not suit the processor or the driver ends the
-process. `potluck doctor` must survive that.
+process. `potluck doctor` must survive that. It begins the process before all else, with
+`loading_torch`, because no other check takes as much of the processor.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+
+@contextmanager
+def loading_torch() -> Iterator[subprocess.Popen[bytes]]:
+    """The process, which this block ends if it has not ended by itself."""
+    command = [sys.executable, "-m", "node.app.doctor.torch_probe"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def seen() -> dict[str, Any]:
