@@ -44,11 +44,14 @@ ONE_STEP_SECONDS = 0.5  # from the first peer that makes it to the last
 MANNER = Manner(seconds=0.5, samples=4, target=PEERS * 4 * 6, group_size=GROUP)
 
 
-async def begun(world: SimulatedWorld, size: int = PEERS, manner: Manner = MANNER) -> list[Trainer]:
-    """A run whose peers are all in its steps."""
+async def begun(
+    world: SimulatedWorld, size: int = PEERS, manner: Manner = MANNER, *, slow: Manner | None = None
+) -> list[Trainer]:
+    """A run whose peers are all in its steps. Every second one has the manner `slow`, if given."""
     found: list[Trainer] = []
     for number in range(size):
-        found.append(trainer(world, f"peer-{number}", manner, found))
+        own = slow if slow is not None and number % 2 else manner
+        found.append(trainer(world, f"peer-{number}", own, found))
         await trio.sleep(0.05)
     await until(found, lambda: all(one.steps for one in found) and count_of(found[0]) > 1)
     return found
@@ -198,6 +201,25 @@ async def test_a_step_reaches_all_at_once_though_a_part_of_the_run_was_just_cut_
     assert made[-1] - made[0] < ONE_STEP_SECONDS
     await stepped(run, 1)
     check_one_line(run)
+
+
+@pytest.mark.slow
+@simulated
+async def test_at_the_beginning_of_a_step_a_head_knows_how_fast_the_others_compute(
+    world: SimulatedWorld,
+) -> None:
+    """Their sums are still of the end of the last step, when most peers waited for the slow."""
+    fast, slow = replace(MANNER, seconds=0.3), replace(MANNER, seconds=3.0)
+    run = await begun(world, manner=fast, slow=slow)
+    await stepped(run, 3)
+    for _ in range(4):
+        await stepped(run, 1)
+        for one in heads(run):
+            others = [other for other in run if other not in cohort_with(run, one)]
+            speed = sum(other.manner.samples / other.manner.seconds for other in others)
+            rest = one.tracker.estimate.rest
+            assert rest is not None
+            assert 0.4 < rest.rate / speed < 1.2
 
 
 @pytest.mark.slow
