@@ -199,13 +199,14 @@ class Ignored:
 
 @dataclass(frozen=True)
 class OtherCohorts:
-    """What `cohorts` other cohorts have together. `told_by`: the head that says so; None if this
-    peer knows it from their sums."""
+    """What `cohorts` other cohorts have together. `told_by`: the head that says so, and `told` in
+    which words; None if this peer knows it from their sums."""
 
     cohorts: int
     samples: float
     rate: float
     told_by: PeerId | None = None
+    told: Seen | None = None
 
 
 @dataclass(frozen=True)
@@ -438,6 +439,8 @@ class Known:
     - `idle_heads`: peers of this cohort that were its head and did nothing.
     - `lost`: peers whose link was lost, and that have published nothing since.
     - `boasters`: peers of this cohort that boasted lately, as its head.
+    - `rest`: what the other cohorts had by the last estimate.
+    - `has_read_sums`: this peer is the head of its cohort, and has read the sums since it is.
     - `needs`: as in the estimate.
     - `reached`: the states that peers of these cohorts have, by their own slots.
     - `shown`: slots whose publishers have shown a step, and where that leads to.
@@ -462,6 +465,8 @@ class Known:
     idle_heads: frozenset[PeerId] = frozenset()
     lost: frozenset[PeerId] = frozenset()
     boasters: frozenset[PeerId] = frozenset()
+    rest: OtherCohorts | None = None
+    has_read_sums: bool = False
     needs: int = 0
     reached: Mapping[CohortPlace, tuple[Lineage, ...]] = field(default_factory=dict)
     shown: Mapping[PeerId, Lineage] = field(default_factory=dict)
@@ -853,10 +858,12 @@ class _Cohorts:
     - `known`: the own slots of its cohort, and the newest sum of each other cohort.
     - `said`: these, and all sums that name a later state, whether they are proved or not.
     - `fitting`: those whose samples count. If the head of this peer's cohort tells what all other
-      cohorts have together, that is `REST`, and their sums may be old. A peer that has come into
-      this epoch reads the sums itself: it cannot know whether the head has just died.
+      cohorts have together, that is `REST`, and their sums may be old. If the head has died, its
+      last word counts until the next one tells, who does not know more before it has read the
+      sums. A peer that has come into this epoch reads the sums itself: it cannot know whether the
+      head has just died.
     - `others`: the names of those that are not of its cohort.
-    - `teller`: the head that tells it; `boaster`: the head, if it tells of too much.
+    - `teller`: the head that tells it, in the words `told`; `boaster`: it, if that is too much.
     - `voting`: the slots that decide whose state is the run's: of all peers, or the sums.
     - `unproved`: as in the estimate.
     - `moved`: the sums of heads that made the last step, and whose slots of this epoch have not
@@ -964,13 +971,18 @@ class _Cohorts:
                 and now - one.at <= CARRIED_SECONDS
             )
         )
-        told = None
-        if head is not None and known.epoch_began is not None:
-            told = self._told_by(head, ours, settings.target_samples)
-        if told is not None and self._is_boasted(told, of_others, settings, now):
-            self.boaster, told = head, None
-        if told is not None:
-            self.teller, of_others = head, {REST: told}
+        self.told: Seen | None = None
+        if known.epoch_began is not None:
+            if head is not None:
+                self.teller, self.told = head, self._told_by(head, ours, settings.target_samples)
+            if self.told is None and not (self._is_head and known.has_read_sums):
+                self.teller, self.told = self._told_last(ours, now)
+            if self.told is not None and self._is_boasted(self.told, of_others, settings, now):
+                self.boaster, self.told = self.teller, None
+        if self.told is None:
+            self.teller = None
+        else:
+            of_others = {REST: self.told}
         self.others = frozenset(of_others)
         self.fitting = {**ours, **further, **of_others}
 
@@ -1114,6 +1126,21 @@ class _Cohorts:
         )
         return replace(seen, slot=told)
 
+    def _told_last(
+        self, ours: Mapping[PeerId, Seen], now: float
+    ) -> tuple[PeerId | None, Seen | None]:
+        """Who was the head before, and its last word, unless the cohort has gone on since."""
+        rest, at = self._known.rest, self._at
+        if rest is None or rest.told is None or rest.told_by in self._known.boasters:
+            return None, None
+        told = rest.told
+        counts = (
+            (told.slot.at, told.slot.cohorts) == (at, self._count)
+            and now - told.at <= SLOT_SECONDS
+            and not any(one.slot.epoch > at.epoch for one in ours.values())
+        )
+        return (rest.told_by, told) if counts else (None, None)
+
     def _is_boasted(
         self, told: Seen, sums: Mapping[PeerId, Seen], settings: ProgressSettings, now: float
     ) -> bool:
@@ -1157,12 +1184,14 @@ class _Cohorts:
         began, since = self._known.epoch_began, 0.0
         if began is not None:
             since = self._known.head_start + min(max(0.0, now - began), settings.patience_seconds)
+        count = len(sums) + len(late) if self.told is None else self.told.slot.rest_cohorts
         return OtherCohorts(
-            len(sums) + len(late),
+            count,
             sum(one.samples for one in sums)
             + sum(min(since * rate, float(settings.target_samples)) for rate in late),
             sum(one.rate for one in sums) + sum(late),
             self.teller,
+            self.told,
         )
 
     def sum(

@@ -59,6 +59,7 @@ from protocols.accumulation.progress import (
     FOLLOWER_AGAIN_SECONDS,
     KNOWN_SECONDS,
     PATIENCE_SECONDS,
+    READ_AS_HEAD_SECONDS,
     READ_WHEN_DUE_SECONDS,
     READS_BEFORE_DUE,
     SHORTEST_READ_SECONDS,
@@ -259,6 +260,8 @@ class Tracker:
         self._others: dict[PeerId, SlotEntry] = {}
         """As they were read last: the sums, and the slots of those who know of no cohorts."""
         self._read_sums_at = self._read_others_at = -math.inf
+        self._head_since = math.inf
+        """Since when this peer is the head of its cohort."""
         self._asked_at = -READ_WHEN_DUE_SECONDS
         self._was_asked = False
         """Since this peer's last round of this epoch, if any."""
@@ -605,7 +608,9 @@ class Tracker:
         is_suspicious = any(
             now - last <= BOASTING_SECONDS for _, (_, last) in self._suspects.items()
         )
-        if rest is not None and rest.told_by is not None and not is_suspicious:
+        told = None if rest is None else rest.told
+        is_told = told is not None and self._now() - told.at <= SAY_AGAIN_SECONDS
+        if is_told and not is_suspicious:
             oldest = told_seconds
         elif self._came >= 0.0:  # many may have come at once, after a cut
             soon = max(SUMS_SECONDS, self.estimate.due_in_seconds / READS_BEFORE_DUE)
@@ -833,7 +838,7 @@ class Tracker:
 
     def _reckon_once(self) -> None:
         self._adopt_cohorts()
-        now = self._now()
+        now, before = self._now(), self._estimated
         seen, said = self._seen, self.publishing.said
         clock = trio.current_time()
         if self._epoch_began is None and seen.number:
@@ -856,6 +861,8 @@ class Tracker:
             self.idle_heads(),
             seen.lost(),
             frozenset(head for head, until in self._boasters.items() if clock < until),
+            None if before is None else before.rest,
+            self._read_sums_at >= self._head_since,
             self._needed(clock),
             self._states.reached,
             self._states.shown,
@@ -871,6 +878,12 @@ class Tracker:
         reads = found.read_again_in_seconds
         if found.fork is not None or found.behind is not None:
             reads = min(reads, IDLE_SECONDS)
+        if found.sum is None:
+            self._head_since = math.inf
+        elif self._head_since == math.inf:
+            self._head_since = clock
+            if clock - self._read_sums_at > READ_AS_HEAD_SECONDS:
+                self._look_now()  # it has to tell its cohort what the others have
         self.estimate = replace(
             found,
             fork=fork,

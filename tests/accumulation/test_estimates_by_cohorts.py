@@ -16,12 +16,14 @@ from protocols.accumulation.progress import (
     LONGEST_READ_SECONDS,
     Estimate,
     Known,
+    OtherCohorts,
     ProgressSettings,
     Seen,
     estimate,
 )
 from protocols.accumulation.progress_slot import (
     SAY_AGAIN_SECONDS,
+    SLOT_SECONDS,
     ProgressSlot,
     is_sum,
     name_of_sum,
@@ -485,6 +487,58 @@ def test_what_a_head_tells_grows_at_the_rate_that_it_tells() -> None:
     found = estimate(told(seen_at(me), HEADS[1]), OWN, SETTINGS, 2.0, known)
     assert found.rest is not None
     assert found.rest.samples == 150 + 2.0 * 60.0
+
+
+def test_the_last_word_of_a_head_that_has_died_counts_until_the_next_one_tells() -> None:
+    me, head, successor = cohort(1)[2], HEADS[1], cohort(1)[1]
+    seen = told(seen_at(me), head)
+    known = was_in_step(me, rest=view(me, seen).rest, lost=frozenset((head,)))
+
+    def word(seen: Mapping[PeerId, Seen], known: Known, now: float = 2.0) -> OtherCohorts:
+        found = estimate(seen, OWN, SETTINGS, now, known).rest
+        assert found is not None
+        return found
+
+    alone = {peer: one for peer, one in seen.items() if peer != head}
+    goes_on = word(alone, known)
+    assert (goes_on.cohorts, goes_on.samples, goes_on.told_by) == (3, 150 + 2.0 * 60.0, head)
+    again = word(alone, replace(known, rest=goes_on), 3.0)
+    assert again.samples == 150 + 3.0 * 60.0, "counted from when it was said"
+    newer = word(told(seen, successor, rest_samples=200), known)
+    assert (newer.samples, newer.told_by) == (200 + 2.0 * 60.0, successor)
+    assert word(alone, known, SLOT_SECONDS).samples == TARGET
+    assert word(alone, known, SLOT_SECONDS + 1.0).told_by is None
+    assert word(alone, replace(known, boasters=frozenset((head,)))).told_by is None
+    further = msgspec.structs.replace(OWN, epoch=OWN.epoch + 1)
+    found = estimate(alone, further, SETTINGS, 2.0, known).rest
+    assert found is not None
+    assert found.told_by is None
+    gone_on = word(alone | {successor: Seen(further, 1.0)}, known)
+    assert gone_on.told_by is None, "this peer has missed the step"
+    alike = msgspec.structs.replace(OWN, cohorts=2 * COUNT)
+    found = estimate(alone, alike, SETTINGS, 2.0, replace(known, cohorts=2 * COUNT)).rest
+    assert found is not None
+    assert found.told_by is None, "other cohorts"
+
+
+def test_a_head_tells_on_what_the_last_one_told_until_it_has_read_sums_of_this_step() -> None:
+    me, head, successor = cohort(1)[2], HEADS[1], cohort(1)[1]
+    rest = view(me, told(seen_at(me), head)).rest
+    known = was_in_step(successor, rest=rest, lost=frozenset((head,)))
+    seen = {peer: one for peer, one in seen_at(successor).items() if peer != name_of_sum(head)}
+    last = msgspec.structs.replace(SUM, epoch=OWN.epoch - 1)
+    old = {peer: Seen(last, -5.0) if is_sum(peer) else one for peer, one in seen.items()}
+    found = estimate(old, OWN, SETTINGS, 0.0, known)
+    assert found.sum is not None
+    assert found.rest is not None
+    assert (found.rest.cohorts, found.rest.samples, found.rest.told_by) == (3, 150.0, head)
+    some = old | {name_of_sum(HEADS[0]): seen[name_of_sum(HEADS[0])]}
+    found = estimate(some, OWN, SETTINGS, 0.0, known)
+    assert found.rest is not None
+    assert found.rest.samples == 150.0, "the others are still of the last step"
+    found = estimate(seen, OWN, SETTINGS, 0.0, replace(known, has_read_sums=True))
+    assert found.rest is not None
+    assert (found.rest.samples, found.rest.told_by) == (180.0, None)
 
 
 def test_a_sum_that_is_read_late_counts_from_when_it_was_made() -> None:

@@ -224,6 +224,34 @@ async def test_at_the_beginning_of_a_step_a_head_knows_how_fast_the_others_compu
 
 @pytest.mark.slow
 @simulated
+async def test_when_a_head_dies_in_a_step_its_cohort_still_knows_what_the_others_have(
+    world: SimulatedWorld,
+) -> None:
+    """It has not read the others' sums in this step, and plans its last batches now."""
+    run = await begun(world, manner=replace(MANNER, target=3 * MANNER.target))
+    for _ in range(3):
+        await stepped(run, 1)
+        await trio.sleep(6.0)
+        head = heads(run)[0]
+        mates = [one for one in cohort_with(run, head) if one is not head]
+        before = {one: samples_of_the_others(one) for one in mates}
+        assert all(before.values())
+        head.kill()
+        for _ in range(20):
+            await trio.sleep(0.1)
+            for one in mates:
+                assert samples_of_the_others(one) >= 0.9 * before[one]
+    check_one_line(run)
+
+
+def samples_of_the_others(one: Trainer) -> float:
+    rest = one.tracker.estimate.rest
+    assert rest is not None
+    return rest.samples
+
+
+@pytest.mark.slow
+@simulated
 async def test_a_head_that_does_nothing_is_replaced(world: SimulatedWorld) -> None:
     run = await begun(world)
     await stepped(run, 1)
