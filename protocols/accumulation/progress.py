@@ -440,7 +440,7 @@ class Known:
     - `lost`: peers whose link was lost, and that have published nothing since.
     - `boasters`: peers of this cohort that boasted lately, as its head.
     - `rest`: what the other cohorts had by the last estimate.
-    - `has_read_sums`: this peer is the head of its cohort, and has read the sums since it is.
+    - `sums_read_at`: when it began to read the sums that it has read last.
     - `needs`: as in the estimate.
     - `reached`: the states that peers of these cohorts have, by their own slots.
     - `shown`: slots whose publishers have shown a step, and where that leads to.
@@ -466,7 +466,7 @@ class Known:
     lost: frozenset[PeerId] = frozenset()
     boasters: frozenset[PeerId] = frozenset()
     rest: OtherCohorts | None = None
-    has_read_sums: bool = False
+    sums_read_at: float = -math.inf
     needs: int = 0
     reached: Mapping[CohortPlace, tuple[Lineage, ...]] = field(default_factory=dict)
     shown: Mapping[PeerId, Lineage] = field(default_factory=dict)
@@ -858,12 +858,12 @@ class _Cohorts:
     - `known`: the own slots of its cohort, and the newest sum of each other cohort.
     - `said`: these, and all sums that name a later state, whether they are proved or not.
     - `fitting`: those whose samples count. If the head of this peer's cohort tells what all other
-      cohorts have together, that is `REST`, and their sums may be old. If the head has died, its
-      last word counts until the next one tells, who does not know more before it has read the
-      sums. A peer that has come into this epoch reads the sums itself: it cannot know whether the
-      head has just died.
+      cohorts have together, that is `REST`, and their sums may be old. If it has died, its last
+      word counts until the next one tells, or this peer has read the sums. A peer that has come
+      into this epoch reads the sums itself: it cannot know whether the head has just died.
     - `others`: the names of those that are not of its cohort.
-    - `teller`: the head that tells it, in the words `told`; `boaster`: it, if that is too much.
+    - `teller`: the head that tells it, in the slot `told`; `boaster`: the head, if it tells of too
+      much.
     - `voting`: the slots that decide whose state is the run's: of all peers, or the sums.
     - `unproved`: as in the estimate.
     - `moved`: the sums of heads that made the last step, and whose slots of this epoch have not
@@ -975,8 +975,9 @@ class _Cohorts:
         if known.epoch_began is not None:
             if head is not None:
                 self.teller, self.told = head, self._told_by(head, ours, settings.target_samples)
-            if self.told is None and not (self._is_head and known.has_read_sums):
-                self.teller, self.told = self._told_last(ours, now)
+            has_gone_on = any(one.epoch > mine.epoch for one in own)
+            if self.told is None and not has_gone_on:
+                self.teller, self.told = self._told_last(now)
             if self.told is not None and self._is_boasted(self.told, of_others, settings, now):
                 self.boaster, self.told = self.teller, None
         if self.told is None:
@@ -1126,18 +1127,17 @@ class _Cohorts:
         )
         return replace(seen, slot=told)
 
-    def _told_last(
-        self, ours: Mapping[PeerId, Seen], now: float
-    ) -> tuple[PeerId | None, Seen | None]:
-        """Who was the head before, and its last word, unless the cohort has gone on since."""
+    def _told_last(self, now: float) -> tuple[PeerId | None, Seen | None]:
+        """Which head told this peer last in this epoch, and how, if that is still the newest that
+        it knows of the other cohorts."""
         rest, at = self._known.rest, self._at
         if rest is None or rest.told is None or rest.told_by in self._known.boasters:
             return None, None
         told = rest.told
         counts = (
             (told.slot.at, told.slot.cohorts) == (at, self._count)
+            and self._known.sums_read_at <= told.at
             and now - told.at <= SLOT_SECONDS
-            and not any(one.slot.epoch > at.epoch for one in ours.values())
         )
         return (rest.told_by, told) if counts else (None, None)
 

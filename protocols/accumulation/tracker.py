@@ -59,7 +59,6 @@ from protocols.accumulation.progress import (
     FOLLOWER_AGAIN_SECONDS,
     KNOWN_SECONDS,
     PATIENCE_SECONDS,
-    READ_AS_HEAD_SECONDS,
     READ_WHEN_DUE_SECONDS,
     READS_BEFORE_DUE,
     SHORTEST_READ_SECONDS,
@@ -260,8 +259,8 @@ class Tracker:
         self._others: dict[PeerId, SlotEntry] = {}
         """As they were read last: the sums, and the slots of those who know of no cohorts."""
         self._read_sums_at = self._read_others_at = -math.inf
-        self._head_since = math.inf
-        """Since when this peer is the head of its cohort."""
+        self._sums_heard_at = -math.inf
+        """When the last reading of the sums began that anybody answered."""
         self._asked_at = -READ_WHEN_DUE_SECONDS
         self._was_asked = False
         """Since this peer's last round of this epoch, if any."""
@@ -609,7 +608,7 @@ class Tracker:
             now - last <= BOASTING_SECONDS for _, (_, last) in self._suspects.items()
         )
         told = None if rest is None else rest.told
-        is_told = told is not None and self._now() - told.at <= SAY_AGAIN_SECONDS
+        is_told = told is not None and self._now() - told.at <= CARRIED_SECONDS
         if is_told and not is_suspicious:
             oldest = told_seconds
         elif self._came >= 0.0:  # many may have come at once, after a cut
@@ -659,6 +658,8 @@ class Tracker:
             self._sums = {name_of_sum(head): one for head, one in slots.items()}
             self._sums_gone = frozenset(map(name_of_sum, sums_gone))
             self._read_sums_at = began
+            if self._dht.heard_at >= began:
+                self._sums_heard_at = began
         if sums in looked and others in looked:
             self._others = {} if others == key else looked[others][0]
             self._read_others_at = began
@@ -862,7 +863,7 @@ class Tracker:
             seen.lost(),
             frozenset(head for head, until in self._boasters.items() if clock < until),
             None if before is None else before.rest,
-            self._read_sums_at >= self._head_since,
+            now - (clock - self._sums_heard_at),
             self._needed(clock),
             self._states.reached,
             self._states.shown,
@@ -878,12 +879,9 @@ class Tracker:
         reads = found.read_again_in_seconds
         if found.fork is not None or found.behind is not None:
             reads = min(reads, IDLE_SECONDS)
-        if found.sum is None:
-            self._head_since = math.inf
-        elif self._head_since == math.inf:
-            self._head_since = clock
-            if clock - self._read_sums_at > READ_AS_HEAD_SECONDS:
-                self._look_now()  # it has to tell its cohort what the others have
+        is_new_head = found.sum is not None and (before is None or before.sum is None)
+        if is_new_head and found.rest is not None and found.rest.told is not None:
+            self._look_now()  # it has to tell its cohort what the others have
         self.estimate = replace(
             found,
             fork=fork,

@@ -506,22 +506,30 @@ def test_the_last_word_of_a_head_that_has_died_counts_until_the_next_one_tells()
     assert again.samples == 150 + 3.0 * 60.0, "counted from when it was said"
     newer = word(told(seen, successor, rest_samples=200), known)
     assert (newer.samples, newer.told_by) == (200 + 2.0 * 60.0, successor)
-    assert word(alone, known, SLOT_SECONDS).samples == TARGET
+    assert word(alone, known, SLOT_SECONDS - 1.0).told_by == head
     assert word(alone, known, SLOT_SECONDS + 1.0).told_by is None
+    assert word(alone, replace(known, sums_read_at=1.0)).samples == 180.0 + 2.0 * 72.0
+    assert goes_on.told is not None
+    much = msgspec.structs.replace(goes_on.told.slot, samples=10**9)
+    bold = replace(goes_on, told=replace(goes_on.told, slot=much))
+    boasted = estimate(alone, OWN, SETTINGS, 0.5, replace(known, rest=bold))
+    assert boasted.boaster == head
     assert word(alone, replace(known, boasters=frozenset((head,)))).told_by is None
     further = msgspec.structs.replace(OWN, epoch=OWN.epoch + 1)
     found = estimate(alone, further, SETTINGS, 2.0, known).rest
     assert found is not None
     assert found.told_by is None
-    gone_on = word(alone | {successor: Seen(further, 1.0)}, known)
-    assert gone_on.told_by is None, "this peer has missed the step"
+    one_liar = word(alone | {successor: Seen(further, 1.0)}, known)
+    assert one_liar.told_by == head
+    there = {peer: Seen(further, 1.0) for peer in cohort(1) if peer not in (me, head)}
+    assert word(alone | there, known).told_by is None, "this peer has missed the step"
     alike = msgspec.structs.replace(OWN, cohorts=2 * COUNT)
     found = estimate(alone, alike, SETTINGS, 2.0, replace(known, cohorts=2 * COUNT)).rest
     assert found is not None
     assert found.told_by is None, "other cohorts"
 
 
-def test_a_head_tells_on_what_the_last_one_told_until_it_has_read_sums_of_this_step() -> None:
+def test_a_head_tells_on_what_the_last_one_told_until_it_has_read_the_sums() -> None:
     me, head, successor = cohort(1)[2], HEADS[1], cohort(1)[1]
     rest = view(me, told(seen_at(me), head)).rest
     known = was_in_step(successor, rest=rest, lost=frozenset((head,)))
@@ -535,10 +543,10 @@ def test_a_head_tells_on_what_the_last_one_told_until_it_has_read_sums_of_this_s
     some = old | {name_of_sum(HEADS[0]): seen[name_of_sum(HEADS[0])]}
     found = estimate(some, OWN, SETTINGS, 0.0, known)
     assert found.rest is not None
-    assert found.rest.samples == 150.0, "the others are still of the last step"
-    found = estimate(seen, OWN, SETTINGS, 0.0, replace(known, has_read_sums=True))
+    assert found.rest.samples == 150.0, "it has read only that one"
+    found = estimate(seen, OWN, SETTINGS, 0.5, replace(known, sums_read_at=0.1))
     assert found.rest is not None
-    assert (found.rest.samples, found.rest.told_by) == (180.0, None)
+    assert (found.rest.samples, found.rest.told_by) == (180.0 + 0.5 * 72.0, None)
 
 
 def test_a_sum_that_is_read_late_counts_from_when_it_was_made() -> None:

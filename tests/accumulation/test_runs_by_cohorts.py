@@ -227,13 +227,14 @@ async def test_at_the_beginning_of_a_step_a_head_knows_how_fast_the_others_compu
 async def test_when_a_head_dies_in_a_step_its_cohort_still_knows_what_the_others_have(
     world: SimulatedWorld,
 ) -> None:
-    """It has not read the others' sums in this step, and plans its last batches now."""
+    """It plans its last batches now."""
     run = await begun(world, manner=replace(MANNER, target=3 * MANNER.target))
     for _ in range(3):
         await stepped(run, 1)
         await trio.sleep(6.0)
         head = heads(run)[0]
         mates = [one for one in cohort_with(run, head) if one is not head]
+        assert mates
         before = {one: samples_of_the_others(one) for one in mates}
         assert all(before.values())
         head.kill()
