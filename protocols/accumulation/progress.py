@@ -199,8 +199,8 @@ class Ignored:
 
 @dataclass(frozen=True)
 class OtherCohorts:
-    """What `cohorts` other cohorts have together. `told_by`: the head that says so, and `told` in
-    which words; None if this peer knows it from their sums."""
+    """What `cohorts` other cohorts have together. `told_by`: the head that says so, and `told`
+    the slot in which it does; None if this peer knows it from their sums."""
 
     cohorts: int
     samples: float

@@ -538,7 +538,7 @@ class _Programme:
 def _minimise(cost: Sequence[float], rows: _Rows, reduces: Sequence[bool]) -> OptimizeResult:
     """Solve it with HiGHS: the reducers' shares are between 0 and 1, and add up to 1. Presolving
     takes a third of the time for 24 peers, and saves none for 256. `linprog` asks the same solver,
-    and its own checks take half as long again as the solver."""
+    but its own checks make it a third slower."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     n = len(reduces)
