@@ -476,6 +476,8 @@ def incompatible_parts(before: RunDefinition, after: RunDefinition) -> list[str]
             f"{key} below [{section}]" for key in keys if getattr(old, key) != getattr(new, key)
         ]
     if before.experts is not None and after.experts is not None:
+        if before.training.seed != after.training.seed:  # of their first weights, and their name
+            found.append("seed below [training]")
         theirs = shared_by_experts(after.experts)
         found += [
             place

@@ -94,6 +94,7 @@ def test_what_an_expert_takes_is_counted_from_its_tensors() -> None:
         ("k = 2", "k = 3", ["k below [experts]"]),
         ("inner = [32]", "inner = [9]", ["network below [experts]"]),
         ('codec = "none"', 'codec = "float16"', []),
+        ("[training]\n", "[training]\nseed = 7\n", ["seed below [training]"]),
     ],
 )
 def test_other_experts_are_another_way_of_training(old: str, new: str, told: list[str]) -> None:

@@ -47,13 +47,16 @@ _FILES = """\
 | `~/.local/share/potluck/identity.key` |
 | known peers, for rejoining | `HOME/peers.json` | beside the key |
 | bytes sent and received this month, for the quota | `HOME/traffic.json` | beside the key |
+| bytes relayed for others this month | `HOME/relayed.json` | beside the key |
+| signed records of who gave what to runs | `HOME/credit/` | beside the key |
 | the present pause, which survives a restart | `HOME/pause.json` | beside the key |
 | slots that a backbone keeps across a restart | `HOME/dht.sqlite` | beside the key |
 | access pass of a run, and the newest revocation list | `HOME/access.pass`, \
 `HOME/revocations` | beside the key |
 | organiser's key (mode 0600; anyone who has it can change the organiser's runs) \
 | `HOME/organiser.key` | beside the key |
-| for each run of this node: its definition, partly downloaded files, its place in the data \
+| for each run of this node: its definition, partly downloaded files, its place in the data, its \
+history for the page \
 | `HOME/runs/` | beside the key |
 | lock and control socket of a running node | `HOME/run/` | `~/.local/state/potluck/run/` |
 | auth server: settings | `HOME/auth.toml` | `~/.config/potluck/auth.toml` |
