@@ -29,7 +29,7 @@ Easy to get wrong:
 - A committed result with fewer than COMMIT_SHARE of the target's samples is too light: no member
   applies it.
 - An estimate that was made for another epoch or history than that of the `Life` decides nothing.
-- Report the newest estimate before `Averaged` with ALONE: it says whether anybody else takes part.
+- Report the newest estimate before `Averaged`: it says who else takes part.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from protocols.accumulation.lineage import Elsewhere, history_after_parameters, next_history
+from protocols.accumulation.lineage import history_after_parameters, next_history
 from protocols.accumulation.progress import NOBODY, Estimate
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId
@@ -478,7 +478,8 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
         return life, ()
     elsewhere = found.behind or found.fork
     if elsewhere is not None:
-        return _leave(life, elsewhere)
+        fetch = Fetch(elsewhere.reason, elsewhere.epoch, elsewhere.history, elsewhere.peers)
+        return _fetch(life, fetch)
     if life.passed_by & found.ahead:
         return _fetch_from(life, tuple(sorted(life.passed_by & found.ahead)))
     if life.asks_any and found.just_ahead:
@@ -527,9 +528,9 @@ def _waits_for_others(life: Life, found: Estimate) -> bool:
     return bool(life.begun_without & found.averaging)
 
 
-def _leave(life: Life, elsewhere: Elsewhere) -> Turn:
-    fetch = Fetch(elsewhere.reason, elsewhere.epoch, elsewhere.history, elsewhere.peers)
-    return _without_gradients(replace(life, phase=Phase.FETCHING), elsewhere.reason, fetch)
+def _fetch(life: Life, fetch: Fetch) -> Turn:
+    """Meanwhile this peer's slot says that it has no samples, and averages nothing."""
+    return _without_gradients(replace(life, phase=Phase.FETCHING), fetch.reason, Announce(), fetch)
 
 
 def _without_gradients(life: Life, reason: str, *then: Effect) -> Turn:
@@ -636,16 +637,13 @@ def _fetch_from_any(life: Life, peers: tuple[PeerId, ...]) -> Turn:
     which this peer does not know how it ended. Any of them may lie, so this is tried a few times
     only, and not for long."""
     reason = f"A round of epoch {life.epoch} may have been committed without this peer."
-    fetch = Fetch(reason, life.epoch + 1, None, peers, LONGEST_ASKED_SECONDS)
-    return _without_gradients(replace(life, phase=Phase.FETCHING), reason, fetch)
+    return _fetch(life, Fetch(reason, life.epoch + 1, None, peers, LONGEST_ASKED_SECONDS))
 
 
 def _fetch_from(life: Life, peers: tuple[PeerId, ...]) -> Turn:
-    """Fetch from these peers, which have made the step without this one. As long as one of them is
-    there, this peer makes no step of its own."""
+    """Fetch from these peers, which have made the step without this one."""
     reason = f"The round of epoch {life.epoch} was committed without this peer."
-    life = replace(life, phase=Phase.FETCHING, passed_by=life.passed_by | {*peers})
-    return _without_gradients(life, reason, Fetch(reason, life.epoch + 1, None, peers))
+    return _fetch(life, Fetch(reason, life.epoch + 1, None, peers))
 
 
 _ENDINGS: Final[dict[Ending, Callable[[Mode, Life, Averaged], Turn]]] = {
@@ -722,8 +720,7 @@ def _parameters_averaged(_mode: Mode, life: Life, event: ParametersRoundEnded) -
             return life, (Announce(),)
         case Ending.LEFT_OUT:
             reason = f"The parameters of epoch {life.epoch} were averaged without this peer."
-            fetch = Fetch(reason, life.epoch, after, event.members)
-            return _without_gradients(replace(life, phase=Phase.FETCHING), reason, fetch)
+            return _fetch(life, Fetch(reason, life.epoch, after, event.members))
         case _:
             return replace(life, phase=Phase.ACCUMULATING), ()
 

@@ -288,7 +288,12 @@ def averaged(outcome: Outcome, made: Made | None = None) -> Averaged:
                 handed_down=outcome.handed_down,
             )
         case LeftOut():
-            return Averaged(Ending.LEFT_OUT, digest=outcome.digest, members=outcome.members)
+            return Averaged(
+                Ending.LEFT_OUT,
+                weight=outcome.weight,
+                digest=outcome.digest,
+                members=outcome.members,
+            )
         case Alone():
             return Averaged(Ending.ALONE, digest=b"" if made is None else made.digest)
         case Discarded():

@@ -398,7 +398,8 @@ class GridWalk:
         if last is None:
             raise ProtocolMisuse("An averaging has at least one round.")
         if last.verdict is Verdict.LEFT_OUT:
-            return LeftOut(last.statistics.members, last.digest, rounds)
+            weight = last.total_weight if len(rounds) == 1 else 0.0
+            return LeftOut(last.statistics.members, last.digest, rounds, weight)
         if last.verdict is Verdict.ALONE:
             return Alone(rounds)
         in_doubt = last.verdict is Verdict.IN_DOUBT

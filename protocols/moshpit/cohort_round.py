@@ -362,7 +362,7 @@ class CohortRounds:
             case Verdict.COMMITTED:
                 return Discarded(f"A cohort had two heads: {', '.join(twice)}.", False, rounds)
             case Verdict.LEFT_OUT:
-                return LeftOut(found.statistics.members, found.digest, rounds)
+                return LeftOut(found.statistics.members, found.digest, rounds, found.total_weight)
             case Verdict.ALONE if not mine.entries:
                 return Alone(rounds)
             case _:

@@ -61,7 +61,7 @@ def test_a_decision_names_the_contributions_and_the_step() -> None:
 def test_a_round_gives_no_statistics_if_it_was_in_doubt_or_over_a_grid_or_left_this_peer_out() -> (
     None
 ):
-    left_out = LeftOut((KEEPER, ANN), DIGEST, (a_round(Verdict.LEFT_OUT),))
+    left_out = LeftOut((KEEPER, ANN), DIGEST, (a_round(Verdict.LEFT_OUT),), 96.0)
     in_doubt = Discarded("nobody answered", True, (a_round(Verdict.IN_DOUBT),))
     for outcome in (left_out, in_doubt, committed(rounds=2)):
         assert decided_step(outcome, BEFORE, 12) is None

@@ -268,7 +268,7 @@ def test_after_a_round_in_doubt_one_of_its_members_is_enough_to_be_followed() ->
     lifecycle = averaging()
     lifecycle.take(Averaged(Ending.DISCARDED, members=peers(0, 1), in_doubt=True))
     assert lifecycle.take(looked(lifecycle, ahead=peers(5))) == ()
-    drop, fetch = lifecycle.take(looked(lifecycle, ahead=peers(1, 5)))
+    drop, _, fetch = lifecycle.take(looked(lifecycle, ahead=peers(1, 5)))
     assert isinstance(drop, DropGradients)
     assert isinstance(fetch, Fetch)
     assert (fetch.at_least_epoch, fetch.peers) == (1, peers(1))
@@ -280,7 +280,7 @@ def test_a_member_that_does_not_apply_a_result_follows_one_that_does() -> None:
     lifecycle.take(looked(lifecycle, holders=HOLDERS))
     lifecycle.take(Averaged(Ending.COMMITTED, 100.0, DIGEST, (ME, *peers(2))))
     assert lifecycle.take(looked(lifecycle, holders=HOLDERS, ahead=peers(0))) == ()
-    drop, fetch = lifecycle.take(looked(lifecycle, holders=HOLDERS, ahead=peers(0, 2)))
+    drop, _, fetch = lifecycle.take(looked(lifecycle, holders=HOLDERS, ahead=peers(0, 2)))
     assert isinstance(drop, DropGradients)
     assert isinstance(fetch, Fetch)
     assert (fetch.at_least_epoch, fetch.peers) == (1, peers(2))
@@ -290,7 +290,7 @@ def test_a_peer_that_was_left_out_makes_no_other_step_if_it_cannot_fetch_the_sta
     lifecycle = averaging()
     lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1)))
     lifecycle.take(StateFetchFailed("it is busy"))
-    assert isinstance(lifecycle.take(looked(lifecycle, ahead=peers(1)))[0], Fetch)
+    assert isinstance(lifecycle.take(looked(lifecycle, ahead=peers(1)))[-1], Fetch)
     lifecycle.take(StateFetchFailed("it is gone"))
     assert lifecycle.take(looked(lifecycle)) == ()
     assert lifecycle.life.phase is Phase.ACCUMULATING
@@ -318,11 +318,12 @@ def test_a_peer_that_takes_the_state_from_which_a_run_begins_does_not_follow() -
 
 def test_a_peer_that_is_left_out_drops_its_samples_and_takes_the_others_state() -> None:
     lifecycle = averaging()
-    drop, fetch = lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1, 2)))
+    drop, told, fetch = lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1, 2)))
     assert isinstance(drop, DropGradients)
     assert drop.samples == 60
     assert isinstance(fetch, Fetch)
     assert (fetch.at_least_epoch, fetch.peers) == (1, peers(1, 2))
+    assert told == Announce(), "the slot says no more that it averages"
     assert lifecycle.life.published_samples == 0
 
 
@@ -353,7 +354,7 @@ def test_alone_with_less_than_a_step_needs_goes_on_accumulating() -> None:
 def test_behind_drops_what_is_stale_and_fetches() -> None:
     lifecycle = accumulating()
     ahead = Elsewhere(FindingKind.BEHIND, 7, None, peers(1, 2), "two are ahead")
-    drop, fetch = lifecycle.take(looked(lifecycle, behind=ahead, due=True))
+    drop, _, fetch = lifecycle.take(looked(lifecycle, behind=ahead, due=True))
     assert drop == DropGradients("two are ahead", 60)
     assert fetch == Fetch("two are ahead", 7, None, peers(1, 2))
     late = lifecycle.take(Contributed(32))
@@ -368,6 +369,7 @@ def test_the_losing_side_of_a_fork_takes_only_the_winners_history() -> None:
     lifecycle = accumulating(samples=0)
     other = Elsewhere(FindingKind.FORK, 0, history(1), peers(1), "outvoted")
     assert lifecycle.take(looked(lifecycle, fork=other)) == (
+        Announce(),
         Fetch("outvoted", 0, history(1), peers(1)),
     )
 
@@ -377,7 +379,7 @@ def test_a_fetch_that_fails_looks_again_and_goes_on_where_it_was_if_all_others_a
     ahead = Elsewhere(FindingKind.BEHIND, 7, None, peers(1), "ahead")
     lifecycle.take(looked(lifecycle, behind=ahead))
     assert lifecycle.take(StateFetchFailed("nobody serves it")) == (LookAgain(),)
-    assert isinstance(lifecycle.take(looked(lifecycle, behind=ahead))[0], Fetch)
+    assert isinstance(lifecycle.take(looked(lifecycle, behind=ahead))[-1], Fetch)
     lifecycle.take(StateFetchFailed("nobody serves it"))
     lifecycle.take(looked(lifecycle))
     assert (lifecycle.life.phase, lifecycle.life.epoch) == (Phase.ACCUMULATING, 0)
@@ -408,7 +410,7 @@ def test_delayed_a_failed_round_joins_what_was_computed_beside_it() -> None:
 def test_delayed_a_peer_that_is_left_out_empties_the_pipeline() -> None:
     lifecycle = averaging(DELAYED)
     lifecycle.take(Contributed(32))
-    drop, _ = lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1)))
+    drop, *_ = lifecycle.take(Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1)))
     assert isinstance(drop, DropGradients)
     assert drop.samples == 92
 
@@ -546,7 +548,7 @@ def test_while_a_group_that_began_without_this_peer_averages_nothing_is_tried() 
         lifecycle.take(Contributed(4))
     assert lifecycle.life.samples == 80
     behind = Elsewhere(FindingKind.BEHIND, 1, None, peers(1, 2), "They are ahead.")
-    drop, fetch = lifecycle.take(looked(lifecycle, due=True, behind=behind))
+    drop, _, fetch = lifecycle.take(looked(lifecycle, due=True, behind=behind))
     assert isinstance(drop, DropGradients)
     assert isinstance(fetch, Fetch)
 
@@ -599,7 +601,7 @@ def test_parameters_that_were_not_averaged_stay_as_they_were(ending: Ending) -> 
 def test_a_peer_that_is_left_out_of_averaging_the_parameters_takes_the_others() -> None:
     lifecycle = stepping(Mode(target_samples=100, parameters_every=1))
     lifecycle.take(Stepped())
-    (fetch,) = lifecycle.take(ParametersRoundEnded(Ending.LEFT_OUT, DIGEST, peers(1, 2)))
+    _, fetch = lifecycle.take(ParametersRoundEnded(Ending.LEFT_OUT, DIGEST, peers(1, 2)))
     assert isinstance(fetch, Fetch)
     assert fetch.history == history_after_parameters(AFTER, 1, DIGEST)
 

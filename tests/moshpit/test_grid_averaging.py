@@ -8,6 +8,7 @@ from collections import defaultdict
 import pytest
 import torch
 
+from protocols.accumulation.rounds import averaged
 from protocols.identity import PeerId
 from protocols.moshpit.averager import GridWalk, ResultBuffers
 from protocols.moshpit.grid import Grid, numbered_index
@@ -107,6 +108,20 @@ def test_an_averaging_is_committed_when_one_of_its_rounds_was() -> None:
     assert isinstance(outcome, Committed)
     assert torch.equal(outcome.result, torch.full((4,), 8.0))
     assert [one.verdict for one in outcome.rounds] == [Verdict.COMMITTED, Verdict.LEFT_OUT]
+
+
+@pytest.mark.parametrize(("rounds", "weight"), [(1, 40.0), (2, 0.0)])
+def test_one_that_is_left_out_knows_how_much_stands_behind_the_others_result(
+    rounds: int, weight: float
+) -> None:
+    """Over a grid it is not known. If it is too little for a step, the others make none."""
+    walk = walk_of(1, Grid(2, rounds))
+    for verdict in (*[Verdict.NO_GROUP] * (rounds - 1), Verdict.LEFT_OUT):
+        walk.next_round()
+        walk.take(step(verdict, total_weight=40.0))
+    outcome = walk.outcome()
+    assert isinstance(outcome, LeftOut)
+    assert outcome.weight == averaged(outcome).weight == weight
 
 
 @pytest.mark.parametrize(
