@@ -296,7 +296,7 @@ class Driver:
             if isinstance(error, TooSlow):
                 with bridge.waiting():
                     bridge.sleep(TOO_SLOW_SECONDS).wait()
-            return standing.tell(StateFetchFailed(str(error)))
+            return standing.tell(StateFetchFailed())
         self._retry_seconds = FIRST_RETRY_SECONDS
         now_at, history = standing.at
         bridge.tell(
@@ -323,7 +323,7 @@ class Driver:
             rest.see_out()
         self._bridge.set_away(is_away=False)
         self._retry_seconds = FIRST_RETRY_SECONDS
-        return self.standing.tell(StateFetchFailed("Its owner wanted this peer to rest."))
+        return self.standing.tell(StateFetchFailed())
 
     def _is_of_the_run(self, effect: Fetch) -> bool:
         """Whether most of the others have this state. If so, and it cannot be taken, it is the
@@ -402,7 +402,7 @@ class Driver:
             self._bridge.tell(PlaceFree(self.standing.at[0]))
 
     def _is_complete(self) -> bool:
-        return 0 < self._mode.last_epoch <= self.standing.at[0]
+        return self._mode.is_complete_at(self.standing.at[0])
 
     def _check_model(self) -> None:
         """Raise OtherModel if all other peers in the run have another model."""
@@ -457,7 +457,7 @@ class NextBatch:
         return seconds
 
     def _waits(self, life: Life, found: Estimate, now: float) -> float:
-        is_complete = 0 < self._mode.last_epoch <= life.epoch
+        is_complete = self._mode.is_complete_at(life.epoch)
         if is_complete:
             return 0.0
         if life.phase in BESIDE:

@@ -78,6 +78,9 @@ class Mode:
     parameters_every: int = 0
     last_epoch: int = 0
 
+    def is_complete_at(self, epoch: int) -> bool:
+        return 0 < self.last_epoch <= epoch
+
 
 @dataclass(frozen=True)
 class Life:
@@ -232,7 +235,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class StateFetchFailed:
-    reason: str
+    """The state that `Fetch` asked for could not be fetched."""
 
 
 @dataclass(frozen=True)
@@ -338,9 +341,6 @@ class KeepGradients:
 class HoldBack:
     """A batch is not finite, and is left out."""
 
-    reason: str
-    samples: int
-
 
 @dataclass(frozen=True)
 class Announce:
@@ -411,8 +411,6 @@ def advance(mode: Mode, life: Life, event: Event) -> Turn:
 
 # -- batches
 
-NOT_FINITE: Final = "Its loss or a gradient is not finite."
-
 
 def _count(mode: Mode, life: Life, event: Contributed) -> Turn:
     """Accumulate (DeDLOC, 3.1). A batch that is not finite never counts."""
@@ -421,16 +419,14 @@ def _count(mode: Mode, life: Life, event: Contributed) -> Turn:
     if event.samples <= 0:
         raise ProtocolMisuse(f"A batch of {event.samples} samples cannot be counted.")
     if not event.finite:
-        return life, (HoldBack(NOT_FINITE, event.samples),)
+        return life, (HoldBack(),)
     return replace(life, samples=life.samples + event.samples), ()
 
 
 def _uncount(_mode: Mode, life: Life, event: FoundNotFinite) -> Turn:
     if event.in_round:
-        life = replace(life, in_round=life.in_round - event.samples)
-    else:
-        life = replace(life, samples=life.samples - event.samples)
-    return life, (HoldBack(NOT_FINITE, event.samples),)
+        return replace(life, in_round=life.in_round - event.samples), ()
+    return replace(life, samples=life.samples - event.samples), ()
 
 
 def _count_beside(mode: Mode, life: Life, event: Contributed) -> Turn:
@@ -489,9 +485,9 @@ def _look(mode: Mode, life: Life, event: Estimated) -> Turn:
     life = replace(life, phase=Phase.ACCUMULATING)
     if not found.has_place:
         return life, ()  # follow the run until a place in its rounds is free
-    if 0 < mode.last_epoch <= life.epoch or not found.is_due_with(life.samples):
+    if mode.is_complete_at(life.epoch) or not found.is_due_with(life.samples):
         return life, ()
-    if not life.samples and not mode.auxiliary and not found.is_spared_with(0):
+    if not life.samples and not mode.auxiliary and not found.is_spared:
         return life, ()  # without samples it would only take another peer's place
     if _waits_for_others(life, found):
         return life, ()

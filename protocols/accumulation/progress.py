@@ -8,13 +8,15 @@ Every peer plans the batches of the peers in its own epoch and history (batch_pl
 extrapolates each by what its slot says about its batches. So all reach the same result at nearly
 the same time without a message. They read more often the nearer the step is.
 
-A run has one group of averaging, with a limited number of places. If more peers take part, all deal
-the places out by the same rule from the same slots (`_with_places`). Peers without a place follow
-the run: nobody expects them in a round or counts their samples.
+A group of averaging has a limited number of places. A run with more peers is divided into cohorts,
+each with a group of its own (`_Cohorts`; moshpit/cohorts.py). All peers deal the places out by the
+same rule from the same slots (`_with_places`). Peers without a place follow the run: nobody expects
+them in a round or counts their samples.
 
 In this file: the constants with their reasons; `Estimate`, the result, and its decisions for the
 training thread; `Known`, what a peer remembers beside the slots; `estimate` itself; then its parts:
-places, counted samples, whose slots count, and `_Staff`, which turns slots into workers of a plan.
+places, counted samples, `_Cohorts`, whose slots count, and `_Staff`, which turns slots into workers
+of a plan.
 
 Easy to get wrong: time is this machine's monotonic clock. A slot is as old as it says, counted from
 the end of the round that began the epoch, if both peers were in that round; otherwise from when it
@@ -253,8 +255,8 @@ class Estimate:
       are none, everybody here.
     - `needs`: how many peers must be in the next step: most of those in the last one. 0 in a small
       run, and when it has waited for them for long.
-    - `is_again`: a round of this epoch has come to nothing, and this peer does not wait for so many
-      for much longer.
+    - `is_again`: a round of this epoch has come to nothing, and this peer waits for so many for
+      longer than a list stays open for them.
     - `me`: this peer.
     - `ahead`: others that claim to be further. By cohorts only those of whom it is proved.
     - `just_ahead`: those of whom it is proved that they are further by one epoch.
@@ -263,7 +265,8 @@ class Estimate:
     - `may_be_behind`: this peer has no state of the run, and others may be about to be proved to be
       ahead.
     - `fork`: others have another history, and this peer is on the side that gives way.
-    - `peers`: all others known to be alive and to fit, wherever they are.
+    - `peers`: all others known to be alive and to fit, wherever they are. By cohorts those of this
+      peer's own, and one head of each other.
     - `keepers`: those of them that keep the run's checkpoints.
     - `keepers_here`: the keepers in this epoch and history.
     - `silent_keepers`: keepers that do not count now and have not left: they may be back.
@@ -390,9 +393,10 @@ class Estimate:
         share = BEGUN_BY_MOST_SHARE if by_most else BEGUN_SHARE
         return self.others_samples + own_samples >= share * self.target_samples
 
-    def is_spared_with(self, own_samples: int) -> bool:
+    @property
+    def is_spared(self) -> bool:
         """Whether the others' batches make up the round, so that this peer comes without any."""
-        return not own_samples and self.own_part <= 0
+        return self.own_part <= 0
 
     @property
     def longest_wait_seconds(self) -> float:
@@ -856,7 +860,7 @@ class _Cohorts:
     """The slots that matter to this peer, and who speaks for which cohort.
 
     - `known`: the own slots of its cohort, and the newest sum of each other cohort.
-    - `said`: these, and all sums that name a later state, whether they are proved or not.
+    - `said`: these, and those without a proof.
     - `fitting`: those whose samples count. If the head of this peer's cohort tells what all other
       cohorts have together, that is `REST`, and their sums may be old. If it has died, its last
       word counts until the next one tells, or this peer has read the sums. A peer that has come
@@ -865,10 +869,10 @@ class _Cohorts:
     - `teller`: the head that tells it, in the slot `told`; `boaster`: the head, if it tells of too
       much.
     - `voting`: the slots that decide whose state is the run's: of all peers, or the sums.
+    - `has_vote`: this peer is one of those that decide it.
     - `unproved`: as in the estimate.
     - `moved`: the sums of heads that made the last step, and whose slots of this epoch have not
       arrived.
-    - `has_vote`: this peer is one of those.
     """
 
     def __init__(

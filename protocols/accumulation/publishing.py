@@ -24,19 +24,19 @@ from typing import Final
 import msgspec
 import trio
 
-from protocols.accumulation.progress import CARRIED_SECONDS, Estimate, ProgressSettings
+from protocols.accumulation.progress import CARRIED_SECONDS, Estimate
 from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, SLOT_SECONDS, ProgressSlot
 from protocols.dht import Dht
 from protocols.errors import PotluckError
 
 # ---- when a slot is written
 #
-#   seconds = say_again_in(said, mine, estimate, settings, largest_batch, now)
+#   seconds = say_again_in(said, mine, estimate, largest_batch, now)
 #
 # The others extrapolate a slot by the rate in it. So a slot is written again only when that is
 # wrong by more than a little, when anything but the number of samples changes, and before the slot
-# expires. The errors of all peers together stay at a few hundredths of a round, with four peers or
-# with sixty.
+# expires. The errors of all peers of a group together stay at a few hundredths of a round, with
+# four peers or with sixty. By cohorts each peer may be wrong by more, in either direction.
 #
 # Easy to get wrong: samples are added a batch at a time. So the finished part of the batch under
 # way counts on both sides of the comparison. Otherwise a batch under way would look like an error.
@@ -65,7 +65,6 @@ def say_again_in(
     said: Said,
     mine: ProgressSlot,
     found: Estimate,
-    settings: ProgressSettings,
     largest_batch: int,
     now: float,
 ) -> float:
@@ -78,10 +77,10 @@ def say_again_in(
     error = _progress(mine) - _carried(said, now, part)
     others = len(found.peers) + 1
     batch = mine.batch / 2 if mine.batch else largest_batch
-    tolerance = max(batch, ERROR_SHARE * settings.target_samples / others)
+    tolerance = max(batch, ERROR_SHARE * found.target_samples / others)
     is_news = _is_first_word(said.slot, mine) or said.slot.beside != mine.beside
     is_news = is_news or (said.slot.under_way < 0) != (mine.under_way < 0)
-    is_news = is_news or _is_wrong_about_the_rest(said.slot, mine, age, settings.target_samples)
+    is_news = is_news or _is_wrong_about_the_rest(said.slot, mine, age, found.target_samples)
     if abs(error) > tolerance or is_news:
         return min(rest, _from_now(SHORTEST_SECONDS - age))
     return rest

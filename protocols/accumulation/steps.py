@@ -172,11 +172,6 @@ class LossScale:
         return LossScale(scale, epochs)
 
 
-def is_step_worth_it(overflowed: float) -> bool:
-    """Whether enough of the batch is left for a step."""
-    return 1.0 - overflowed >= ENOUGH
-
-
 # ---- the outer step of local steps (DiLoCo, Douillard et al. 2023, algorithm 1)
 
 OUTER_LEARNING_RATE = 0.7  # both are the paper's best: no run in its table did better
@@ -189,7 +184,7 @@ class OuterStep:
 
         outer = OuterStep(start)                       # theta at the beginning of the epoch
         pseudo_gradient = outer.pseudo_gradient(local, out)    # line 12: theta_start - theta_local
-        start = outer.step(averaged)                   # line 14: Nesterov's step from theta_start
+        outer.step(averaged)                           # line 14: Nesterov's step from theta_start
 
     Between two rounds each peer makes steps with its own inner optimizer, whose statistics it never
     sends. The peers average how far the parameters went, and the outer optimizer takes the average
@@ -208,14 +203,13 @@ class OuterStep:
         these values in the flat tensors."""
         return torch.sub(self.start[place], local, out=out)
 
-    def step(self, averaged: Tensor, place: slice = ALL) -> Tensor:
-        """Make Nesterov's step with the averaged pseudo-gradient. Returns the new theta_start."""
+    def step(self, averaged: Tensor, place: slice = ALL) -> None:
+        """Make Nesterov's step with the averaged pseudo-gradient."""
         # v <- 0.9 v + g;  theta <- theta - 0.7 (g + 0.9 v), as torch.optim.SGD(nesterov=True)
         start, momentum = self.start[place], self.momentum[place]
         momentum.mul_(OUTER_MOMENTUM).add_(averaged)
         start.add_(averaged, alpha=-OUTER_LEARNING_RATE)
         self.drift(start, momentum)
-        return start
 
     @staticmethod
     def drift(parameters: Tensor, momentum: Tensor) -> None:
@@ -288,7 +282,7 @@ class InnerStep:
         here = averaged[: parameters.values]
         gradients = self._there(here)
         norm = None
-        if is_step_worth_it(overflowed):
+        if 1.0 - overflowed >= ENOUGH:
             norm = self._prepare(here, gradients, overflowed)
         else:
             used = [0.0] * len(used)  # the optimizer and the scheduler see a step without gradients
@@ -440,9 +434,6 @@ class Steps(Protocol):
 
     def restore(self, state: TrainingState) -> None:
         """Replace the state, and let the model compute with the new one."""
-
-    def extra(self) -> dict[str, Any]:
-        """The parts of the state besides the model, its optimizer and its schedule."""
 
 
 # ---- averaged gradients (DeDLOC, section 3.1)

@@ -1,7 +1,7 @@
 """Progress on one node: publishes this peer's slot, reads the others', and keeps the estimate.
 
     async with open_tracker(network, dht, TrackerSettings(run, target_samples), mine) as tracker:
-        tracker.note(mine)                   # from any thread, whenever something has changed
+        tracker.note(mine)                   # from trio's thread, whenever something has changed
         tracker.estimate                     # from any thread: a plain attribute
 
 The others extrapolate this peer's samples by its rate, and are right most of the time. So a slot is
@@ -9,8 +9,8 @@ written only when they would be wrong by more than a little, when anything else 
 before the slot expires (publishing.py). The estimate says how soon to read again. It is also made
 anew at the moment when the step becomes due by what is known.
 
-`Tracker` has four parts: methods for others, this peer's own progress, reading, and making the
-estimate. `_Newcomers` remembers which newcomers rounds have waited for.
+`Tracker` has five parts: methods for others, this peer's own progress, reading, making the
+estimate, and cohorts. `_Newcomers` remembers which newcomers rounds have waited for.
 
 Promises: everything ends with the `async with` block, and the slot is withdrawn. `note` and
 `estimate` never wait. If the directory cannot be reached, the tracker tries again for ever; what it
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable
 from contextlib import asynccontextmanager
@@ -217,7 +216,6 @@ class Tracker:
         )
         self._counts_silence = settings.counts_silence
         self._jitter = _share(network.peer_id, settings.run)
-        self._token, self._thread = trio.lowlevel.current_trio_token(), threading.get_ident()
         self._mine = mine
         self._meter = RateMeter()
         self._credit, self._patience = Credit(), FindingPatience()
@@ -243,7 +241,7 @@ class Tracker:
         """Since when the rounds of this epoch have made no step."""
         self._failed_at = -math.inf
         """When the last of them did so."""
-        self._estimated: Estimate | None = None
+        self.estimate = Estimate(0, mine.epoch, mine.history)
         self._estimated_at = 0.0
         self._suspects = BoundedMap[PeerId, tuple[float, float]](MOST_BOASTERS)
         """Since when, and when last, each of these heads told of too much."""
@@ -282,11 +280,11 @@ class Tracker:
     # -- for others
 
     def note(self, mine: ProgressSlot, *, at_once: bool = False, ago: float = 0.0) -> None:
-        """Report how this peer was `ago` seconds ago. Any thread; never waits. Changes of anything
-        but samples are published at once; with `at_once`, samples are, too. The rate and how long a
-        batch has been under way are measured here: `under_way` in `mine` only says whether a batch
-        is."""
-        self._run(lambda: self._take(mine, at_once=at_once, ago=ago))
+        """Report how this peer was `ago` seconds ago. trio's thread; never waits. Changes of
+        anything but samples are published at once; with `at_once`, samples are, too. The rate and
+        how long a batch has been under way are measured here: `under_way` in `mine` only says
+        whether a batch is."""
+        self._take(mine, at_once=at_once, ago=ago)
 
     def set_away(self, *, is_away: bool) -> None:
         """While this peer is away, its slot is withdrawn, and nobody counts on it or waits for it.
@@ -299,10 +297,6 @@ class Tracker:
                 self._meter.began(self._known_since)
                 if self._batch_began is not None:
                     self._batch_began = self._known_since
-
-    def look_now(self) -> None:
-        """Read the others' slots as soon as possible. Any thread; never waits."""
-        self._run(self._look_now)
 
     async def look_often(self) -> None:
         """Read often while a state is fetched, until cancelled, so that this peer keeps up with a
@@ -425,16 +419,6 @@ class Tracker:
 
     # -- own progress
 
-    def _run(self, act: Callable[[], None]) -> None:
-        """Run it in trio's thread: now if this is that thread, else soon."""
-        if threading.get_ident() == self._thread:
-            act()
-            return
-        try:
-            self._token.run_sync_soon(act)
-        except trio.RunFinishedError:
-            log.debug("progress was told after the end")
-
     def _look_now(self) -> None:
         self._wants_look.set()
 
@@ -550,8 +534,8 @@ class Tracker:
 
     def _rest_to_tell(self, mine: ProgressSlot) -> OtherCohorts | None:
         """If this peer is its cohort's head: what the others have together, as of now."""
-        found = self._estimated
-        if found is None or found.sum is None or found.rest is None:
+        found = self.estimate
+        if found.sum is None or found.rest is None:
             return None
         if (found.epoch, found.history) != (mine.epoch, mine.history):
             return None
@@ -564,7 +548,6 @@ class Tracker:
             said,
             self._measured(),
             self.estimate,
-            self._settings,
             self._meter.largest_batch,
             trio.current_time(),
         )
@@ -834,12 +817,12 @@ class Tracker:
     def _sum_again_in(self, said: Said) -> float:
         found = replace(self.estimate, own_part=math.inf)
         return say_again_in(
-            said, self._sum(), found, self._settings, self._meter.largest_batch, trio.current_time()
+            said, self._sum(), found, self._meter.largest_batch, trio.current_time()
         )
 
     def _reckon_once(self) -> None:
         self._adopt_cohorts()
-        now, before = self._now(), self._estimated
+        now, before = self._now(), self.estimate
         seen, said = self._seen, self.publishing.said
         clock = trio.current_time()
         if self._epoch_began is None and seen.number:
@@ -862,7 +845,7 @@ class Tracker:
             self.idle_heads(),
             seen.lost(),
             frozenset(head for head, until in self._boasters.items() if clock < until),
-            None if before is None else before.rest,
+            before.rest,
             now - (clock - self._sums_heard_at),
             self._needed(clock),
             self._states.reached,
@@ -879,7 +862,7 @@ class Tracker:
         reads = found.read_again_in_seconds
         if found.fork is not None or found.behind is not None:
             reads = min(reads, IDLE_SECONDS)
-        is_new_head = found.sum is not None and (before is None or before.sum is None)
+        is_new_head = found.sum is not None and before.sum is None
         if is_new_head and found.rest is not None and found.rest.told is not None:
             self._look_now()  # it has to tell its cohort what the others have
         self.estimate = replace(
@@ -891,7 +874,7 @@ class Tracker:
             is_again=self._waits_since is not None
             and clock - self._waits_since < WAITS_FOR_MOST_SECONDS - FOR_MORE_SECONDS,
         )
-        self._estimated, self._estimated_at = self.estimate, clock
+        self._estimated_at = clock
         if found.boaster is not None:
             self._suspect(found.boaster, clock)
         self._states.note(found.unproved, clock)

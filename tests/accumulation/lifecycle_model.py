@@ -252,9 +252,7 @@ def _fetches(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Ac
             event = Fetched(source.life.epoch, source.life.history)
             yield Action("has a state", (number, other), told(rules, world, number, got, event))
     failed = replace(peer, fetch=None)
-    yield Action(
-        "gets no state", (number,), told(rules, world, number, failed, StateFetchFailed(""))
-    )
+    yield Action("gets no state", (number,), told(rules, world, number, failed, StateFetchFailed()))
 
 
 def _endings(rules: Rules, world: World, epoch: int, group: tuple[int, ...]) -> Iterator[Action]:

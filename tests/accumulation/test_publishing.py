@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.accumulation.progress import Estimate, ProgressSettings
+from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, ProgressSlot
 from protocols.accumulation.publishing import SHORTEST_SECONDS, Said, say_again_in
 from protocols.accumulation.rate_meter import RateMeter
 from tests.accumulation.progress_slots import history, peers, slot
 
-SETTINGS = ProgressSettings(1000)
+TARGET = 1000
 BATCH = 8
 
 
 def again_in(said: ProgressSlot, mine: ProgressSlot, now: float) -> float:
-    found = Estimate(1, 5, history(), peers=peers(*range(9)))
-    return say_again_in(Said(said, 0.0), mine, found, SETTINGS, BATCH, now)
+    found = Estimate(1, 5, history(), target_samples=TARGET, peers=peers(*range(9)))
+    return say_again_in(Said(said, 0.0), mine, found, BATCH, now)
 
 
 def test_nothing_is_said_while_the_others_carry_it_forward_rightly() -> None:

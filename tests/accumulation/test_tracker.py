@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import msgspec
 import pytest
@@ -675,23 +674,6 @@ def test_another_release_of_torch_is_said_once(caplog: pytest.LogCaptureFixture)
     texts = [record.getMessage() for record in caplog.records if "with torch" in record.msg]
     assert sum("trains with torch 2.4 and this peer with torch 2.13" in one for one in texts) == 1
     assert len(texts) == 2, "each side says it once"
-
-
-@simulated
-async def test_progress_is_told_from_another_thread_without_waiting(world: SimulatedWorld) -> None:
-    one = peer_in(world, "one")
-    await one.ready.wait()
-    tracker = one.tracker
-    told = threading.Thread(target=tracker.note, args=(slot(77),))
-    told.start()
-    told.join()
-    with trio.fail_after(5):
-        while tracker.estimate.samples != 77:
-            await tracker.changed()
-    await one.leave()
-    ended = threading.Thread(target=tracker.note, args=(slot(78),))
-    ended.start()
-    ended.join()
 
 
 # ---- by cohorts, what proves that others are further

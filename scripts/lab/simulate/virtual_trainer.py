@@ -490,7 +490,7 @@ class Trainer:
         await trio.sleep(FETCH_FAILS_SECONDS - FETCH_SECONDS)
         self.words.append(f"{trio.current_time():.1f} {self.epoch} gets none")
         self.tracker.fetch_failed(wanted.peers, "no peer has it")
-        return self._tell(StateFetchFailed("no peer has it"))
+        return self._tell(StateFetchFailed())
 
     async def _look_again(self) -> None:
         life = self.lifecycle.life
