@@ -204,6 +204,7 @@ class _Run:
         self._named: set[PeerId] = set()
         """The liars whose samples did not count at some honest peer."""
         self._memory = memory_in_use()
+        self._haste = 1.0
         self._step_made = trio.Event()
         """Set and replaced whenever a peer has made a step."""
 
@@ -251,20 +252,24 @@ class _Run:
 
     async def _begin(self) -> None:
         """Let the first peers come and train until all of them are in the steps: at first as many
-        as one group takes, then each time as many as there are."""
+        as one group takes, then each time as many as there are. While some are missing, the others
+        compute as fast as all together will, or a step of a few would take minutes."""
         plan = self.plan
         self.say(f"{plan.peers} peers join")
         coming = min(plan.peers, plan.peers if plan.approximate else plan.group_size)
         while coming:
-            begins = not self.peers
+            begins, there = not self.peers, len(self.peers) + coming
+            self._haste = plan.peers / there
+            for one in self.peers:
+                one.haste = self._haste
             for _ in range(coming):
                 self._come(begins=begins)
                 await trio.sleep(JOINING_SECONDS / coming)
-            there = len(self.peers)
-            patience = LONGEST_START_STEPS * plan.step_seconds * plan.peers / there
-            with trio.move_on_after(patience):
+            with trio.move_on_after(LONGEST_START_STEPS * plan.step_seconds):
                 while not all(one.steps for one in self.peers):
                     await self._step_made.wait()
+            made = sum(1 for one in self.peers if one.steps)
+            self.say(f"{made} are in the steps, {trio.current_time():.0f} s after the first came")
             coming = min(there, plan.peers - there)
 
     def _come(self, *, begins: bool, batch_seconds: float | None = None) -> Trainer:
@@ -282,7 +287,7 @@ class _Run:
         dialable = len(self.peers) < 3 or self.chance.random() >= plan.dial_out
         node = replace(self.node, dialable=dialable)
         one = trainer(self.world, f"peer-{len(self.peers)}", manner, self.peers, node)
-        one.when_stepped = self._stepped
+        one.when_stepped, one.haste = self._stepped, self._haste
         self.peers.append(one)
         return one
 

@@ -156,6 +156,8 @@ class Trainer:
         self._departs_until: float | None = None
         self._seen_out = trio.Event()
         self._away_until: float | None = None
+        self.haste = 1.0
+        """It computes so many times as fast as its manner says."""
         self._failed, self._retry = 0, FIRST_RETRY_SECONDS
         self._computes, self._leaves = False, False
         self._nursery: trio.Nursery | None = None
@@ -291,7 +293,7 @@ class Trainer:
             averaging=is_averaging,
             follows=life.follows,
             batch=self.manner.samples,
-            batch_seconds=self.manner.seconds if self.manner.is_measured else 0.0,
+            batch_seconds=self.manner.seconds / self.haste if self.manner.is_measured else 0.0,
             under_way=0.0 if self._computes else -1.0,
             beside=life.samples if is_averaging else 0,
             leaves=self._leaves,
@@ -312,7 +314,7 @@ class Trainer:
         while self._departs_until is None:
             self._computes = self.manner.samples > 0 and not self._next_batch.is_extra
             self.tracker.note(self._slot())
-            await trio.sleep(self.manner.seconds)
+            await trio.sleep(self.manner.seconds / self.haste)
             self._computes = False
             if self._away_until is not None:
                 await self._stay_away(self._away_until)
