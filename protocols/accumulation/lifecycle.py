@@ -622,10 +622,12 @@ def _discarded(_mode: Mode, life: Life, event: Averaged) -> Turn:
 
 
 def _left_out(mode: Mode, life: Life, event: Averaged) -> Turn:
-    """The others have made the step, unless their result was too light for one."""
+    """The others have made the step, unless their result was too light for one. The one that says
+    how much it weighs may lie."""
+    life = life.may_be_passed_by(event.members)
     if 0.0 < event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
-    return _fetch_from(life.may_be_passed_by(event.members), event.members)
+    return _fetch_from(life, event.members)
 
 
 def _fetch_from_any(life: Life, peers: tuple[PeerId, ...]) -> Turn:

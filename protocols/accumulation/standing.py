@@ -297,6 +297,7 @@ class Standing:
         """This peer's progress. Trio's side adds the state's digest, the rate and the times."""
         life = self.life
         is_averaging = life.phase is Phase.AVERAGING
+        counts = life.phase not in (Phase.BEHIND, Phase.FETCHING)  # a batch under way is dropped
         return ProgressSlot(
             epoch=life.epoch,
             history=life.history,
@@ -312,7 +313,7 @@ class Standing:
             follows=life.follows,
             batch=min(self._batch, LARGEST_SAMPLES),
             batch_seconds=min(self._batch_seconds, LONGEST_SECONDS),
-            under_way=0.0 if self._computes else -1.0,
+            under_way=0.0 if self._computes and counts else -1.0,
             beside=life.samples if is_averaging else 0,
             leaves=self._leaves,
             device=self._device,

@@ -315,7 +315,13 @@ class CohortRounds:
         self._note(found.statistics)
         outcome = self._outcome(mine, cohort, found, result)
         if not isinstance(outcome, Committed):
-            reason = outcome.reason if isinstance(outcome, Discarded) else "No other head came."
+            match outcome:
+                case Discarded(reason=reason):
+                    pass
+                case LeftOut():
+                    reason = "The others decided without this head."
+                case _:
+                    reason = "No other head came."
             shelf.failed(NoDecision(f"The heads of the cohorts made no step: {reason}"))
         else:
             self._has_result = True
@@ -359,7 +365,7 @@ class CohortRounds:
                         zip(found.statistics.members, found.statistics.weights, strict=False)
                     ),
                 )
-            case Verdict.COMMITTED:
+            case Verdict.COMMITTED | Verdict.LEFT_OUT if twice:  # nobody makes a step of it
                 return Discarded(f"A cohort had two heads: {', '.join(twice)}.", False, rounds)
             case Verdict.LEFT_OUT:
                 return LeftOut(found.statistics.members, found.digest, rounds, found.total_weight)
