@@ -279,13 +279,6 @@ class Tracker:
 
     # -- for others
 
-    def note(self, mine: ProgressSlot, *, at_once: bool = False, ago: float = 0.0) -> None:
-        """Report how this peer was `ago` seconds ago. trio's thread; never waits. Changes of
-        anything but samples are published at once; with `at_once`, samples are, too. The rate and
-        how long a batch has been under way are measured here: `under_way` in `mine` only says
-        whether a batch is."""
-        self._take(mine, at_once=at_once, ago=ago)
-
     def set_away(self, *, is_away: bool) -> None:
         """While this peer is away, its slot is withdrawn, and nobody counts on it or waits for it.
         Reading goes on. trio's thread; never waits."""
@@ -433,7 +426,11 @@ class Tracker:
                 self._batch_began = now
         self._ran_at = now
 
-    def _take(self, mine: ProgressSlot, *, at_once: bool, ago: float) -> None:
+    def note(self, mine: ProgressSlot, *, at_once: bool = False, ago: float = 0.0) -> None:
+        """Report how this peer was `ago` seconds ago. trio's thread; never waits. Changes of
+        anything but samples are published at once; with `at_once`, samples are, too. The rate and
+        how long a batch has been under way are measured here: `under_way` in `mine` only says
+        whether a batch is."""
         self._notice_stop()
         now, before = trio.current_time() - ago, self._mine
         goes_on = (mine.epoch, mine.history) == (before.epoch, before.history)

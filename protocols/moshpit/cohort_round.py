@@ -315,13 +315,11 @@ class CohortRounds:
         self._note(found.statistics)
         outcome = self._outcome(mine, cohort, found, result)
         if not isinstance(outcome, Committed):
-            match outcome:
-                case Discarded(reason=reason):
-                    pass
-                case LeftOut():
-                    reason = "The others decided without this head."
-                case _:
-                    reason = "No other head came."
+            reason = "No other head came."
+            if isinstance(outcome, LeftOut):
+                reason = "The others decided without this head."
+            elif isinstance(outcome, Discarded):
+                reason = outcome.reason
             shelf.failed(NoDecision(f"The heads of the cohorts made no step: {reason}"))
         else:
             self._has_result = True
