@@ -22,7 +22,13 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from node.app.cli.exit_codes import DONE
-from node.app.cli.interruption import at_hard_exit, bound_the_end, run_until_signal
+from node.app.cli.interruption import (
+    KEEPING_SECONDS,
+    LEAVING_SECONDS,
+    at_hard_exit,
+    bound_the_end,
+    run_until_signal,
+)
 from node.app.cli.line_queue import LineQueue
 from node.app.cli.log_output import log_to_stderr
 from node.app.cli.output import Output
@@ -70,6 +76,7 @@ def train_in_foreground(
     raise_descriptor_limit()
     sessions: list[TrainingSession] = []
     signals = 0
+    patience = LEAVING_SECONDS if part.checkpoints is None else KEEPING_SECONDS
 
     async def main() -> int:
         session = TrainingSession(
@@ -83,7 +90,7 @@ def train_in_foreground(
         session.lets_write = display.draws
         sessions.append(session)
         session.entered()
-        session.departure.watch(lambda: _bound_the_end(session.departure.error))
+        session.departure.watch(lambda: _bound_the_end(session.departure.error, patience))
 
         async def accompany(node: Node) -> None:
             display.meet(node)
@@ -108,7 +115,7 @@ def train_in_foreground(
         return any(session.trains for session in sessions)
 
     with display_for(output) as display:
-        return run_until_signal(main, terminated=DONE, leave=leave)
+        return run_until_signal(main, terminated=DONE, leave=leave, patience_seconds=patience)
 
 
 async def _train(
@@ -125,7 +132,7 @@ async def _train(
             nursery.cancel_scope.cancel()
 
 
-def _bound_the_end(error: PotluckError | None) -> None:
+def _bound_the_end(error: PotluckError | None, patience_seconds: float) -> None:
     """After a signal the alarm is set already; this is for `potluck leave` and forced leaving."""
     if threading.current_thread() is threading.main_thread():
-        bound_the_end(DONE if error is None else error.exit_code)
+        bound_the_end(DONE if error is None else error.exit_code, patience_seconds)

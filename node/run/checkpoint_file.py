@@ -129,7 +129,7 @@ def write_checkpoint(
 def read_checkpoint(path: Path) -> Checkpoint:
     """The verified checkpoint in this folder; else CheckpointBroken, which names the folder."""
     try:
-        manifest = _read_manifest(path / MANIFEST_FILE)
+        manifest = read_manifest(path / MANIFEST_FILE)
         with _own_file(path / STATE_FILE) as file:
             state = _read_state(file, manifest)
     except BrokenFile as error:
@@ -173,7 +173,8 @@ def _manifest_of(
     )
 
 
-def _read_manifest(path: Path) -> CheckpointManifest:
+def read_manifest(path: Path) -> CheckpointManifest:
+    """BrokenFile if it is none, OSError if it is not there."""
     with _own_file(path) as file:
         text = file.read(LARGEST_MANIFEST_BYTES + 1)
     if len(text) > LARGEST_MANIFEST_BYTES:

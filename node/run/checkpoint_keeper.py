@@ -41,6 +41,8 @@ EVERY_SECONDS = 300.0
 """The most training that is lost when all peers are killed at once. Writing a gigabyte takes one
 disk a few seconds, so this costs about a hundredth of its time."""
 
+SHORTEST_RETRY_SECONDS = 10.0  # after one that could not be written
+
 
 @dataclass(frozen=True)
 class CheckpointSettings:
@@ -108,7 +110,7 @@ class CheckpointKeeper:
         self._holder: StateHolder | None = None
         self._tell: Callable[[TrainingEvent], None] | None = None
         self._written = (0, b"")
-        self._tried_at = trio.current_time()
+        self._tried_at, self._has_failed = trio.current_time(), False
 
     # -- for the optimizer, in its thread
 
@@ -136,9 +138,15 @@ class CheckpointKeeper:
 
     async def write_last(self) -> None:
         """Write the state if it is not written yet. This is the last call."""
+        if self._holder is not None and self._holder.at != self._written:
+            log.info("writing a last checkpoint, of epoch %d", self._holder.at[0])
         await self._write()
 
     async def _until_due(self) -> None:
+        if self._has_failed:  # there may be no other step
+            seconds = max(self._settings.every_seconds, SHORTEST_RETRY_SECONDS)
+            await trio.sleep_until(self._tried_at + seconds)
+            return
         while True:
             await self._advanced.wait()
             self._advanced = trio.Event()
@@ -160,9 +168,10 @@ class CheckpointKeeper:
     async def _write(self) -> None:
         holder, tell = self._holder, self._tell
         if holder is None or tell is None or holder.at == self._written:
+            self._has_failed = False
             return
         began, epoch = trio.current_time(), holder.at[0]
-        self._tried_at = began
+        self._tried_at, self._has_failed = began, True
         try:
             state = await in_thread(_copy_of, holder)
             epoch = state.epoch
@@ -174,7 +183,7 @@ class CheckpointKeeper:
             log.warning("The checkpoint of epoch %d was not written: %s", epoch, error)
             tell(CheckpointMissed(epoch, str(error)))
         else:
-            self._written = (state.epoch, state.history)
+            self._written, self._has_failed = (state.epoch, state.history), False
             seconds = trio.current_time() - began
             log.info("the checkpoint of epoch %d is at %s", epoch, path)
             tell(CheckpointSaved(epoch, str(path), len(state.memory), seconds))
@@ -210,6 +219,16 @@ def _newest_of(
         return None
     _check(found, run)
     log.info("the run goes on from epoch %d: %s", found.state.epoch, found.path)
+    with suppress(OSError):  # the first checkpoint reports the reason
+        beside = checkpoints.set_aside(found.path)
+        if beside is not None:
+            log.warning(
+                "The last checkpoint that was written is of an earlier epoch than %d, so it is of "
+                "another line of steps. It is kept as %s. If the run has gone on there, stop this "
+                "peer, move the other checkpoints away, and rename it back.",
+                found.state.epoch,
+                beside,
+            )
     return found.state
 
 

@@ -32,13 +32,16 @@ from node.run.checkpoint_file import (
     Checkpoint,
     CheckpointBroken,
     read_checkpoint,
+    read_manifest,
     write_checkpoint,
 )
+from node.run.safetensors_file import BrokenFile
 from protocols.accumulation.training_state import TrainingState
 
 log = logging.getLogger("potluck.checkpoints")
 
 REMOVING = ".removing-"  # prefix of a folder's name while it is removed
+BESIDE = "beside-"  # prefix of one that is kept for ever
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,17 @@ class Checkpoints:
                 say(f"passing over a checkpoint: {error.what}")
         return None
 
+    def set_aside(self, taken: Path) -> Path | None:
+        """If the last one that was written is of an earlier epoch than this one, from which a run
+        goes on, it is of another line of steps: rename it, so that it is never removed. Returns its
+        new path."""
+        last = max(self.paths(), key=_said_written, default=taken)
+        if _epoch(last) >= _epoch(taken):
+            return None
+        path = last.with_name(BESIDE + last.name)
+        os.rename(last, path)
+        return path
+
     def clean_up(self) -> None:
         """Remove folders that a crash left half written or half removed. Only for the writer."""
         with contextlib.suppress(OSError):
@@ -141,6 +155,14 @@ def open_checkpoint(path: Path, say: Callable[[str], None]) -> Checkpoint:
 def _epoch(path: Path) -> int:
     match = NAME.fullmatch(path.name)
     return int(match[1]) if match else -1
+
+
+def _said_written(path: Path) -> str:
+    """When it was written, by its manifest: a copy of the folder may be newer. "" if unknown."""
+    try:
+        return read_manifest(path / MANIFEST_FILE).written
+    except (BrokenFile, OSError):
+        return ""
 
 
 def _written(path: Path) -> float:

@@ -86,7 +86,7 @@ class WatchedCaps:
         self.back_stop = BackStop(caps.memory_bytes)
         self._idleness = Idleness()
         self._standing = QuotaStanding.FINE
-        self._expected_bytes = 0
+        self._expected_bytes = self._expected_from = 0
         self._closed: dict[str, float | None] = {}
         self._readings: deque[tuple[float, TrafficFacts]] = deque()
         self._counted_at: float | None = None
@@ -115,7 +115,7 @@ class WatchedCaps:
                 advice="Allow several times as much, because the rounds come on top. Nothing was "
                 "downloaded.",
             )
-        self._expected_bytes = state_bytes
+        self._expected_bytes, self._expected_from = state_bytes, self._traffic().received_bytes
         self.count()
 
     def hear(self, happening: object) -> None:
@@ -207,10 +207,11 @@ class WatchedCaps:
             self._say(f"the quota for {month} is nearly used up: {used}")
         self._standing = standing
         left = quota - self.ledger.used_bytes
+        missing = self._expected_bytes - (facts.received_bytes - self._expected_from)
         until = None if self.ledger.doubts_clock else month_after(wall).timestamp()
         if standing is QuotaStanding.USED_UP:
             self._close("quota", f"the quota of {in_words(quota)} for {month} is used up", until)
-        elif left < self._expected_bytes:
+        elif left < missing:  # what has arrived is counted already
             words = (
                 f"{in_words(left)} of the quota for {month} are left, but the run's state has "
                 f"{in_words(self._expected_bytes)}"

@@ -25,18 +25,19 @@ import gc
 import logging
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from models.data.clock import ReadingStopped
-from models.data.errors import PositionError
+from models.data.errors import NoDataLeft, PositionError
 from models.data.position import Position, read_position, write_position
 from models.trainable import Trainable
 from node.core.caps.memory import MemoryUsedUp
@@ -139,6 +140,14 @@ KEPT_SECONDS = 60.0  # that a volunteer waits until the run's keeper has the las
 MISSING_SECONDS = 3.0  # a server that has just died is replaced in no less
 POSITION_SECONDS = 60.0  # how many seconds of data a kill makes this peer read again
 
+DATA_AGAIN_SECONDS = 60.0
+MOST_OUTAGES = 60
+"""So many pauses of this length, without a batch between them, wait for a source that has given
+data before. A server that is started anew is back in minutes; after an hour or so it is gone."""
+
+
+DATA: Final = "data"  # a reason for which the gate is closed
+
 
 class _MissingExperts:
     """Reports when no batch has been done for `MISSING_SECONDS` because experts were missing, and
@@ -194,6 +203,10 @@ class Loop:
         self._excerpt = excerpt_of(task) if session.lets_write else None
         self._batches: TrainingBatches | None = None
         self._position_kept = time.monotonic()
+        self._position: Position | None = None
+        """The newest one: the file may be older if its disk is full."""
+        self._has_read, self._outages = False, 0
+        """Whether there was a batch, and how often in a row there was none since."""
 
     def stop_reading(self) -> None:
         """Wake the loop if it waits for data. Any thread."""
@@ -223,7 +236,10 @@ class Loop:
                 if self._resting.is_wanted():
                     self._rest(optimizer)
                 else:
-                    self._read_with(optimizer, self._size())
+                    try:
+                        self._read_with(optimizer, self._size())
+                    except NoDataLeft as error:
+                        self._pause_for_data(error)
         if self._is_complete(optimizer):
             self._drop("The run was complete before their step.", optimizer)
             self._wait_for_the_end(optimizer, bridge)
@@ -284,7 +300,23 @@ class Loop:
                 self._batches = None
                 self._keep_position(batches, at_once=True)
 
+    def _pause_for_data(self, error: NoDataLeft) -> None:
+        """A source that has given data may be back soon. Else raises the error."""
+        self._outages += 1
+        if not self._has_read or self._outages > MOST_OUTAGES:
+            raise error
+        logger.warning("%s", error)
+        gate, until = self._session.gate, time.time() + DATA_AGAIN_SECONDS
+        gate.close(DATA, error.what.rstrip(".") + "; it is tried again", until=until)
+        again = threading.Timer(DATA_AGAIN_SECONDS, gate.open, [DATA])
+        again.daemon = True
+        again.start()
+
+    def _got_batch(self) -> None:
+        self._has_read, self._outages = True, 0
+
     def _batch(self, optimizer: CollaborativeOptimizer, batch: Any) -> None:
+        self._got_batch()
         samples = self._task.samples_in(batch)
         self._task.at_step(optimizer.epoch)
         optimizer.zero_grad()
@@ -325,7 +357,9 @@ class Loop:
         def drawn() -> Iterator[Any]:
             while self._goes_on(optimizer) and self._session.gate.is_open and self._size() == size:
                 task.at_step(optimizer.epoch)
-                yield next(batches)
+                batch = next(batches)
+                self._got_batch()
+                yield batch
                 self._keep_position(batches)
 
         def loss_of(model: nn.Module, batch: Any) -> Tensor:
@@ -415,6 +449,8 @@ class Loop:
     # -- this peer's position in the data
 
     def _kept_position(self) -> Position | None:
+        if self._position is not None:
+            return self._position
         if self._position_file is None:
             return None
         try:
@@ -433,6 +469,7 @@ class Loop:
             self._position_kept = now
             position = batches.position()
             if position is not None:
+                self._position = position
                 try:
                     write_position(position, self._position_file)
                 except OSError as error:  # training does not need it

@@ -12,7 +12,7 @@ packets. One answer from any of the addresses shows that this machine is online.
 
 Replacing one link with another is no loss. The network counts as lost only after `LOST_SECONDS` of
 silence, in which dialling the peers to join at has failed. Until then a volunteer computes on; the
-tracker keeps it from making a step alone (`TrackerSettings.counts_silence`).
+tracker keeps it from making a step alone (`open_tracker` without `counts_silence`).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
 from protocols.accumulation.lifecycle import Averaged
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.parameters import Codecs
-from protocols.accumulation.progress import Estimate
+from protocols.accumulation.progress import Estimate, ProgressSettings
 from protocols.accumulation.progress_slot import MOST_PEERS, ProgressSlot
 from protocols.accumulation.state_download import FetchSettings, Paces, is_needed
 from protocols.accumulation.state_fetching import (
@@ -49,10 +49,11 @@ from protocols.accumulation.state_fetching import (
     fetch_state,
     follow_run,
 )
+from protocols.accumulation.state_manifest import StateRefused
 from protocols.accumulation.state_messages import DESCRIPTION, DescriptionRequest, StateGone
 from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
-from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
+from protocols.accumulation.tracker import Tracker, open_tracker
 from protocols.accumulation.training_description import TrainingDescription
 from protocols.dht import Dht
 from protocols.errors import DeadlineExceeded, PotluckError, ProtocolMisuse
@@ -381,16 +382,20 @@ class Collaboration:
     ) -> None:
         """Publish and read progress, and serve the state, until the collaboration ends. It has
         started when this peer's progress is published and the others' is read."""
-        settings = TrackerSettings(
-            self.settings.run,
+        settings = ProgressSettings(
             entry.mode.target_samples,
-            patience_seconds=SHARE_WAITED_FOR_MISSING * self.settings.grace_seconds,
-            counts_silence=self.settings.begins,
-            places=self.settings.places,
-            delayed=entry.mode.delayed,
+            SHARE_WAITED_FOR_MISSING * self.settings.grace_seconds,
+            self.settings.places,
+            entry.mode.delayed,
+            self.settings.run,
         )
-        first = self._completed(entry.slot)
-        async with open_tracker(self._network, self._dht, settings, first) as tracker:
+        async with open_tracker(
+            self._network,
+            self._dht,
+            settings,
+            self._completed(entry.slot),
+            counts_silence=self.settings.begins,
+        ) as tracker:
             self._slot, self._tracker = entry.slot, tracker
             self._serving_cost = entry.serving_cost
             self._averager.when_asked(tracker.was_asked)
@@ -414,18 +419,19 @@ class Collaboration:
             self._nursery.start_soon(self._watch_who_needs_a_state, tracker, self._server)
             self._nursery.start_soon(self._watch_where_the_run_is, tracker)
             await self._publish_digests(self._server)
-            await trio.sleep_forever()
 
     async def _watch_who_needs_a_state(self, tracker: Tracker, server: StateServer) -> None:
         """Have states named while others may need them. A peer that only follows gives out no
         state: a copy and its digest cost what it needs to catch up itself. The results by which it
-        has followed are in memory."""
+        has followed are in memory. One that can only dial out names none, because others cannot
+        ask it."""
         while True:
             await tracker.changed()
             mine = tracker.mine()
             others = (Lineage(one.epoch, one.history) for one in tracker.slots().values())
             seconds = trio.current_time() - self._moved_at
-            if not mine.follows and is_needed(others, Lineage(mine.epoch, mine.history), seconds):
+            serves = not (mine.follows or mine.client)
+            if serves and is_needed(others, Lineage(mine.epoch, mine.history), seconds):
                 server.needed()
 
     async def _watch_where_the_run_is(self, tracker: Tracker) -> None:
@@ -460,8 +466,11 @@ class Collaboration:
             nursery.cancel_scope.cancel()
         if isinstance(fetched, PotluckError):
             if not isinstance(fetched, TooSlow):  # that is the link's fault, not a peer's
-                served_by = fetched.served_by if isinstance(fetched, FetchFailed) else frozenset()
-                to_blame = [peer for peer in wanted.peers if peer not in served_by]
+                to_blame = frozenset(wanted.peers)
+                if isinstance(fetched, FetchFailed):
+                    to_blame -= fetched.served_by
+                elif isinstance(fetched, StateRefused):
+                    to_blame = fetched.named_by
                 self.tracker.fetch_failed(to_blame, str(fetched))
             raise fetched
         for peer, reason in fetched.liars.items():

@@ -51,6 +51,7 @@ from protocols.accumulation.lifecycle import (
     Restored,
     StateFetchFailed,
 )
+from protocols.accumulation.lineage import BACKERS, needed
 from protocols.accumulation.progress import Estimate
 from protocols.accumulation.rounds import Rounds
 from protocols.accumulation.standing import Batch, Standing
@@ -61,6 +62,7 @@ from protocols.accumulation.steps import Steps
 from protocols.accumulation.training_description import TrainingDescription, how_it_differs
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import MalformedMessage, PotluckError
+from protocols.identity import PeerId
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 8.0
@@ -155,9 +157,9 @@ class Driver:
     def contribute(self, batch: Batch) -> bool:
         """Count a batch whose gradients are in `.grad`. Returns whether the epoch is a later one
         than at the end of the last call. With `delayed`, a step may be made between two calls."""
-        self._serving_cost.computed()
         self._rounds.raise_failure()
         self._to_do.extend(self.standing.count(batch))
+        self._serving_cost.computed()  # a GPU may have computed until now
         self.go_on()
         self._wait_for_a_place()
         self._wait_while_no_batch_is_wanted()
@@ -201,13 +203,15 @@ class Driver:
         self.finish()
         self.standing.computes_no_more()
         self.go_on()
-        while self.standing.life.samples:
+        self._rounds.join()
+        while self.standing.life.samples:  # also if the round of them made no step
             left = until - time.monotonic()
             due_in = self._bridge.estimate.due_in_seconds_with(self.standing.life.samples)
             if left <= 0.0 or due_in > left or not self._bridge.estimate.peers:
                 return False
             self.wait_for_news(max(min(due_in, left), SHORTEST_WAIT_SECONDS))
             self.go_on()
+            self._rounds.join()
         self.finish()
         return True
 
@@ -217,8 +221,10 @@ class Driver:
         the run is still in this epoch when the block ends."""
         self.finish()
         self._bridge.set_away(is_away=True)
-        yield
-        self._bridge.set_away(is_away=False)
+        try:
+            yield
+        finally:
+            self._bridge.set_away(is_away=False)
         with self._bridge.waiting():
             self._bridge.look_again(self._bridge.estimate.number).wait()
         self.go_on()
@@ -277,10 +283,13 @@ class Driver:
             (lambda: False) if rest is None else rest.is_wanted,
             effect.seconds,
         )
+        named_by = frozenset(effect.peers)
         try:
             with bridge.waiting():
                 fetched = bridge.fetch(wanted).wait()
-            state = fetched.state if isinstance(fetched, FetchedState) else None
+            state = None
+            if isinstance(fetched, FetchedState):
+                state, named_by = fetched.state, fetched.named_by
             seen, losses = standing.take_state(state, fetched.results)
         except CollaborationEnded:
             raise
@@ -289,9 +298,11 @@ class Driver:
             return self._see_out(rest)
         except PotluckError as error:
             if isinstance(error, StateRefused | MalformedMessage):
-                if self._is_of_the_run(effect):
+                if isinstance(error, StateRefused):
+                    named_by = error.named_by or named_by
+                if self._is_of_the_run(named_by):
                     raise  # no other source will do
-                bridge.state_refused(effect.peers, error.what)
+                bridge.state_refused(named_by, error.what)
             bridge.tell(FetchingFailed(epoch, str(error)))
             if isinstance(error, TooSlow):
                 with bridge.waiting():
@@ -325,10 +336,11 @@ class Driver:
         self._retry_seconds = FIRST_RETRY_SECONDS
         return self.standing.tell(StateFetchFailed())
 
-    def _is_of_the_run(self, effect: Fetch) -> bool:
-        """Whether most of the others have this state. If so, and it cannot be taken, it is the
-        run's, and this peer does not fit. A minority may have forged it to get rid of this peer."""
-        return 2 * len(effect.peers) > len(self._bridge.estimate.peers)
+    def _is_of_the_run(self, named_by: frozenset[PeerId]) -> bool:
+        """Whether so many name this state that this peer would follow them. If so, and it cannot
+        be taken, it is the run's, and this peer does not fit. Fewer may have forged it to get rid
+        of this peer."""
+        return len(named_by) >= needed(len(self._bridge.estimate.peers))
 
     def _look_again(self) -> None:
         """Look at the others again. After a failed fetch, and from the second failed round in a
@@ -405,10 +417,12 @@ class Driver:
         return self._mode.is_complete_at(self.standing.at[0])
 
     def _check_model(self) -> None:
-        """Raise OtherModel if all other peers in the run have another model."""
+        """Raise OtherModel if all other peers in the run have another model. A single one does not
+        keep the peer that has the run's checkpoints from going on."""
         found = self._bridge.estimate
         others = [one.peer for one in found.ignored if one.kind == "model"]
-        if not others or found.peers:
+        enough = 1 if self._bridge.keeper is None else BACKERS
+        if len(others) < enough or found.peers:
             return
         with self._bridge.waiting():
             theirs = self._bridge.describe(others).wait()

@@ -136,6 +136,11 @@ class Life:
         epoch."""
         return self.in_round if self.phase is Phase.AVERAGING else self.samples
 
+    @property
+    def counts_batches(self) -> bool:
+        """Whether a batch that ends now counts: it does not if the parameters are given up."""
+        return self.phase not in (Phase.BEHIND, Phase.FETCHING)
+
     def may_be_passed_by(self, members: Iterable[PeerId]) -> Life:
         """After a round of which these members may have made the step without this peer."""
         asks_any = MOST_ASKED if self.needs else self.asks_any
@@ -183,15 +188,15 @@ class Estimated:
 class Averaged:
     """The round that `Average` asked for has ended.
 
-    - `weight`, `digest`, `members`: of the committed result, with this peer or (LEFT_OUT) without
-      it. A weight of 0 is unknown. For ALONE, `digest` is at least 16 random bytes, because a step
-      that is made alone begins a history of its own.
+    - `weight`, `digest`, `members`, `peers`: of the committed result, with this peer or (LEFT_OUT)
+      without it. A weight of 0 is unknown. For ALONE, `digest` is at least 16 random bytes, because
+      a step that is made alone begins a history of its own.
     - `left_out`: other peers of the group that know that their data is not in the result.
     - `votes`: over a grid, how many of the peers in the result have had a part in the run's steps
       (`members` are then only those of the last group).
     - `begun_without`: DISCARDED, because a group of these peers has begun without this peer.
     - `in_doubt`: DISCARDED, but `members` may have made the step.
-    - `peers`: of how many peers the data is in the committed result. By cohorts these are more than
+    - `peers`: of how many peers the data is in the result. By cohorts these are more than
       `members`, which are then their heads.
     - `handed_down`: the head of this peer's cohort has applied the result, and has asked already
       whether most of the holders were in it.
@@ -300,7 +305,7 @@ class StepAlone:
 @dataclass(frozen=True)
 class AverageParameters:
     """Average the parameters with the peers at the same epoch and history, all with equal weight,
-    then report `ParametersRoundEnded`."""
+    then report `ParametersRoundEnded`. `expected`: how many peers were in the step before."""
 
     epoch: int
     history: bytes
@@ -557,7 +562,8 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
     others = (life.just_ahead | life.may_be_ahead) - {*event.members}
     if life.passed_by & further or (life.asks_any and others and not event.handed_down):
         return _kept(life, "An earlier round of this epoch was committed without this peer.")
-    return _next_epoch(replace(life, expected=max(1, len(event.members))), event.digest, Step)
+    came = event.peers or max(1, len(event.members))
+    return _next_epoch(replace(life, expected=came), event.digest, Step)
 
 
 def _lacking(life: Life, event: Averaged) -> str:
@@ -622,11 +628,13 @@ def _discarded(_mode: Mode, life: Life, event: Averaged) -> Turn:
 
 
 def _left_out(mode: Mode, life: Life, event: Averaged) -> Turn:
-    """The others have made the step, unless their result was too light for one. The one that says
-    how much it weighs may lie."""
+    """The others have made the step, unless too little was behind their result. The one that says
+    how much may lie."""
     life = life.may_be_passed_by(event.members)
     if 0.0 < event.weight < COMMIT_SHARE * mode.target_samples:
         return _kept(life, _too_light(mode, event.weight))
+    if 0 < event.peers < life.needs:
+        return _kept(life, _too_few(event.peers, life))
     return _fetch_from(life, event.members)
 
 

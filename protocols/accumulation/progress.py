@@ -518,9 +518,8 @@ def estimate(
     moved = [
         peer
         for peer, one in fitting.items()
-        if (peer in known.members or (peer == REST and cohorts.teller in known.members))
-        and peer in placed
-        and _has_moved(one, mine, known)
+        if peer in placed
+        and _has_moved(cohorts.teller if peer == REST else peer, one, mine, known)
         and not known.credit.is_doubted(peer, mine.epoch, now)
     ]
     others_samples = sum(one.samples for one in believed)
@@ -671,8 +670,8 @@ def estimate(
         is_crowded=is_crowded,
         waits_to_be_known=waits_to_be_known,
         cohort=cohorts.mine,
-        sum=cohorts.sum(ours, moved_ours, plan, settings, now),
-        rest=cohorts.rest(believed, moved, settings, now),
+        sum=cohorts.sum(ours, moved_ours, plan),
+        rest=cohorts.rest(believed, moved),
         boaster=cohorts.boaster,
         unproved=cohorts.unproved,
     )
@@ -701,9 +700,11 @@ def may_be_planned(largest_batch: int, target: int) -> bool:
     return largest_batch <= PLANNED_SHARE * target
 
 
-def _has_moved(seen: Seen, mine: ProgressSlot, known: Known) -> bool:
-    """Whether the slot of a member of the last round is still of an earlier epoch. With short steps
-    it may be even older than the round, if it was read before the round ended."""
+def _has_moved(peer: PeerId | None, seen: Seen, mine: ProgressSlot, known: Known) -> bool:
+    """Whether this peer was in the last round, and its slot is still of an earlier epoch. With
+    short steps that may be even older than the round, if it was read before the round ended."""
+    if peer not in known.members:
+        return False
     epoch, ended = seen.slot.epoch, known.epoch_began
     is_older = epoch < mine.epoch and ended is not None and seen.at <= ended
     return epoch == mine.epoch - 1 or is_older
@@ -883,8 +884,8 @@ class _Cohorts:
         known: Known,
         now: float,
     ) -> None:
-        self._slot, self._run, self._known = mine, settings.run, known
-        self._me, self._count = known.me, known.cohorts
+        self._slot, self._settings, self._known, self._now = mine, settings, known, now
+        self._me, self._count, self._run = known.me, known.cohorts, settings.run
         self.teller: PeerId | None = None
         self.boaster: PeerId | None = None
         self.moved: frozenset[PeerId] = frozenset()
@@ -931,7 +932,7 @@ class _Cohorts:
             slot = sums[peer].slot
             if slot.cohorts == self._count or slot.epoch != mine.epoch:
                 newest[self._number_of(peer)] = peer
-        head = self._head_among(ours, now)
+        head = self._head_among(ours)
         self._is_head = head == self._me
         before = newest.get(number)
         if self._is_head and before is not None and sums[before].slot.epoch <= mine.epoch:
@@ -951,19 +952,14 @@ class _Cohorts:
             self.unproved |= self._without_proof(further)
         self.voting = {peer: sums[peer] for peer in newest.values()} | further
         of_others = {
-            peer: self._computing(sums[peer], settings.target_samples)
-            for one, peer in newest.items()
-            if one != number
+            peer: self._computing(sums[peer]) for one, peer in newest.items() if one != number
         }
         self.known = {**ours, **further, **of_others}
         self.said = {peer: fitting[peer] for peer in self.unproved} | self.known
         self.moved = frozenset(
             peer
             for peer, one in self.voting.items()
-            if is_sum(peer)
-            and peer in known.members
-            and peer not in doubted
-            and _has_moved(one, mine, known)
+            if is_sum(peer) and peer not in doubted and _has_moved(peer, one, mine, known)
         )
         self._heads = frozenset(
             publisher_of(peer)
@@ -978,11 +974,11 @@ class _Cohorts:
         self.told: Seen | None = None
         if known.epoch_began is not None:
             if head is not None:
-                self.teller, self.told = head, self._told_by(head, ours, settings.target_samples)
+                self.teller, self.told = head, self._told_by(head, ours)
             has_gone_on = any(one.epoch > mine.epoch for one in own)
             if self.told is None and not has_gone_on:
-                self.teller, self.told = self._told_last(now)
-            if self.told is not None and self._is_boasted(self.told, of_others, settings, now):
+                self.teller, self.told = self._told_last()
+            if self.told is not None and self._is_boasted(self.told, of_others):
                 self.boaster, self.told = self.teller, None
         if self.told is None:
             self.teller = None
@@ -991,20 +987,24 @@ class _Cohorts:
         self.others = frozenset(of_others)
         self.fitting = {**ours, **further, **of_others}
 
-    def _computing(self, seen: Seen, target: int) -> Seen:
+    def _computing(self, seen: Seen) -> Seen:
         """This sum, but one of an earlier epoch with the rate that its cohort had there on average:
         at the end of a step most peers wait."""
         slot = seen.slot
-        rate = self._mean_rate(slot.samples, target)
+        rate = self._mean_rate(slot.samples)
         if slot.epoch >= self._at.epoch or rate <= slot.samples_per_second:
             return seen
-        return replace(seen, slot=_at_rate(slot, rate, target // (self._count * SUMS_PER_STEP)))
+        return replace(seen, slot=_at_rate(slot, rate, self._largest_batch))
 
-    def _mean_rate(self, samples: float, target: int) -> float:
+    @property
+    def _largest_batch(self) -> int:
+        return self._settings.target_samples // (self._count * SUMS_PER_STEP)
+
+    def _mean_rate(self, samples: float) -> float:
         """Samples per second of cohorts that brought so many to the last step; 0 if this peer does
         not know how long that took."""
         seconds = self._known.step_seconds
-        return min(samples, target) / seconds if seconds > 0.0 else 0.0
+        return min(samples, self._settings.target_samples) / seconds if seconds > 0.0 else 0.0
 
     def _number_of(self, name: PeerId) -> int:
         return cohort_of(self._run, publisher_of(name), self._count)
@@ -1081,7 +1081,7 @@ class _Cohorts:
             further = set()
         return [one for one in voters if one.at.epoch <= self._at.epoch or one.peer in further]
 
-    def _head_among(self, ours: Mapping[PeerId, Seen], now: float) -> PeerId | None:
+    def _head_among(self, ours: Mapping[PeerId, Seen]) -> PeerId | None:
         """The first of this cohort that is there and can be dialled. A peer that is really an epoch
         behind is none: a later one may have gone to the heads' round in its place, and all others
         must see that it has made a step."""
@@ -1089,11 +1089,8 @@ class _Cohorts:
         there = [
             peer
             for peer, one in ours.items()
-            if (
-                one.slot.epoch == mine.epoch
-                or (peer in self._known.members and _has_moved(one, mine, self._known))
-            )
-            and now - one.at <= CARRIED_SECONDS
+            if (one.slot.epoch == mine.epoch or _has_moved(peer, one, mine, self._known))
+            and self._now - one.at <= CARRIED_SECONDS
             and not one.slot.client
             and peer not in gone
         ]
@@ -1102,21 +1099,21 @@ class _Cohorts:
             turns[self._me] = _head_turn(mine)
         return in_order(self._run, turns, turns)[0] if turns else None
 
-    def _told_by(self, head: PeerId, ours: Mapping[PeerId, Seen], target: int) -> Seen | None:
+    def _told_by(self, head: PeerId, ours: Mapping[PeerId, Seen]) -> Seen | None:
         """The slot of all other cohorts together, as this head tells it."""
         seen, mine = ours.get(head), self._slot
         if seen is None or head in self._known.boasters:
             return None
         slot = seen.slot
         is_here = (slot.epoch, slot.history) == (mine.epoch, mine.history)
-        has_moved = head in self._known.members and _has_moved(seen, mine, self._known)
+        has_moved = _has_moved(head, seen, mine, self._known)
         if not (slot.rest_cohorts and (is_here or has_moved)):
             return None
         rate = slot.rest_per_second
         if has_moved:
-            rate = max(rate, self._mean_rate(slot.rest_samples, target))
+            rate = max(rate, self._mean_rate(slot.rest_samples))
         told = msgspec.structs.replace(
-            _at_rate(slot, rate, target // RESTS_PER_STEP),
+            _at_rate(slot, rate, self._settings.target_samples // RESTS_PER_STEP),
             samples=slot.rest_samples,
             role="trains",
             averaging=False,
@@ -1131,7 +1128,7 @@ class _Cohorts:
         )
         return replace(seen, slot=told)
 
-    def _told_last(self, now: float) -> tuple[PeerId | None, Seen | None]:
+    def _told_last(self) -> tuple[PeerId | None, Seen | None]:
         """Which head told this peer last in this epoch, and how, if that is still the newest that
         it knows of the other cohorts."""
         rest, at = self._known.rest, self._at
@@ -1141,24 +1138,23 @@ class _Cohorts:
         counts = (
             (told.slot.at, told.slot.cohorts) == (at, self._count)
             and self._known.sums_read_at <= told.at
-            and now - told.at <= SLOT_SECONDS
+            and self._now - told.at <= SLOT_SECONDS
         )
         return (rest.told_by, told) if counts else (None, None)
 
-    def _is_boasted(
-        self, told: Seen, sums: Mapping[PeerId, Seen], settings: ProgressSettings, now: float
-    ) -> bool:
+    def _is_boasted(self, told: Seen, sums: Mapping[PeerId, Seen]) -> bool:
         """Whether the sums say something else, if all of them are of this epoch and new. If the
         head counts a cohort without a sum here, that may have as much as the others: its own head
         may have died."""
         at = (self._slot.epoch, self._slot.history)
         if (told.slot.epoch, told.slot.history) != at:
             return False
+        settings, now, began = self._settings, self._now, self._known.epoch_began
         counted, cohorts = 0.0, 0
         for peer, one in sums.items():
             if (one.slot.epoch, one.slot.history) != at or now - one.at > FRESH_SECONDS:
                 return False
-            counted += _Counted(peer, one, settings, now, self._known.epoch_began).samples
+            counted += _Counted(peer, one, settings, now, began).samples
             cohorts += 1
         if not cohorts:
             return False
@@ -1172,22 +1168,17 @@ class _Cohorts:
         """This peer's cohort, with the heads of the others that will come."""
         return None if self._count == 1 else Cohort(self.number, self._count, self._heads)
 
-    def rest(
-        self,
-        believed: Sequence[_Counted],
-        moved: Sequence[PeerId],
-        settings: ProgressSettings,
-        now: float,
-    ) -> OtherCohorts | None:
+    def rest(self, believed: Sequence[_Counted], moved: Sequence[PeerId]) -> OtherCohorts | None:
         """What all other cohorts have together. Those whose sums of this epoch have not arrived go
         on as in the last one, for as long as a plan counts on them."""
         if self._count == 1:
             return None
         sums = [one for one in believed if is_sum(one.peer)]
         late = [self.fitting[peer].slot.samples_per_second for peer in moved if is_sum(peer)]
-        began, since = self._known.epoch_began, 0.0
+        settings, began, since = self._settings, self._known.epoch_began, 0.0
         if began is not None:
-            since = self._known.head_start + min(max(0.0, now - began), settings.patience_seconds)
+            here = min(max(0.0, self._now - began), settings.patience_seconds)
+            since = self._known.head_start + here
         count = len(sums) + len(late) if self.told is None else self.told.slot.rest_cohorts
         return OtherCohorts(
             count,
@@ -1199,18 +1190,13 @@ class _Cohorts:
         )
 
     def sum(
-        self,
-        ours: Sequence[_Counted],
-        moved: Sequence[PeerId],
-        plan: BatchPlan,
-        settings: ProgressSettings,
-        now: float,
+        self, ours: Sequence[_Counted], moved: Sequence[PeerId], plan: BatchPlan
     ) -> ProgressSlot | None:
         """What the cohort has together, if this peer is its head: in the plans of the other
         cohorts, that is one peer with small batches."""
         if not self._is_head:
             return None
-        mine, target = self._slot, settings.target_samples
+        mine, now = self._slot, self._now
         busy = [one for one in ours if one.slot.under_way >= 0.0]
         rate = sum(one.rate for one in busy)
         if mine.under_way >= 0.0:
@@ -1226,7 +1212,7 @@ class _Cohorts:
         if began is not None:  # as of now, like the samples
             seconds = min(max(0.0, now - began), LONGEST_SECONDS)
         return msgspec.structs.replace(
-            _at_rate(mine, rate, target // (self._count * SUMS_PER_STEP)),
+            _at_rate(mine, rate, self._largest_batch),
             epoch_seconds=seconds,
             samples=min(samples, LARGEST_SAMPLES),
             under_way=-1.0,

@@ -202,8 +202,8 @@ class Rounds:
         averaging = self._bridge.average(request)
         with nullcontext() if self._mode.delayed else self._bridge.waiting():
             outcome = averaging.wait()
-        ended = parameters_averaged(outcome)
-        if isinstance(outcome, Committed):
+        ended = parameters_averaged(outcome, effect.expected)
+        if isinstance(outcome, Committed) and ended.ending is Ending.COMMITTED:
             with standing.lock.changing():
                 made = Made("parameters", outcome.digest, outcome.cut)
                 standing.results.add(Lineage(*standing.at), made, outcome.result)
@@ -293,6 +293,7 @@ def averaged(outcome: Outcome, made: Made | None = None) -> Averaged:
                 weight=outcome.weight,
                 digest=outcome.digest,
                 members=outcome.members,
+                peers=outcome.peers,
             )
         case Alone():
             return Averaged(Ending.ALONE, digest=b"" if made is None else made.digest)
@@ -313,9 +314,12 @@ def _is_whole(outcome: Committed) -> bool:
     return all(one.verdict is Verdict.COMMITTED and not one.excluded for one in outcome.rounds)
 
 
-def parameters_averaged(outcome: Outcome) -> ParametersRoundEnded:
-    """The same for an averaging of the parameters."""
+def parameters_averaged(outcome: Outcome, peers: int) -> ParametersRoundEnded:
+    """The same for an averaging of the parameters after a step of so many peers. Without most of
+    them it counts for nothing: the others may have another one."""
     ended = averaged(outcome)
+    if 0 < 2 * ended.peers <= peers:
+        return ParametersRoundEnded(Ending.DISCARDED)
     return ParametersRoundEnded(ended.ending, ended.digest, ended.members)
 
 

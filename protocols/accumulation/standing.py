@@ -147,7 +147,7 @@ class Standing:
         parameter, trouble = "", batch.trouble
         with self._telling:
             self._batch, self._computes = batch.samples, False
-            if not trouble and self.life.phase not in (Phase.BEHIND, Phase.FETCHING):
+            if not trouble and self.life.counts_batches:
                 parameter = self._steps.add(batch.samples, batch.loss) or ""
                 trouble = _not_finite(parameter) if parameter else ""
             contributed = Contributed(batch.samples, finite=not trouble)
@@ -238,8 +238,9 @@ class Standing:
             self.rounds_failed = 0
             self.decided.clear()
             self._round = None
-            sent = one.outcome.sent if isinstance(one.outcome, Committed) else None
-            self._steps.done_with(one.contribution, sent)
+        sent = one.outcome.sent if isinstance(one.outcome, Committed) else None
+        # What was lost of a large model takes seconds to compute, and the training thread goes on.
+        self._steps.done_with(one.contribution, sent)
 
     # -- the state
 
@@ -297,7 +298,6 @@ class Standing:
         """This peer's progress. Trio's side adds the state's digest, the rate and the times."""
         life = self.life
         is_averaging = life.phase is Phase.AVERAGING
-        counts = life.phase not in (Phase.BEHIND, Phase.FETCHING)  # a batch under way is dropped
         return ProgressSlot(
             epoch=life.epoch,
             history=life.history,
@@ -313,7 +313,7 @@ class Standing:
             follows=life.follows,
             batch=min(self._batch, LARGEST_SAMPLES),
             batch_seconds=min(self._batch_seconds, LONGEST_SECONDS),
-            under_way=0.0 if self._computes and counts else -1.0,
+            under_way=0.0 if self._computes and life.counts_batches else -1.0,
             beside=life.samples if is_averaging else 0,
             leaves=self._leaves,
             device=self._device,

@@ -40,6 +40,7 @@ from protocols.accumulation.state_messages import (
     ManifestAnswer,
     ManifestRequest,
     PiecesOpening,
+    PiecesTransfer,
     StateGone,
     wanted_chunk,
 )
@@ -65,6 +66,9 @@ from protocols.tensors import raw_bytes
 #
 # A state that takes longer to name than a step is named by peers that are further by then: they
 # keep a copy, and the results that lead on from it. So peers of other epochs may have it, too.
+#
+# While the up-to-date peers name no digest, one of an earlier epoch will do, because results have
+# to lead from there to where they are. Any other may be invented.
 #
 # Each newcomer has an order of its own (a hash of both peers), so many newcomers spread over all
 # donors.
@@ -124,13 +128,17 @@ def choose(
         fits = one.epoch >= at_least_epoch and history in (None, one.history)
         if fits and one.peer != me and one.peer not in without:
             groups[one.epoch, one.history].append(one)
+    before = math.inf
     for group in sorted(groups.values(), key=_support, reverse=True):
+        if group[0].epoch >= before:
+            continue
         ordered = sorted(group, key=lambda one: (one.follows, rank(one.peer, me)))
         by_digest: dict[bytes, list[StateSource]] = defaultdict(list)
         for one in ordered:
             if one.digest:
                 by_digest[one.digest].append(one)
         if not by_digest and named:
+            before = group[0].epoch
             continue
         if not by_digest:
             return Choice(group[0].epoch, group[0].history, b"", tuple(ordered))
@@ -639,8 +647,6 @@ OLD_SECONDS = 120.0
 """If no whole piece comes for this long, the choice is made anew if the others have another state
 now. Even 70 kb/s bring a piece in this time. Otherwise a source that trickles bytes could hold its
 newcomer for ever."""
-
-PiecesTransfer = Transfer[Empty, Empty, Empty]
 
 
 class Download:

@@ -44,6 +44,7 @@ Easy to get wrong:
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ from protocols.accumulation.results import (
 from protocols.accumulation.signature import torch_release
 from protocols.accumulation.state_download import (
     LOOK_SECONDS,
+    OLD_SECONDS,
     Choice,
     Download,
     FetchAccount,
@@ -95,6 +97,7 @@ from protocols.accumulation.state_messages import (
     ManifestRequest,
     ResultAccepted,
     ResultOpening,
+    ResultTransfer,
     StateGone,
 )
 from protocols.accumulation.training_state import LiveState, TrainingState
@@ -102,7 +105,7 @@ from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.moshpit.encoded_result import encoded_bytes, memory_of
 from protocols.moshpit.layout import SMALLEST_CHUNK_BYTES, Layout, PartCut, PartHash, ResultCut
-from protocols.rpc import Empty, Rpc, Transfer
+from protocols.rpc import Empty, Rpc
 
 # ---- results that follow a state
 
@@ -121,8 +124,6 @@ at least this often, so by then they say where their peers really are."""
 DIRECT_SECONDS = 2.0
 """When the sources with a direct link have refused the next result for so long, the others are
 asked, too."""
-
-ResultTransfer = Transfer[ResultAccepted, Empty, Empty]
 
 
 class _NotYet(PotluckError):
@@ -165,6 +166,8 @@ class Following:
         self._account, self._wanted, self._choice_now = account, wanted, choice_now
         self._seen: deque[Lineage] = deque(maxlen=LINEAGES_REMEMBERED)
         self._changed = trio.Event()
+        self._cut_short = 0
+        """How many sources took too long for the next result."""
         self._all_without = False
         self._without_since = self._known_at = trio.current_time()
 
@@ -174,18 +177,20 @@ class Following:
 
     @property
     def is_there(self) -> bool:
-        """Whether `end` is as far as the run is known to be. If no up-to-date peer is known, this
-        is True only after that has lasted for LOST_SECONDS."""
+        """Whether `end` is where the run is known to be, or our results have passed that. If no
+        up-to-date peer is known, this is True only after that has lasted for LOST_SECONDS."""
         choice = self._look()
         if choice is None:
             return trio.current_time() - self._known_at > LOST_SECONDS
-        return not self._leads_on(choice)
+        return self._has_passed(choice)
 
     async def run(self) -> None:
         """Fetch results as the run makes steps, until cancelled, lost or full."""
         while not self.is_lost and not self.is_full:
             choice = self._look()
-            self._all_without = False
+            # a state beyond the run is invented, or of peers that the others have not followed
+            is_beyond = choice is not None and choice.epoch < self.end.epoch
+            self._all_without = is_beyond and not self.is_there
             if choice is not None and self._leads_on(choice) and await self._take_next(choice):
                 self._tell_changed()
                 continue
@@ -218,11 +223,23 @@ class Following:
     # -- one result
 
     async def _take_next(self, choice: Choice) -> bool:
-        """Fetch the next result from the first source that has it."""
+        """Fetch the next result from the first source that has it. One that trickles it may not
+        hold us up while there are others; nor may a slow link begin anew again and again."""
         self._all_without = True
-        for source in self._to_ask(choice)[:MOST_ASKED]:
-            if await self._take_from(source):
-                return True
+        sources = self._to_ask(choice)[:MOST_ASKED]
+        for source in sources:
+            seconds = OLD_SECONDS * 2.0**self._cut_short if len(sources) > 1 else math.inf
+            had = self._account.bytes_from[source.peer]
+            with trio.move_on_after(seconds) as patience:
+                if await self._take_from(source):
+                    self._cut_short = 0
+                    return True
+            if patience.cancelled_caught:
+                self._account.gives_up(source.peer, f"A result takes more than {seconds:g} s.")
+                came = self._account.bytes_from[source.peer] - had
+                self._account.paces.sent(source.peer, came, seconds)
+                self._all_without = False
+                self._cut_short += 1
             if self.is_full:
                 break
         return False
@@ -349,11 +366,13 @@ class Following:
 
     def _leads_on(self, choice: Choice) -> bool:
         """Whether the run is further than `end`. At the same epoch its parameters may have been
-        averaged. A choice that our results have passed comes from an old slot."""
-        if choice.epoch != self.end.epoch:
-            return choice.epoch > self.end.epoch
+        averaged."""
+        return choice.epoch >= self.end.epoch and not self._has_passed(choice)
+
+    def _has_passed(self, choice: Choice) -> bool:
+        """Whether this is `end`, or our results have passed it: then it comes from an old slot."""
         passed = {one.before for one in self.results} | {self.end}
-        return Lineage(choice.epoch, choice.history) not in passed
+        return Lineage(choice.epoch, choice.history) in passed
 
     def _tell_changed(self) -> None:
         self._changed.set()
@@ -554,6 +573,8 @@ class FetchedState:
     """A state that was fetched and verified, and what each source contributed."""
 
     state: TrainingState
+    named_by: frozenset[PeerId]
+    """The peers that name it as the run's."""
     bytes_from: Mapping[PeerId, int]
     kept_bytes: int
     """Bytes that were here before."""
@@ -654,6 +675,7 @@ async def fetch_state(
     seconds = trio.current_time() - began
     fetched = FetchedState(
         kept.finish(),
+        _named_by(chosen),
         dict(account.bytes_from),
         kept_bytes,
         account.given_up,
@@ -719,8 +741,16 @@ async def _manifest_of(
                     await settled.wait()
         watching.cancel_scope.cancel()
     if refused and not found:
+        refused[0].named_by = _named_by(choice) | _named_by(choice_now(), choice.digest)
         raise refused[0]
     return found[0] if found else None
+
+
+def _named_by(choice: Choice | None, digest: bytes | None = None) -> frozenset[PeerId]:
+    """The peers that name the chosen state, if it is the one with this digest."""
+    if choice is None or digest not in (None, choice.digest):
+        return frozenset()
+    return frozenset(one.peer for one in choice.sources if one.digest == choice.digest)
 
 
 async def _manifest_from(

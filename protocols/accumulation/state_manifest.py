@@ -33,6 +33,7 @@ from protocols.accumulation.signature import (
     differences,
 )
 from protocols.errors import LimitExceeded, MalformedMessage, Refused
+from protocols.identity import PeerId
 from protocols.rpc import Count, Message, decode, encode
 
 # ---- the tree of an optimizer's values
@@ -248,6 +249,9 @@ Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)
 
 class StateRefused(Refused):
     """The state does not fit this peer: it is of another model, dtype or run."""
+
+    named_by: frozenset[PeerId] = frozenset()
+    """The peers that name this state as the run's."""
 
 
 class Manifest(Message, frozen=True):

@@ -49,7 +49,7 @@ from protocols.accumulation.training_description import TrainingDescription
 from protocols.errors import MalformedMessage, PotluckError
 from protocols.moshpit.ballots import LARGEST_GROUP, Member
 from protocols.moshpit.layout import LARGEST_CHUNK_BYTES, MOST_VALUES
-from protocols.rpc import BulkMethod, Count, Empty, Message, Method, Milliseconds
+from protocols.rpc import BulkMethod, Count, Empty, Message, Method, Milliseconds, Transfer
 
 STATE_PROTOCOL = "/potluck/state/1.0.0"
 
@@ -198,6 +198,9 @@ RESULT: BulkMethod[ResultOpening, ResultAccepted, Empty, Empty] = BulkMethod(
     errors=_ERRORS,
     training=True,
 )
+
+PiecesTransfer = Transfer[Empty, Empty, Empty]
+ResultTransfer = Transfer[ResultAccepted, Empty, Empty]
 
 
 def wanted_chunk(pieces: list[int]) -> bytes:

@@ -484,7 +484,7 @@ class DownloadDesk:
         if not place.transfers:
             return now < place.since + RESERVED_SECONDS
         served = self._served.get(peer)
-        if served is None or peer not in take_all:
+        if served is None or peer not in take_all or now - served.last > SENIOR_SECONDS:
             return False
         return served.sent_bytes <= ALONE_STATES * served.largest_bytes
 

@@ -57,10 +57,12 @@ from protocols.accumulation.state_messages import (
     ManifestAnswer,
     ManifestRequest,
     PiecesOpening,
+    PiecesTransfer,
     ResultAccepted,
     ResultLink,
     ResultOpening,
     ResultPart,
+    ResultTransfer,
     StateGone,
     read_wanted,
 )
@@ -161,6 +163,7 @@ MOST_COPIES = 2
 HEARD_SECONDS = 1.0
 """From a named state to a newcomer's request: the slot is written, and read, and the donors are
 asked, one after the other if the first does not answer."""
+IDLE_SECONDS = 20.0  # the longest that a peer may have a place, and a copy, and ask for nothing
 KEPT_SECONDS = 15.0  # for an unused copy: a peer may have lost its link, or be about to begin
 
 
@@ -224,12 +227,12 @@ class Snapshots:
             snapshot.users -= 1
             snapshot.last_used = trio.current_time()
 
-    def forget_unused(self, *, after_seconds: float = KEPT_SECONDS) -> None:
-        """Drop the copies that nobody has used for this long."""
+    def forget_unused(self) -> None:
+        """Drop the copies that nobody has used for KEPT_SECONDS."""
         self.recent.forget_unwanted()
         now = trio.current_time()
         for digest, one in list(self._copies.items()):
-            if not one.users and now - one.last_used >= after_seconds:
+            if not one.users and now - one.last_used >= KEPT_SECONDS:
                 del self._copies[digest]
         if not self._copies:
             self._spare = None
@@ -260,7 +263,11 @@ class Snapshots:
     async def _made(self) -> _Snapshot:
         self._make_room()
         memory, self._spare = self._spare, None
-        state = await in_thread(self._copy, memory)
+        try:
+            state = await in_thread(self._copy, memory)
+        except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory is out
+            log.warning("the state cannot be copied for a newcomer: %s", error)
+            raise Busy("There is no memory for a copy of the state.", why=str(error)) from error
         return self._copies.setdefault(state.digest, _Snapshot(state))
 
     def _make_room(self) -> None:
@@ -281,8 +288,6 @@ class Snapshots:
 
 
 # ---- sending a result
-
-ResultTransfer = Transfer[ResultAccepted, Empty, Empty]
 
 
 async def send_result(
@@ -331,7 +336,6 @@ which so takes twice as long as it would alone."""
 STEPS_HELD = 3.0  # a newcomer that asks nothing for so many steps is in, or gone
 SHORTEST_HELD_SECONDS = 0.5
 
-PiecesTransfer = Transfer[Empty, Empty, Empty]
 Turn = Callable[[int], AbstractAsyncContextManager[None]]
 """Waits until this many bytes may be sent to a peer. They are sent in the block."""
 
@@ -727,13 +731,25 @@ class _Sending:
                         ) from None
 
     async def _send_pieces(self, asked: trio.MemoryReceiveChannel[int]) -> None:
-        async for number in asked:
+        while (number := await self._next_wish(asked)) is not None:
             piece = self._state.piece(number)
             while len(piece):
                 part = piece[: self._pace.turn_bytes]
                 piece = piece[len(part) :]
                 async with self._turn(len(part)):
                     await self._transfer.send_chunk(part)
+
+    async def _next_wish(self, asked: trio.MemoryReceiveChannel[int]) -> int | None:
+        """The next piece to send; None: the peer asks for no more."""
+        with trio.move_on_after(IDLE_SECONDS):
+            try:
+                return await asked.receive()
+            except trio.EndOfChannel:
+                return None
+        raise Busy(
+            f"No piece was asked for in {IDLE_SECONDS:g} seconds: the place is given to others.",
+            advice="Ask for a place again.",
+        )
 
 
 def _version() -> str:

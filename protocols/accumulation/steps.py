@@ -899,21 +899,17 @@ class LocalSteps:
             self.reset()  # or what this batch adds would be given up with the batches before it
         gradients = dense_gradients(self._own)
         wrong = self._averageable.first_wrong(gradients)
-        if wrong is not None and self.scale.is_smallest:
+        if wrong is not None and (not self.scales_loss or self.scale.is_smallest):
             return wrong
         if self.scales_loss:
             # Local steps are not shared, so neither is their scale: it adapts at each of them.
             if wrong is None:
                 self._divide(self.scale.scale)
             self.scale = self.scale.after(0.0 if wrong is None else 1.0)
-            self._count(samples, loss)
-            if wrong is None:
-                self._step_locally()
-            return None
         if wrong is None:
             self._step_locally()
-            self._count(samples, loss)
-        return wrong
+        self._count(samples, loss)
+        return None
 
     def found_wrong(self) -> FoundWrong | None:
         return None

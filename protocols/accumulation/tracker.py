@@ -1,6 +1,6 @@
 """Progress on one node: publishes this peer's slot, reads the others', and keeps the estimate.
 
-    async with open_tracker(network, dht, TrackerSettings(run, target_samples), mine) as tracker:
+    async with open_tracker(network, dht, settings, mine) as tracker:
         tracker.note(mine)                   # from trio's thread, whenever something has changed
         tracker.estimate                     # from any thread: a plain attribute
 
@@ -28,7 +28,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median_low
 from typing import Final
 
@@ -57,7 +57,6 @@ from protocols.accumulation.progress import (
     CARRIED_SECONDS,
     FOLLOWER_AGAIN_SECONDS,
     KNOWN_SECONDS,
-    PATIENCE_SECONDS,
     READ_WHEN_DUE_SECONDS,
     READS_BEFORE_DUE,
     SHORTEST_READ_SECONDS,
@@ -72,7 +71,6 @@ from protocols.accumulation.progress import (
     expected_of,
 )
 from protocols.accumulation.progress_slot import (
-    MOST_PEERS,
     SAY_AGAIN_SECONDS,
     ProgressSlot,
     is_sum,
@@ -144,32 +142,23 @@ NO_SUMS_SECONDS: Final = 5.0  # the same while there are no sums of other cohort
 WITHDRAW_SECONDS: Final = 1.0  # at the end; a slot that is not withdrawn expires soon
 
 
-@dataclass(frozen=True)
-class TrackerSettings:
-    """How the tracker of one run works.
-
-    - `run`: the name of the run.
-    - `target_samples`, `patience_seconds`, `places`, `delayed`: see ProgressSettings.
-    - `counts_silence`: if False, a reading during which nobody answered is ignored. So a volunteer
-      that has lost its own network takes no peer for gone, and makes no step alone.
-    """
-
-    run: str
-    target_samples: int
-    patience_seconds: float = PATIENCE_SECONDS
-    counts_silence: bool = True
-    places: int = MOST_PEERS
-    delayed: bool = False
-
-
 @asynccontextmanager
 async def open_tracker(
-    network: Network, dht: Dht, settings: TrackerSettings, mine: ProgressSlot
+    network: Network,
+    dht: Dht,
+    settings: ProgressSettings,
+    mine: ProgressSlot,
+    *,
+    counts_silence: bool = True,
 ) -> AsyncIterator[Tracker]:
     """Publish and read until the block ends. `mine` is published first. The directory's families
-    must contain PROGRESS. Errors of the block come out unwrapped."""
+    must contain PROGRESS. Errors of the block come out unwrapped.
+
+    Without `counts_silence`, a reading during which nobody answered is ignored. So a volunteer that
+    has lost its own network takes no peer for gone, and makes no step alone.
+    """
     failure: BaseException | None = None
-    tracker = Tracker(network, dht, settings, mine)
+    tracker = Tracker(network, dht, settings, mine, counts_silence=counts_silence)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tracker.publishing.run)
@@ -199,7 +188,13 @@ class Tracker:
     """The latest estimate: a plain attribute that any thread may read."""
 
     def __init__(
-        self, network: Network, dht: Dht, settings: TrackerSettings, mine: ProgressSlot
+        self,
+        network: Network,
+        dht: Dht,
+        settings: ProgressSettings,
+        mine: ProgressSlot,
+        *,
+        counts_silence: bool,
     ) -> None:
         self._network, self._dht = network, dht
         self._run_name, self._key = settings.run, progress_key(settings.run)
@@ -207,14 +202,7 @@ class Tracker:
         """How many cohorts the run has in this epoch, and after the step under way."""
         self.idle_heads: Callable[[], frozenset[PeerId]] = frozenset
         """Set it to a function that returns the heads of this cohort that did nothing."""
-        self._settings = ProgressSettings(
-            settings.target_samples,
-            settings.patience_seconds,
-            settings.places,
-            settings.delayed,
-            settings.run,
-        )
-        self._counts_silence = settings.counts_silence
+        self._settings, self._counts_silence = settings, counts_silence
         self._jitter = _share(network.peer_id, settings.run)
         self._mine = mine
         self._meter = RateMeter()
@@ -830,27 +818,27 @@ class Tracker:
         known = Known(
             self._credit,
             self._members,
-            self._network.peer_id,
-            None if said is None else Seen(said.slot, now - (clock - said.at)),
-            None if began is None else now - (clock - began),
-            self._step_seconds,
-            self._head_start,
-            self._newcomers.may_be_waited_for(clock),
-            self._newcomers.let_in(clock),
-            clock - self._known_since,
-            self._cohorts,
-            self.idle_heads(),
-            seen.lost(),
-            frozenset(head for head, until in self._boasters.items() if clock < until),
-            before.rest,
-            now - (clock - self._sums_heard_at),
-            self._needed(clock),
-            self._states.reached,
-            self._states.shown,
-            self._states.settled,
-            self._states.refuted,
-            self._states.silent,
-            self._failed_for(clock),
+            me=self._network.peer_id,
+            said=None if said is None else Seen(said.slot, now - (clock - said.at)),
+            epoch_began=None if began is None else now - (clock - began),
+            step_seconds=self._step_seconds,
+            head_start=self._head_start,
+            may_wait_for_follower=self._newcomers.may_be_waited_for(clock),
+            let_in=self._newcomers.let_in(clock),
+            known_for=clock - self._known_since,
+            cohorts=self._cohorts,
+            idle_heads=self.idle_heads(),
+            lost=seen.lost(),
+            boasters=frozenset(head for head, until in self._boasters.items() if clock < until),
+            rest=before.rest,
+            sums_read_at=now - (clock - self._sums_heard_at),
+            needs=self._needed(clock),
+            reached=self._states.reached,
+            shown=self._states.shown,
+            settled=self._states.settled,
+            refuted=self._states.refuted,
+            silent=self._states.silent,
+            failed_for=self._failed_for(clock),
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)

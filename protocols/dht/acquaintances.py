@@ -113,10 +113,11 @@ class Acquaintances:
         self,
         peer: PeerId,
         response: FindResponse | StoreResponse | GreetResponse,
-        asked_ms: int,
+        asked_ms: int | None,
         told: Introduction | None,
     ) -> None:
-        """A peer answered us; `told` is the introduction that our request carried."""
+        """A peer answered us; `told` is the introduction that our request carried. `asked_ms`: when
+        it was sent, if there was a link."""
         known = self._acquaintance(peer)
         if told is not None:
             known.told = told
@@ -125,8 +126,9 @@ class Acquaintances:
             _log_dialability(state)
         now = self._heard(peer, known, response.responder, answered=True)
         # Only peers in the table, so that the owner of one network cannot supply many samples.
-        is_due = now - known.sampled_at >= SAMPLE_SECONDS
-        if is_due and known.contact is not None and known.contact.node_id in state.table:
+        is_in_table = known.contact is not None and known.contact.node_id in state.table
+        is_due = is_in_table and now - known.sampled_at >= SAMPLE_SECONDS
+        if is_due and asked_ms is not None:
             known.sampled_at = now
             far_off = state.swarm_time.sample(peer, response.time_ms, asked_ms, state.local_ms())
             if far_off is not None and state.settings.tells_of_clock:
@@ -202,7 +204,7 @@ class Acquaintances:
             self._introduced(peer, known, introduction)
         contact = known.contact
         if contact is None:
-            if known.is_undialable:
+            if known.is_undialable or known.addresses:  # the first check may have had no room
                 self._check(peer, known)
         elif not answered and contact in self._state.lost:
             # A peer that asks and does not answer is no use; an answer lets it back in.

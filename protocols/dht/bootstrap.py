@@ -16,6 +16,7 @@ words.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -193,10 +194,12 @@ class Bootstrap:
             contacts += [one for one in self._cached if one.peer not in named]
         if not contacts:
             return
-        failures = await self._greet_all(contacts)
+        ended = await self._greet_all(contacts)
         for address in due:
-            self._note(address, failures.get(address.contact.peer))
-        if len(failures) < len(contacts):
+            if address.contact.peer in ended:  # else it is tried again
+                self._note(address, ended[address.contact.peer])
+        failures = {peer: error for peer, error in ended.items() if error is not None}
+        if len(failures) < len(ended):
             self._rounds_failed, self._logged = 0, set()
             return
         self._rounds_failed += 1
@@ -207,22 +210,29 @@ class Bootstrap:
         if self._state.is_alone:
             self._log_failures()
 
-    async def _greet_all(self, contacts: Iterable[Contact]) -> dict[PeerId, PotluckError]:
-        """Greet these; return the errors of those that failed."""
-        failures: dict[PeerId, PotluckError] = {}
-        limit = trio.CapacityLimiter(GREETED_AT_ONCE)
+    async def _greet_all(self, contacts: Iterable[Contact]) -> dict[PeerId, PotluckError | None]:
+        """Greet these, in this order, and return their errors; None: it answered. Once one has, the
+        others get MORE_SECONDS: peers of an old cache may all be gone, and take ten seconds each.
+        """
+        ended: dict[PeerId, PotluckError | None] = {}
+        waiting = deque(contacts)
 
-        async def greet(contact: Contact) -> None:
-            async with limit:
+        async def greet_on() -> None:
+            while waiting:
+                contact = waiting.popleft()
                 try:
                     await self._requester.greet(contact)
                 except PotluckError as error:
-                    failures[contact.peer] = error
+                    ended[contact.peer] = error
+                else:
+                    ended[contact.peer] = None
+                    scope.deadline = min(scope.deadline, trio.current_time() + MORE_SECONDS)
 
-        async with trio.open_nursery() as nursery:
-            for contact in contacts:
-                nursery.start_soon(greet, contact)
-        return failures
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                for _ in range(GREETED_AT_ONCE):
+                    nursery.start_soon(greet_on)
+        return ended
 
     def _note(self, address: _Address, failure: PotluckError | None) -> None:
         settings = self._state.settings
@@ -273,6 +283,7 @@ class Bootstrap:
         return seconds * (1 - JITTER * self._state.network.random.random())
 
 
+MORE_SECONDS = 1.0  # for the others to answer, when one has
 MINIMUM_SECONDS = 0.1  # between two rounds, whatever the settings
 
 

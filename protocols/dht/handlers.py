@@ -188,7 +188,9 @@ class RequestHandlers:
         slots = state.storage.since(query.key, self._change_in(query.since), now_ms)
         budget.spend_work(len(slots))
         if not slots and query.copies and not query.since:
-            copies = budget.take_slots(state.storage.cache.get(query.key, now_ms))
+            cached = state.storage.cache.get(query.key, now_ms)
+            budget.spend_work(len(cached))
+            copies = budget.take_slots(cached)
             return Found(contacts, copies, copied=bool(copies))
         sent = budget.take_names(slots) if query.named else budget.take_slots(slots)
         told = state.storage.changes

@@ -125,7 +125,8 @@ class SlotReader:
             if place and place % OPERATIONS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             # Many keys are read once; a single key may be read again.
-            view = self._views.of(key) if len(keys) == 1 else View()
+            most = state.families.family_of(key).slots_per_key
+            view = self._views.of(key, most) if len(keys) == 1 else View(most)
             view.expire(state.now_ms())
             target = position_of(key)
             operation = FullRead(
@@ -151,7 +152,7 @@ class SlotReader:
     async def look(self, key: str, breadth: Breadth) -> list[Slot]:
         """The slots under a key that is read repeatedly: see the module."""
         state, now = self._state, trio.current_time()
-        view = self._views.of(key)
+        view = self._views.of(key, self._state.families.family_of(key).slots_per_key)
         target = position_of(key)
         view.expire(state.now_ms())
         replicas = self._replicas(key, view, target)
@@ -280,9 +281,12 @@ class SlotReader:
             if not wanted:
                 continue
             try:
-                with trio.move_on_after(self._state.settings.slow_seconds):
+                with trio.move_on_after(self._state.settings.slow_seconds) as patience:
                     await self._fetch(contact, wanted)
                     await self._fetch_replaced(contact, operations)
+                if patience.cancelled_caught:
+                    for operation, _ in wanted:
+                        operation.view.failed(contact)
             except PotluckError as error:
                 log.debug("%s did not send slots that it had named: %s", contact.peer, error)
                 for operation, _ in wanted:
@@ -390,6 +394,8 @@ SURVEY_SECONDS = 30.0
 VIEWS_KEPT = 16
 """A family allows at most 4 MiB under a key; a run has a handful of keys that are read often."""
 
+FULL_REPLICAS = 4  # a view has as many slots as so many full replicas that differ in all of them
+
 OLD_NAMES_KEPT = 4096
 """Kept beside the names of a view's slots.
 
@@ -400,10 +406,11 @@ the key that changes most.
 
 class View:
     """Invariants: `slots` has the newest slot of each known publisher, all of them checked;
-    `_names` has all their names.
+    `_names` has all their names. They are no more than a few replicas have, each with `most`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = FULL_REPLICAS * most
         self.slots: dict[bytes, Slot] = {}
         self.cursors: dict[int, bytes] = {}
         """By each replica's node id."""
@@ -436,8 +443,10 @@ class View:
         return None if self._source_is_new else self._source
 
     def take(self, slot: Slot) -> None:
-        self._names.add(prefix_of_slot(slot))
         held = self.slots.get(slot.publisher)
+        if held is None and len(self.slots) >= self._most:
+            return
+        self._names.add(prefix_of_slot(slot))
         if held is None or supersedes(slot, held):
             self.slots[slot.publisher] = slot
         if len(self._names) > len(self.slots) + OLD_NAMES_KEPT:
@@ -514,9 +523,9 @@ class Views:
     def __init__(self) -> None:
         self._views = BoundedMap[str, View](VIEWS_KEPT)
 
-    def of(self, key: str) -> View:
-        """The view of this key; a new one if there is none."""
-        view = self._views[key] = self._views.get(key) or View()
+    def of(self, key: str, most: int) -> View:
+        """The view of this key; a new one, of so many slots at most, if there is none."""
+        view = self._views[key] = self._views.get(key) or View(most)
         return view
 
 
@@ -668,7 +677,7 @@ class FullRead(SlotRead):
     ) -> None:
         k = state.replicas_of(key) if k is None else k
         seeds = seeds_for(state, target, k)
-        super().__init__(lookup_from(state, target, seeds, k), target, key, view or View())
+        super().__init__(lookup_from(state, target, seeds, k), target, key, view or View(0))
         self.is_near = knows_well(state, target, own_radius(state) if radius is None else radius)
         self._replicas_wanted = replicas_wanted
         self._replicas_heard = 0
@@ -774,7 +783,7 @@ MESSAGE_LIMITS = MessageLimits(QUERIES_PER_REQUEST, REQUEST_BYTES, _query_bytes)
 # unless its publisher writes more than once a millisecond.)
 WRITE_IN_PROGRESS_MS = 5000
 
-REFUSALS_REMEMBERED = 4096
+SENT_REMEMBERED = 4096
 COPIES_SPREAD = 32  # of a key with more publishers; a few copies are enough
 SLOTS_KEPT_PER_CHECKPOINT = 128  # already verified; a millisecond
 
@@ -785,8 +794,9 @@ class Repairs:
     def __init__(self, state: DhtState, requester: Requester) -> None:
         self._state = state
         self._requester = requester
-        self._refused: set[tuple[int, bytes]] = set()
-        """Slots that a replica refused, so that not every read sends them again."""
+        self._sent = BoundedMap[tuple[int, bytes], None](SENT_REMEMBERED)
+        """Slots that a replica was sent, so that not every read sends again what it refuses, or
+        takes and does not keep."""
 
     async def repair(self, operation: FullRead) -> None:
         """Send replicas the slots that this read has shown them to lack."""
@@ -804,7 +814,7 @@ class Repairs:
             behind = [
                 settled[name]
                 for name in settled.keys() - reply.names
-                if (replica.node_id, name) not in self._refused
+                if (replica.node_id, name) not in self._sent
             ]
             if behind and (operation.is_near or operation.lookup.is_done):
                 state.chore(self._send_missing, replica, behind)
@@ -825,12 +835,8 @@ class Repairs:
         for batch in batches([(slot, (contact.peer,)) for slot in slots]):
             response = await self._requester.store(contact, batch.slots)
             for slot, refusal in zip(batch.slots, response.refusals, strict=True):
-                if refusal:
-                    if len(self._refused) >= REFUSALS_REMEMBERED:
-                        self._refused.clear()
-                    self._refused.add((contact.node_id, prefix_of_slot(slot)))
-                else:
-                    self._state.counts.slots_repaired += 1
+                self._sent[contact.node_id, prefix_of_slot(slot)] = None
+                self._state.counts.slots_repaired += not refusal
 
     def _copy_to_last_on_path(self, operation: FullRead, slots: Sequence[Slot]) -> None:
         for contact in operation.lookup.closest_answered(len(operation.replies)):

@@ -56,6 +56,7 @@ class Requester:
         sender = self._acquaintances.introduction_for(contact.peer)
         response = await self._ask(contact, FIND, FindRequest(tuple(queries), sender))
         if len(response.answers) != len(queries):
+            self._state.table.failed(contact)
             raise MalformedMessage(f"{contact.peer} answered fewer queries than it was asked.")
         return response
 
@@ -70,6 +71,7 @@ class Requester:
         method = STORE if len(slots) <= SLOTS_STORED_AT_ONCE else STORE_MANY
         response = await self._ask(contact, method, request)
         if len(response.refusals) != len(slots):
+            self._state.table.failed(contact)
             raise MalformedMessage(f"{contact.peer} did not give a result for each slot.")
         return response
 
@@ -96,7 +98,8 @@ class Requester:
         if contact.addresses and self._acquaintances.is_stranger(peer):
             state.network.learn_addresses(peer, contact.addresses)
             we_open_link = state.network.link(peer) is None
-        asked_ms = state.local_ms()
+        # While a link is made, an answer does not show how long its way was.
+        asked_ms = None if state.network.link(peer) is None else state.local_ms()
         try:
             response = await state.rpc.call(
                 peer, method, request, timeout=state.settings.call_seconds

@@ -20,7 +20,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from protocols.dht.due_index import DueIndex
 from protocols.dht.families import (
@@ -318,6 +318,9 @@ class _Copy:
         self.ends = ends
 
 
+MOST_COPIES_OF_A_KEY: Final = 128  # each read goes through all; honest nodes spread 32 of a key
+
+
 class SlotCache:
     """Invariant: `total_bytes` is the sum over all copies, and at most the limit.
 
@@ -340,6 +343,8 @@ class SlotCache:
         if counted_bytes > self._limit_bytes or (
             known is not None and not supersedes(slot, known.slot)
         ):
+            return False
+        if known is None and len(self._keys.get(slot.key, ())) >= MOST_COPIES_OF_A_KEY:
             return False
         self.drop(slot.key, slot.publisher)
         while self.total_bytes + counted_bytes > self._limit_bytes:

@@ -178,21 +178,27 @@ class Agreement:
     def receive(self, sender: int, message: AgreementMessage, now: float) -> None:
         """Take a message. Raises NotAnHonestMessage, and changes nothing, if no honest member of
         this round could have sent it."""
-        desk = self._desk
+        desk, following = self._desk, self._succession.following
         check(message, sender, desk.me, desk.size, desk.coordinators)
-        check_against_memory(
-            sender,
-            message,
-            desk.me,
-            self._own,
-            self._acceptor,
-            self._exchange,
-            self._ending,
-            self._succession.following,
-        )
+        known = max(following, self._acceptor.promised).number
+        is_made_up = is_hearsay(sender, message, desk.me, self._own, known, self._ending.decision)
+        if not is_made_up:
+            check_against_memory(
+                sender,
+                message,
+                desk.me,
+                self._own,
+                self._acceptor,
+                self._exchange,
+                self._ending.verdict,
+                known,
+            )
         desk.now = now
         self._hear(sender)
-        self._take(sender, message)
+        if not is_made_up:
+            self._take(sender, message)
+        elif isinstance(message, BallotQuery):
+            self._take(sender, BallotQuery(following, message.attempt))
         self._drain()
 
     def unreachable(self, member: int, now: float) -> None:
@@ -481,7 +487,29 @@ class Agreement:
 #
 # Easy to get wrong: an honest member's message may be out of date, and contradict what is
 # remembered here of a lower ballot. It is answered as such. Only what could never have been true is
-# refused.
+# refused. And an honest member may hand on what a liar has told it: that is believed by nobody who
+# knows better, and nobody is blamed.
+
+
+def is_hearsay(
+    sender: int,
+    message: AgreementMessage,
+    me: int,
+    own: Ballot | None,
+    known: int,
+    decision: Decided | None,
+) -> bool:
+    """Whether this cannot be true, and an honest sender may have it from a liar. `own`: the highest
+    ballot that this member has begun. `known`: the highest number that it has heard of."""
+    if isinstance(message, Decided):
+        return decision is not None and message.result != decision.result
+    if not isinstance(message, BallotQuery | Progress | Outbid):
+        return False
+    ballot = message.ballot
+    if ballot.coordinator == me:
+        return own is None or ballot > own
+    # whoever believes it goes on from there, and must not seem to lie to those who know of less
+    return ballot.coordinator != sender and ballot.number > known + MOST_BALLOTS_MISSED // 2
 
 
 def check_against_memory(
@@ -491,11 +519,11 @@ def check_against_memory(
     own: Ballot | None,
     acceptor: Acceptor,
     exchange: OwnExchange,
-    ending: KnownDecision,
-    following: Ballot,
+    verdict: OwnVerdict | None,
+    known: int,
 ) -> None:
-    """Raise NotAnHonestMessage if no honest member could have sent it. `own`: the highest ballot
-    that this member has begun. `following`: the highest that it has heard of."""
+    """Raise NotAnHonestMessage if no honest member could have sent it. `own` and `known` as for
+    `is_hearsay`."""
     if isinstance(message, Accept | Decided) and message.result is not None:
         result, attempt = message.result, acceptor.attempt
         if result.attempt == attempt.ballot and result.members != attempt.members:
@@ -503,13 +531,8 @@ def check_against_memory(
                 f"Member {sender} names other members of ballot {attempt.ballot} than took part."
             )
     if isinstance(message, Decided):
-        if ending.decision is not None and message.result != ending.decision.result:
-            raise NotAnHonestMessage(
-                f"Member {sender} says that something else was decided than is known here."
-            )
         return
     ballot = message.ballot
-    known = max(following, acceptor.promised).number
     if ballot.number > known + MOST_BALLOTS_MISSED:
         raise NotAnHonestMessage(
             f"Member {sender} names ballot {ballot}, and the highest known here is {known}."
@@ -518,7 +541,7 @@ def check_against_memory(
         raise NotAnHonestMessage(
             f"Member {sender} names ballot {ballot}, which we have never begun."
         )
-    if isinstance(message, Accept) and message.result is not None and ending.verdict is None:
+    if isinstance(message, Accept) and message.result is not None and verdict is None:
         result = message.result
         if (
             acceptor.promised <= ballot == result.attempt

@@ -398,8 +398,8 @@ class GridWalk:
         if last is None:
             raise ProtocolMisuse("An averaging has at least one round.")
         if last.verdict is Verdict.LEFT_OUT:
-            weight = last.total_weight if len(rounds) == 1 else 0.0
-            return LeftOut(last.statistics.members, last.digest, rounds, weight)
+            known = (last.total_weight, last.total_peers) if len(rounds) == 1 else (0.0, 0)
+            return LeftOut(last.statistics.members, last.digest, rounds, *known)
         if last.verdict is Verdict.ALONE:
             return Alone(rounds)
         in_doubt = last.verdict is Verdict.IN_DOUBT

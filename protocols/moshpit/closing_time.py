@@ -19,8 +19,9 @@ all that are awaited are lost.
 
 Promise: no message can put the deadline off, except for the first join, once and by little: a peer
 that began long before the others must not close its list while they come. Joins bring it nearer: a
-peer that joins says how long it will wait, and the list is closed before that. One that waits for
-more says so, and counts for `latest` alone.
+peer that joins says how long it will wait, and the list is closed before more than half of those
+that have joined go away, if with the leader they are more than half of those that are expected.
+Fewer go: one impatient peer, or a liar, may not have all others left behind.
 
 Easy to get wrong: a time in which no arrival could be noticed says nothing. After following another
 peer, and after this process or machine was stopped, the quiet period begins anew.
@@ -85,15 +86,18 @@ class ClosingTime:
         """`missing`: how many peers must come, beside those for which this one comes; so many
         seconds longer than the deadline the list stays open for them. `more_seconds`: by so much
         the deadline is later than usual."""
-        self.deadline = now + seconds + more_seconds
+        self._deadline = now + seconds + more_seconds
         self.usual_deadline = now + seconds
-        self._latest = self.deadline + for_more_seconds if for_more_seconds else -math.inf
-        self.gives_up_at = self.latest + FOLLOWER_GRACE_SECONDS
+        self._latest = self._deadline + for_more_seconds if for_more_seconds else -math.inf
+        self._all_wait_until = -math.inf  # after this process was stopped, nobody has left yet
+        self._expected = expected
         self._known = known
         self._joins = joins
+        self.gives_up_at = self.latest + FOLLOWER_GRACE_SECONDS
+        self.longest_seconds = self.latest - now
+        """How long any leader's list may be open."""
         self._seconds = seconds + more_seconds
         self._group_size = group_size
-        self._expected = expected
         self._awaited, self._replaces, self._missing = awaited, replaces, missing
         self._arrivals = Arrivals(now)
         self._was_read = False
@@ -104,9 +108,23 @@ class ClosingTime:
         self._stops_excused = 0
 
     @property
+    def deadline(self) -> float:
+        return min(self._deadline, self._most_have_left_at)
+
+    @property
     def latest(self) -> float:
         """By when the list is closed, whoever is missing."""
-        return max(self.deadline, self._latest)
+        return min(max(self._deadline, self._latest), self._most_have_left_at)
+
+    @property
+    def _most_have_left_at(self) -> float:
+        """When more than half of the peers that have joined have left, if the list stays open;
+        never if they are too few for a group anyway."""
+        until = self._joins.until
+        is_group = until and 2 * (1 + len(until)) > (self._expected or 0)
+        if not is_group or self._known.is_restricted:
+            return math.inf
+        return max(until[len(until) // 2], self._all_wait_until)
 
     # -- what happens
 
@@ -115,14 +133,11 @@ class ClosingTime:
         if self._arrivals.came(peer, now):
             self._reads_since_arrival = 0
 
-    def joined(self, patience_seconds: float, now: float) -> None:
-        """A peer waits here from now on, for this long."""
+    def joined(self, now: float) -> None:
+        """One more peer waits here from now on."""
         if not (self._has_company or self._known.is_restricted):
             self._has_company = True
-            self.deadline = max(self.deadline, now + COMPANY_SECONDS)
-        patience = max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
-        self.deadline = min(self.deadline, now + patience)
-        self._latest = min(self._latest, now + patience)
+            self._deadline = max(self._deadline, now + COMPANY_SECONDS)
         if self._joins.peers >= self._missing:
             self._enough_at = min(self._enough_at, now)
 
@@ -148,7 +163,7 @@ class ClosingTime:
         """Nobody could be seen to come until now."""
         self._arrivals.begin_anew(now)
         self._reads_since_arrival = 0
-        self.deadline = max(self.deadline, min(self._latest, now + COMPANY_SECONDS))
+        self._deadline = max(self._deadline, min(self._latest, now + COMPANY_SECONDS))
 
     def list_comes(self, seconds: float, now: float) -> None:
         """A list with us in it was closed, and arrives within this time. (One leader after another
@@ -162,27 +177,28 @@ class ClosingTime:
         if self._stops_excused == MOST_STOPS_EXCUSED:
             return
         self._stops_excused += 1
-        self.deadline = max(self.deadline, now + SHORTEST_PATIENCE_SECONDS)
-        self.usual_deadline = max(self.usual_deadline, now + SHORTEST_PATIENCE_SECONDS)
+        soon = self._all_wait_until = now + SHORTEST_PATIENCE_SECONDS
+        self._deadline = max(self._deadline, soon)
+        self.usual_deadline = max(self.usual_deadline, soon)
         self.gives_up_at = max(self.gives_up_at, self.latest + FOLLOWER_GRACE_SECONDS)
 
     def regrouped(self, members: int, now: float) -> None:
         """We were put into a group of this size, which must still meet."""
         self._before = self._deadlines
         self._expected = members
-        self.deadline, self._latest = now + REGROUP_SECONDS, -math.inf
-        self.usual_deadline = self.deadline
-        self.gives_up_at = self.deadline + FOLLOWER_GRACE_SECONDS
+        self._deadline, self._latest = now + REGROUP_SECONDS, -math.inf
+        self.usual_deadline = self._deadline
+        self.gives_up_at = self._deadline + FOLLOWER_GRACE_SECONDS
 
     def regroup_undone(self) -> None:
         """The group was not a valid one: forget it."""
-        self._expected, self.deadline, self.usual_deadline, self._latest, self.gives_up_at = (
+        self._expected, self._deadline, self.usual_deadline, self._latest, self.gives_up_at = (
             self._before
         )
 
     @property
     def _deadlines(self) -> tuple[int | None, float, float, float, float]:
-        times = self.deadline, self.usual_deadline, self._latest, self.gives_up_at
+        times = self._deadline, self.usual_deadline, self._latest, self.gives_up_at
         return self._expected, *times
 
     # -- decisions

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from auth.bounded_map import BoundedMap
 from protocols.blocking import in_thread
-from protocols.errors import PotluckError, ProtocolMisuse, RemoteMisbehaviour
+from protocols.errors import DeadlineExceeded, PotluckError, ProtocolMisuse, RemoteMisbehaviour
 from protocols.identity import PeerId
 from protocols.moshpit.attempt import SLOW_BYTES_PER_SECOND
 from protocols.moshpit.closing_time import FOR_MORE_SECONDS
@@ -221,6 +221,8 @@ class CohortRounds:
                         break
                     except PotluckError as error:
                         log.info("the cohort's head %s is lost: %s", head, error)
+                        if isinstance(error, DeadlineExceeded) and left >= patience:
+                            self._is_last_for_now(head)  # it is there, and decides nothing
                         has_lost_head = True  # it may have made the step
                         until = min(until, trio.current_time() + patience)
         finally:
@@ -366,7 +368,13 @@ class CohortRounds:
             case Verdict.COMMITTED | Verdict.LEFT_OUT if twice:  # nobody makes a step of it
                 return Discarded(f"A cohort had two heads: {', '.join(twice)}.", False, rounds)
             case Verdict.LEFT_OUT:
-                return LeftOut(found.statistics.members, found.digest, rounds, found.total_weight)
+                return LeftOut(
+                    found.statistics.members,
+                    found.digest,
+                    rounds,
+                    found.total_weight,
+                    found.total_peers,
+                )
             case Verdict.ALONE if not mine.entries:
                 return Alone(rounds)
             case _:

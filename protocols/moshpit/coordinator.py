@@ -277,6 +277,8 @@ class Coordinator:
             self._owner.next_ballot()
 
     def trouble(self, sender: int, suspicions: tuple[Suspicion, ...]) -> None:
+        if self.stage is Stage.EXCHANGING and sender not in self._attempt.members:
+            return
         self._blame.complain(sender, self.ballot, suspicions[:SUSPICIONS_PER_MESSAGE])
         if self.stage is Stage.EXCHANGING:
             self._owner.next_ballot()

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from protocols.identity import PeerId
-from protocols.moshpit.closing_time import ClosingTime
+from protocols.moshpit.closing_time import SHORTEST_PATIENCE_SECONDS, ClosingTime
 from protocols.moshpit.gathering_effects import (
     Candidate,
     Effect,
@@ -248,9 +248,10 @@ class Gathering:
             return
         known.heard_from(now)
         known.reduces = candidate.reduces  # it has signed this
-        self._joins.add(candidate, ticket, passed_over, now)
+        until = now + max(SHORTEST_PATIENCE_SECONDS, patience_seconds)
+        self._joins.add(candidate, ticket, passed_over, until, now)
         self._awaited.is_there(candidate.peer)
-        self._closing.joined(patience_seconds, now)
+        self._closing.joined(now)
         self._closing.came(known.peer, now)
         self._course.reconsider(now)
 
@@ -517,7 +518,7 @@ class LeadOrFollow:
         self._known, self._joins = parts.known, parts.joins
         self._awaited, self._closing = parts.awaited, parts.closing
         self._reduces = reduces
-        self._ticked = now
+        self._ticked = self._follows_since = now
         self._probe_at = math.inf
         self._effects: list[Effect] = []
 
@@ -598,6 +599,7 @@ class LeadOrFollow:
 
     def _follow(self, leader: InvitablePeer, now: float) -> None:
         self.following, self.has_answered = leader.peer, False
+        self._follows_since = now
         self._probe_at = now + PROBE_AFTER_SECONDS
         self._closing.follows()
         self.add(Follow(leader.peer, self._known.passed_over()))
@@ -612,7 +614,8 @@ class LeadOrFollow:
             self.let_go_of(leader, now)
             self._known.pass_over(leader, Absence.AT_ODDS, "it did not close its list in time")
             ending = self._why_nothing()
-            if isinstance(ending, NotTogether):
+            has_waited = now - self._follows_since >= self._closing.longest_seconds
+            if isinstance(ending, NotTogether) and has_waited:  # or it may have begun later than us
                 ending = NotTogether(ending.reasons, unlisted_by=leader)
             self.end(ending)
 
@@ -717,6 +720,7 @@ class LeadersWord:
 
     def __init__(self, parts: GatheringParts, course: LeadOrFollow) -> None:
         self._me, self._order, self._group_size = parts.me, parts.order, parts.group_size
+        self._splits = parts.splits
         self._known, self._joins = parts.known, parts.joins
         self._awaited, self._closing = parts.awaited, parts.closing
         self._course = course
@@ -768,7 +772,9 @@ class LeadersWord:
         if not self._course.let_go_of(leader, now):
             return
         peers = {one.peer for one in group}
-        if self._known.is_restricted:
+        if not self._splits:
+            self._known.pass_over(leader, Absence.AT_ODDS, "it divides a round that is not divided")
+        elif self._known.is_restricted:
             self._known.pass_over(leader, Absence.AT_ODDS, "it made a group of a group")
             if leader == self._grouped_by:
                 self._known.lift()

@@ -297,6 +297,7 @@ class _Join:
     ticket: int
     passed_over: frozenset[PeerId]
     since: float
+    until: float
     peers: int
 
 
@@ -317,10 +318,21 @@ class WaitingJoins:
         return len(self._joins)
 
     def add(
-        self, candidate: Candidate, ticket: int, passed_over: Iterable[PeerId], now: float
+        self,
+        candidate: Candidate,
+        ticket: int,
+        passed_over: Iterable[PeerId],
+        until: float,
+        now: float,
     ) -> None:
-        join = _Join(ticket, frozenset(passed_over), now, candidate.peers)
+        """This peer waits from now on, until then."""
+        join = _Join(ticket, frozenset(passed_over), now, until, candidate.peers)
         self._joins[candidate.peer] = join
+
+    @property
+    def until(self) -> list[float]:
+        """Until when each of them waits, the first to go first."""
+        return sorted(join.until for join in self._joins.values())
 
     def lacks(self, peers: Iterable[PeerId]) -> bool:
         """Whether one of these has not joined, nor another one with its seat. One that comes for

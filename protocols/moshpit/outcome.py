@@ -84,13 +84,14 @@ class LeftOut:
     """The group has committed a result without this peer, which was too slow, gone or lying.
 
     `members` hold the result with this digest; fetch the state from one of them, unless so much
-    `weight` is too little for a step. (0: over a grid it is not known.)
+    `weight`, or so few `peers`, are too little for a step. (0: over a grid it is not known.)
     """
 
     members: tuple[PeerId, ...]
     digest: bytes
     rounds: tuple[RoundStatistics, ...]
     weight: float
+    peers: int
 
 
 @dataclass(frozen=True, eq=False)

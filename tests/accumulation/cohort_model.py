@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Any
 
 import msgspec
@@ -66,10 +67,13 @@ class Hands:
 
 @dataclass(frozen=True)
 class CohortRules(Rules):
-    """`torn`: a link between two living peers may break in a round, too."""
+    """`torn`: a link between two living peers may break in a round, too. `needs_most`: a step needs
+    most of the peers of the last one, for ever (the product: for two minutes); without, most of
+    the heads."""
 
     run: str = ""
     torn: bool = False
+    needs_most: bool = False
     broken: Broken = Broken.NOTHING
 
     def cohort(self, number: int) -> int:
@@ -80,17 +84,21 @@ class CohortRules(Rules):
         place = {name: at for at, name in enumerate(in_order(self.run, map(name_of, numbers)))}
         return sorted(numbers, key=lambda one: place[name_of(one)])
 
+    def beginning(self) -> World:
+        world = super().beginning()
+        peers = tuple(replace(one, step_peers=self.size) for one in world.peers)
+        return World(peers, tuple(one.slot for one in peers))
+
     def _estimated(
         self,
         number: int,
         mine: ProgressSlot,
         seen: dict[PeerId, Seen],
         reached: dict[CohortPlace, Lineage],
+        **more: Any,
     ) -> Estimate:
         settings = ProgressSettings(self.mode.target_samples, run=self.run)
-        # whoever says that it has made a step shows it
-        shown = {peer: one.slot.at for peer, one in seen.items()}
-        known = Known(Credit(), me=name_of(number), cohorts=COHORTS, reached=reached, shown=shown)
+        known = Known(Credit(), me=name_of(number), cohorts=COHORTS, reached=reached, **more)
         return estimate(seen, mine, settings, 0.0, known, number=1)
 
     def estimate(self, world: World, number: int) -> Estimate:
@@ -116,7 +124,33 @@ class CohortRules(Rules):
             told = self._estimated(other, slot, beside, reached).sum
             if told is not None:
                 seen[name_of_sum(name_of(other))] = Seen(told, 0.0)
-        return self._estimated(number, by_cohorts(world.peers[number].slot), seen, reached)
+        mine = world.peers[number]
+        if not self.needs_most:  # whoever says that it has made a step shows it
+            shown = {peer: one.slot.at for peer, one in seen.items()}
+            return self._estimated(number, by_cohorts(mine.slot), seen, reached, shown=shown)
+        step_peers = mine.step_peers or median_low(
+            [
+                slot.step_peers
+                for slot in slots
+                if slot is not None and slot.at == mine.slot.at and slot.step_peers
+            ]
+            or [0]
+        )
+        asked = {
+            name: one.slot.at
+            for other, peer in enumerate(world.peers)
+            for name in (name_of(other), name_of_sum(name_of(other)))
+            if mine.has_failed and peer.alive and (one := seen.get(name)) is not None
+        }
+        return self._estimated(
+            number,
+            by_cohorts(mine.slot),
+            seen,
+            reached,
+            needs=step_peers // 2 + 1,
+            shown=asked,
+            failed_for=0.0 if mine.has_failed else None,
+        )
 
     def rounds(self, world: World) -> Iterator[Action]:
         waiting = [
@@ -283,7 +317,11 @@ class CohortRules(Rules):
         samples: frozenset[Sample] = frozenset(),
     ) -> World:
         after = told_end(self, world, number, ended, epoch, samples)
-        return with_peer(after, number, replace(after.peers[number], brings=None))
+        peer, had = after.peers[number], world.peers[number].steps
+        came = ended.peers or 1
+        step_peers, has_failed = (came, False) if peer.steps > had else (peer.step_peers, True)
+        ended_at = replace(peer, brings=None, step_peers=step_peers, has_failed=has_failed)
+        return with_peer(after, number, ended_at)
 
     def _handing(self, world: World, number: int, hands: Hands) -> World:
         return with_peer(world, number, replace(world.peers[number], hands=hands))

@@ -88,6 +88,10 @@ class Peer:
     brings: object = None
     hands: object = None
     """By cohorts (cohort_model.py): what it has of the round under way, and of the last one."""
+    step_peers: int = 0
+    has_failed: bool = False
+    """By cohorts: how many peers were in the step that made its state, and whether a round of this
+    epoch has made none."""
 
     @property
     def slot(self) -> ProgressSlot:
@@ -100,6 +104,7 @@ class Peer:
             SIGNATURE,
             averaging=life.phase is Phase.AVERAGING,
             follows=life.follows,
+            step_peers=self.step_peers,
         )
 
     @property
@@ -248,7 +253,14 @@ def _fetches(rules: Rules, world: World, number: int, peer: Peer) -> Iterator[Ac
         late_enough = source.life.epoch >= fetch.at_least_epoch
         fits = fetch.history is None or fetch.history == source.life.history
         if other != number and serves and late_enough and fits:
-            got = replace(peer, parameters=source.parameters, taken=source.steps, fetch=None)
+            got = replace(
+                peer,
+                parameters=source.parameters,
+                taken=source.steps,
+                fetch=None,
+                step_peers=source.step_peers,
+                has_failed=False,
+            )
             event = Fetched(source.life.epoch, source.life.history)
             yield Action("has a state", (number, other), told(rules, world, number, got, event))
     failed = replace(peer, fetch=None)
@@ -293,7 +305,7 @@ def commits(
     members, roster = tuple(map(name_of, counted)), tuple(map(name_of, group))
     others = tuple(name_of(one) for one in group if one not in counted)
     committed = Averaged(Ending.COMMITTED, weight, digest, members, left_out=others, peers=peers)
-    left_out = Averaged(Ending.LEFT_OUT, weight, digest, members)
+    left_out = Averaged(Ending.LEFT_OUT, weight, digest, members, peers=peers)
     in_doubt = Averaged(Ending.DISCARDED, members=roster, in_doubt=True)
     endings = {one: committed if one in counted else left_out for one in group}
     yield "", endings

@@ -7,6 +7,7 @@ lifecycle.py (who may make a step).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,28 @@ def tell(rules: CohortRules, seeds: range) -> None:
     """Random stories in which no two living peers may make different steps of one epoch."""
     for seed in seeds:
         wander(rules, seed, STEPS, chosen_evenly=True)
+
+
+def tell_of_needs(mode: Mode, seeds: range, **trouble: Any) -> int:
+    """The same where a step needs most of the peers of the last one. Returns how many were made."""
+    rules = rules_of(mode, PEERS, batches=30, needs_most=True, **trouble)
+    ends = [wander(rules, one, STEPS, chosen_evenly=True, together=8.0) for one in seeds]
+    return sum(max(peer.life.epoch for peer in world.peers) for world in ends)
+
+
+@pytest.mark.slow
+@every_trouble
+def test_no_two_peers_do_so_if_a_step_needs_most_of_the_last_ones_peers(
+    trouble: dict[str, bool],
+) -> None:
+    assert tell_of_needs(MODES["sync"], range(4), **trouble) > 0
+
+
+@pytest.mark.soak
+@every_mode
+@every_trouble
+def test_in_many_stories_they_do_not_do_so_either(mode: Mode, trouble: dict[str, bool]) -> None:
+    assert tell_of_needs(mode, range(4, 120), **trouble) > 20
 
 
 @pytest.mark.slow

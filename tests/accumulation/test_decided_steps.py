@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from protocols.accumulation.decided_steps import MOST_DECIDED, DecidedSteps, decided_step
 from protocols.accumulation.events import SeenStep, Share
+from protocols.accumulation.lifecycle import Ending
 from protocols.accumulation.lineage import Lineage, next_history
+from protocols.accumulation.rounds import parameters_averaged
 from protocols.identity import PeerId
 from protocols.moshpit.outcome import (
     Committed,
@@ -61,10 +65,21 @@ def test_a_decision_names_the_contributions_and_the_step() -> None:
 def test_a_round_gives_no_statistics_if_it_was_in_doubt_or_over_a_grid_or_left_this_peer_out() -> (
     None
 ):
-    left_out = LeftOut((KEEPER, ANN), DIGEST, (a_round(Verdict.LEFT_OUT),), 96.0)
+    left_out = LeftOut((KEEPER, ANN), DIGEST, (a_round(Verdict.LEFT_OUT),), 96.0, 2)
     in_doubt = Discarded("nobody answered", True, (a_round(Verdict.IN_DOUBT),))
     for outcome in (left_out, in_doubt, committed(rounds=2)):
         assert decided_step(outcome, BEFORE, 12) is None
+
+
+def test_an_average_of_the_parameters_counts_only_with_most_peers_of_the_step_before_it() -> None:
+    """In a network that is cut in two, both sides had one, and two histories of an epoch."""
+    both = replace(committed(), peers=2)
+    assert parameters_averaged(both, 3).ending is Ending.COMMITTED
+    assert parameters_averaged(both, 4).ending is Ending.DISCARDED
+    left_out = LeftOut((KEEPER, ANN), DIGEST, (a_round(Verdict.LEFT_OUT),), 2.0, 2)
+    assert parameters_averaged(left_out, 3).ending is Ending.LEFT_OUT
+    assert parameters_averaged(left_out, 4).ending is Ending.DISCARDED
+    assert parameters_averaged(committed(), 4).ending is Ending.COMMITTED, "unknown over a grid"
 
 
 def test_a_step_is_seen_where_the_way_of_the_run_leads_through_it() -> None:

@@ -343,6 +343,18 @@ def test_the_others_may_have_left_while_the_round_was_tried() -> None:
     assert isinstance(lifecycle.take(Averaged(Ending.ALONE, digest=DIGEST))[0], StepAlone)
 
 
+def test_a_peer_that_is_left_out_of_a_round_of_too_few_for_a_step_keeps_its_samples() -> None:
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, needs=9))
+    left_out = Averaged(Ending.LEFT_OUT, 80.0, DIGEST, peers(1, 2), peers=8)
+    effects = lifecycle.take(left_out)
+    assert isinstance(effects[0], KeepGradients)
+    assert "8 came, and 9 are most" in effects[0].reason
+    *_, fetch = lifecycle.take(looked(lifecycle, ahead=peers(2), needs=9))
+    assert isinstance(fetch, Fetch), "they had waited for long enough, and made the step"
+    assert fetch.peers == peers(2)
+
+
 def test_alone_with_less_than_a_step_needs_goes_on_accumulating() -> None:
     lifecycle = averaging(samples=40, company=0)
     assert isinstance(lifecycle.take(Averaged(Ending.ALONE, digest=DIGEST))[0], KeepGradients)

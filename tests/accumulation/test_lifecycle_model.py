@@ -62,16 +62,21 @@ def story(came_from: dict[World, tuple[World | None, str]], world: World) -> str
     return "\n".join(reversed(lines))
 
 
-def wander(rules: Rules, seed: int, steps: int, *, chosen_evenly: bool = False) -> World:
+def wander(
+    rules: Rules, seed: int, steps: int, *, chosen_evenly: bool = False, together: float = 1.0
+) -> World:
     """One random story, in which faults are rarer than other events. With `chosen_evenly` they are
-    not, and no peer may make another step than the others."""
+    not, and no peer may make another step than the others. `together`: an event is so many times
+    as likely with each further peer that it happens to."""
     chance = random.Random(seed)
     world = rules.beginning()
     told: list[str] = []
     for _ in range(steps):
         actions = list(following(rules, world))
         rarely = 1.0 if chosen_evenly else RARELY
-        weights = [rarely if one.name in RARE else 1.0 for one in actions]
+        weights = [
+            (rarely if one.name in RARE else 1.0) * together ** len(one.who) for one in actions
+        ]
         (action,) = chance.choices(actions, weights)
         told.append(str(action))
         world = action.world

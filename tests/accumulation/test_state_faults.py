@@ -25,8 +25,8 @@ from protocols.accumulation.state_messages import (
     ManifestAnswer,
     ManifestRequest,
     PiecesOpening,
+    PiecesTransfer,
 )
-from protocols.accumulation.state_serving import PiecesTransfer
 from protocols.errors import MalformedMessage
 from protocols.guard import Caller
 from protocols.rpc import Empty
@@ -201,8 +201,9 @@ def test_another_model_is_refused_with_its_differences_before_memory_is_taken() 
         introduce(world, newcomer, donors)
         newcomer.model = Model(values=100)
         kept = KeptPieces()
-        with pytest.raises(StateRefused, match=r"model/w is 100 here and 32768 there"):
+        with pytest.raises(StateRefused, match=r"100 here and 32768 there") as refused:
             await newcomer.fetch(donors, kept=kept)
+        assert refused.value.named_by == {one.peer for one in donors}
         with pytest.raises(Exception, match="begun"):
             _ = kept.manifest
         newcomer.model = Model(dtype=torch.bfloat16)
@@ -241,6 +242,24 @@ def test_one_donor_that_names_another_torch_turns_nobody_away() -> None:
         )
         fetched = await newcomer.fetch([donor, liar])
         assert same(fetched.state, donor.model.capture())
+
+    with_newcomer(scenario)
+
+
+def test_a_state_that_only_a_liar_names_is_not_the_others_fault() -> None:
+    """They have not named theirs yet, and are asked for the liar's. Before, all of them were
+    blamed, and a peer that takes most of the others for the run's word gave up training."""
+
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        donors = await start_donors(world, 3)
+        liar, *honest = donors
+        for one in honest:
+            one.claim = dataclasses.replace(one.source(), digest=b"")
+        introduce(world, newcomer, donors)
+        newcomer.model = Model(values=100)
+        with pytest.raises(StateRefused) as refused:
+            await newcomer.fetch(donors)
+        assert refused.value.named_by == {liar.peer}
 
     with_newcomer(scenario)
 

@@ -29,6 +29,7 @@ from protocols.accumulation.results import (
     usual_bytes,
 )
 from protocols.accumulation.state_download import (
+    OLD_SECONDS,
     Choice,
     FetchAccount,
     FetchSettings,
@@ -65,6 +66,7 @@ from tests.accumulation.followed_runs import (
     RUN,
     STATE_BYTES,
     FollowedRun,
+    RunDonor,
     RunMember,
     start_run,
 )
@@ -453,6 +455,59 @@ def test_a_donor_that_dies_is_done_without() -> None:
         check_is_there(run, newcomer)
 
     with_newcomer(scenario)
+
+
+def test_an_invented_later_state_is_not_taken_although_nothing_else_was_known_at_first() -> None:
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS)
+        invented = RunMember(seed=7)
+        invented.take(run.donors[0].member.capture(), ())
+        invented.at = Lineage(10**6, b"?" * 16)
+        liar = RunDonor(world.add_node("liar"), invented, StateServingSettings())
+        world.introduce(network, liar.network)
+        world.start(liar.network, liar.run)
+        await liar.ready.wait()
+        met = trio.current_time() + 0.5
+
+        def sources() -> list[StateSource]:
+            others = run.sources() if trio.current_time() > met else []
+            return [liar.source(), *others]
+
+        newcomer = RunMember(seed=1)
+        fetched = await run.fetch(rpc, newcomer, sources)
+        assert fetched.bytes_from[liar.network.peer_id], "it was chosen first"
+        newcomer.take(fetched.state, fetched.results)
+        assert newcomer.at in run.places
+
+    with_newcomer(scenario, bytes_per_second=10 * LINK)
+
+
+@pytest.mark.slow
+def test_a_donor_that_trickles_a_result_holds_nobody_up_for_long() -> None:
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        trickling = NodeSettings(upload_bytes_per_second=RESULT_BYTES / 140)
+        run = await start_run(
+            world, nursery, network, epoch_seconds=1e6, machines=[NodeSettings(), trickling]
+        )
+        newcomer, paces = RunMember(seed=1), Paces()
+        newcomer.take(run.donors[0].member.capture(), ())
+        await one_more_step(run)
+        honest, slow = (one.network.peer_id for one in run.donors)
+        paces.sent(honest, RESULT_BYTES, 1.0)  # so that the one that is not known yet comes first
+        began = trio.current_time()
+        followed = await follow_run(
+            rpc, run.sources, newcomer.look(), newcomer.layouts, paces=paces
+        )
+        assert followed is not None
+        assert followed.bytes_from[honest] > RESULT_BYTES
+        assert OLD_SECONDS < trio.current_time() - began < OLD_SECONDS + 10.0
+        assert paces.ordered(run.sources())[-1].peer == slow
+
+    with_newcomer(scenario, bytes_per_second=10 * LINK)
 
 
 @pytest.mark.slow

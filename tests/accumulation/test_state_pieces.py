@@ -23,6 +23,7 @@ from protocols.accumulation.state_download import (
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_pace import (
     RESERVED_SECONDS,
+    SENIOR_SECONDS,
     USUAL_WAIT_SECONDS,
     DownloadDesk,
     UploadPace,
@@ -87,6 +88,15 @@ def test_a_lone_peer_that_claims_a_later_epoch_does_not_outweigh_the_others() ->
     chosen = choose([source("1"), source("2"), source("liar", epoch=10**9)], ME)
     assert chosen is not None
     assert chosen.epoch == 7
+
+
+def test_before_the_up_to_date_peers_name_a_state_only_an_earlier_one_will_do() -> None:
+    run = [source("1", digest=b""), source("2", digest=b"")]
+    assert choose([*run, source("liar", epoch=10**9)], ME) is None
+    assert choose([*run, source("liar", history=b"invented")], ME) is None
+    chosen = choose([*run, source("3", epoch=6)], ME)
+    assert chosen is not None
+    assert chosen.epoch == 6, "results have to lead from there to where the others are"
 
 
 def test_of_equally_many_the_later_epoch_is_chosen() -> None:
@@ -247,6 +257,12 @@ def test_beside_one_that_takes_all_there_is_no_other_newcomer_until_it_has_its_s
     desk = DownloadDesk(8)
     assert desk.ask(first, 0.0, take_all=()) == 0.0
     assert desk.ask(second, RESERVED_SECONDS, take_all=()) == 0.0, "nor only says that it comes"
+    desk.begin(first, RESERVED_SECONDS, 1000)
+    idle_until = RESERVED_SECONDS + SENIOR_SECONDS
+    assert desk.ask(PeerId("third"), idle_until, take_all=(first,)) > 0.0
+    assert desk.ask(PeerId("third"), idle_until + 0.1, take_all=(first,)) == 0.0, (
+        "nor takes nothing"
+    )
 
 
 def test_a_place_that_is_not_taken_is_given_to_another() -> None:

@@ -14,9 +14,11 @@ from protocols.accumulation.state_serving import (
     SWEEP_SECONDS,
     WANTED_SECONDS,
     RecentStates,
+    Snapshots,
     is_small,
 )
 from protocols.accumulation.training_state import LiveState, TrainingState, capture, look
+from protocols.errors import Busy
 from protocols.testing.world import SimulatedWorld
 from tests.accumulation.states import (
     RUN,
@@ -123,6 +125,30 @@ def test_a_state_is_named_only_while_somebody_may_want_it() -> None:
         donor.server.advanced()
         with trio.fail_after(STEP_SECONDS):
             assert (await donor.server.offered(offer)).epoch == donor.model.epoch
+
+    with_newcomer(scenario)
+
+
+def test_a_donor_without_memory_for_a_copy_goes_on_and_says_that_it_is_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended, with "a bug in potluck", when a newcomer came."""
+
+    def copied(_snapshots: Snapshots, _memory: object) -> TrainingState:
+        raise MemoryError
+
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        introduce(world, newcomer, [donor])
+        offer = donor.server.offer
+        assert offer is not None
+        wanted = ManifestRequest(RUN, offer.digest)
+        with monkeypatch.context() as short_of_memory:
+            short_of_memory.setattr(Snapshots, "_copy", copied)
+            with pytest.raises(Busy, match="no memory"):
+                await newcomer.rpc.call(donor.peer, MANIFEST, wanted, timeout=10.0)
+        answer = await newcomer.rpc.call(donor.peer, MANIFEST, wanted, timeout=10.0)
+        assert answer.manifest
 
     with_newcomer(scenario)
 

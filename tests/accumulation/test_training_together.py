@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +23,7 @@ from protocols.accumulation import accumulator
 from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import open_collaboration
-from protocols.accumulation.driver import OtherModel
+from protocols.accumulation.driver import Driver, OtherModel
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import (
     CaughtUp,
@@ -491,6 +493,38 @@ def test_local_steps_whose_samples_still_count_stay_in_the_model(
             await world.train(await world.peers(1, SMALL), train)
 
     trio.run(main)
+
+
+def test_an_error_in_a_pause_leaves_nobody_away() -> None:
+    """It was withdrawn from the run for good, and trained on alone."""
+
+    def train(bridge: Bridge, _number: int) -> list[bool]:
+        told: list[bool] = []
+        optimizer = optimizer_of(model_of(), bridge)
+        bridge.set_away = lambda *, is_away: told.append(is_away)  # type: ignore[method-assign]
+        with pytest.raises(ZeroDivisionError), optimizer.away():
+            raise ZeroDivisionError
+        return told
+
+    async def main() -> None:
+        async with training_world() as world:
+            assert await world.train(await world.peers(1, SMALL), train) == [[True, False]]
+
+    trio.run(main)
+
+
+def test_samples_of_a_delayed_round_that_makes_no_step_are_not_said_to_be_seen_out() -> None:
+    life = SimpleNamespace(samples=4)
+    driver: Any = SimpleNamespace(
+        standing=SimpleNamespace(life=life, computes_no_more=lambda: None),
+        finish=lambda: None,
+        go_on=lambda: setattr(life, "samples", 0),  # the round has them
+        _rounds=SimpleNamespace(join=lambda: setattr(life, "samples", 4)),
+        _bridge=SimpleNamespace(
+            estimate=SimpleNamespace(due_in_seconds_with=lambda _: 60.0, peers=())
+        ),
+    )
+    assert not Driver.see_out(driver, 30.0)
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import trio
 
+from protocols.accumulation.progress import ProgressSettings
 from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot
-from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
+from protocols.accumulation.tracker import Tracker, open_tracker
 from protocols.dht import Dht, DhtSettings, Keeper, open_dht
 from protocols.rpc import open_rpc
 from protocols.testing.world import SimulatedNetwork, SimulatedWorld
@@ -34,7 +35,7 @@ class TrackingPeer:
         keeper: Keeper | None = None,
     ) -> None:
         self._keeper = keeper
-        self._settings = TrackerSettings("poem", TARGET, counts_silence=counts_silence)
+        self._counts_silence = counts_silence
         self.world, self.network = world, network
         self._bootstrap = tuple(bootstrap)
         self._first = first
@@ -87,7 +88,11 @@ class TrackingPeer:
         ):
             with self._scope:
                 async with open_tracker(
-                    network, self._dht, self._settings, self._first
+                    network,
+                    self._dht,
+                    ProgressSettings(TARGET, run="poem"),
+                    self._first,
+                    counts_silence=self._counts_silence,
                 ) as self._tracker:
                     self.ready.set()
                     await self._leave.wait()

@@ -173,6 +173,23 @@ async def test_a_state_that_only_this_month_has_no_room_for_is_waited_for(
         assert machine.gate.is_open
 
 
+async def test_a_download_that_the_quota_has_room_for_is_not_cut_in_the_middle(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """It was once what was left had become less than the whole state; in each month anew."""
+    machine = Machine(tmp_path)
+    async with machine.caps(Caps(quota_bytes=100 * GB)) as watched:
+        machine.carried = TrafficFacts(20 * GB, 20 * GB)
+        watched.expect(50 * GB, "poem")
+        for received in (40, 60, 69):
+            machine.carried = TrafficFacts(20 * GB, received * GB)
+            await trio.sleep(1)
+            assert machine.gate.is_open
+        machine.carried = TrafficFacts(32 * GB, 45 * GB)  # it has uploaded as well
+        await trio.sleep(1)
+        assert not machine.gate.is_open, "23 GB are left, and 25 GB are missing"
+
+
 async def test_a_kill_loses_some_seconds_of_counting_and_no_more(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:

@@ -6,7 +6,9 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Self
 
 import pytest
 import torch
@@ -143,6 +145,53 @@ async def test_a_failed_checkpoint_is_reported_and_tried_again_when_due(
             await one.step(seconds=5.0)
         assert one.saved() == [24]
         assert autojump_clock.current_time() - began == pytest.approx(28 * 5.0)
+
+
+async def test_a_failed_checkpoint_of_the_last_step_is_tried_again(
+    tmp_path: Path,
+    autojump_clock: MockClock,  # noqa: ARG001
+) -> None:
+    folder = tmp_path / "folder"
+    folder.write_text("a file is in its place")
+    async with training(CheckpointSettings(folder, 1000.0, last_epoch=1)) as one:
+        await one.step(seconds=1.0)
+        await trio.sleep(500.0)
+        assert [type(event) for event in one.events] == [CheckpointMissed]
+        folder.unlink()
+        await trio.sleep(600.0)
+        assert one.saved() == [1], "although no other step has followed"
+
+
+class Year2020(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return cls(2020, 1, 1, tzinfo=tz)
+
+
+async def test_the_last_one_written_is_not_removed_although_another_has_a_later_epoch(
+    tmp_path: Path,
+    autojump_clock: MockClock,  # noqa: ARG001
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A keeper that was cut off alone went far, and gave way to the others when it was back. Then
+    it was started anew, and after its first step nothing was left of what they had made."""
+    checkpoints = Checkpoints(tmp_path)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("node.run.checkpoints.datetime", Year2020)
+        checkpoints.save(state_of(5000))
+    together = checkpoints.save(state_of(3510))
+    async with training(CheckpointSettings(tmp_path, every_seconds=0.0)) as one:
+        assert one.at[0] == 5000
+        for _ in range(5):
+            await one.step(seconds=1.0)
+    assert (tmp_path / f"beside-{together.name}" / "manifest.json").is_file()
+    assert "rename it back" in caplog.text
+    assert len(checkpoints.paths()) == 3
+    caplog.clear()
+    async with training(CheckpointSettings(tmp_path)) as again:
+        assert again.at[0] == 5005
+    assert not caplog.text, "it is said once"
 
 
 async def test_the_checkpoints_of_another_run_are_not_begun_from(tmp_path: Path) -> None:

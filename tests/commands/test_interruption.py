@@ -54,6 +54,30 @@ left_behind.touch()
 sys.exit(run_until_signal({gentle, stubborn, busy}[0]))
 """
 
+KEEPING = """
+import sys
+from pathlib import Path
+import trio
+from node.app.cli.interruption import KEEPING_SECONDS, LEAVING_SECONDS, run_until_signal
+
+checkpoint = Path(sys.argv[1])
+told = []
+
+async def keeping():
+    print("ready", flush=True)
+    while not told:
+        await trio.sleep(0.05)
+    await trio.sleep(LEAVING_SECONDS + 0.5)
+    checkpoint.touch()
+    return 0
+
+def leave():
+    told.append(True)
+    return True
+
+sys.exit(run_until_signal(keeping, leave=leave, patience_seconds=KEEPING_SECONDS))
+"""
+
 SIGNALS = """
 from node.core.stopping_signals import stopping_signals
 print([int(one) for one in stopping_signals()])
@@ -122,6 +146,29 @@ def test_whatever_is_running_a_signal_ends_it_in_two_seconds_with_a_clean_disk(
     assert seconds < LEAVE_SECONDS
     assert errors == ""
     assert not left_behind.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [(), (signal.SIGTERM,)], ids=["one", "two"])
+def test_a_last_checkpoint_is_written_to_the_end_unless_a_second_signal_comes(
+    before: tuple[signal.Signals, ...], tmp_path: Path
+) -> None:
+    """It was cut off after 4.4 s, in which few disks take a state of a gigabyte."""
+    checkpoint = tmp_path / "checkpoint"
+    with subprocess.Popen(
+        [sys.executable, "-c", KEEPING, str(checkpoint)],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        for one in before:
+            process.send_signal(one)
+        ended, _, errors = stop(process, signal.SIGINT)
+    assert ended in (130, 143), "of two at once, either may be handled first"
+    assert errors == ""
+    assert checkpoint.exists() == (not before)
 
 
 @pytest.mark.slow

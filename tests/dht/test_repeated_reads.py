@@ -13,7 +13,15 @@ import trio
 from protocols.dht import Breadth, DhtSettings, Family, Slot, contact_of
 from protocols.dht.ids import node_id_of, position_of
 from protocols.dht.messages import FIND, FindRequest, Found, Query, prefix_of_slot
-from protocols.dht.reader import OLD_NAMES_KEPT, TURN_SECONDS, VIEWS_KEPT, ReplicaQueue, View, Views
+from protocols.dht.reader import (
+    FULL_REPLICAS,
+    OLD_NAMES_KEPT,
+    TURN_SECONDS,
+    VIEWS_KEPT,
+    ReplicaQueue,
+    View,
+    Views,
+)
 from protocols.testing.world import SimulatedWorld
 from tests.dht.impostors import that_greets
 from tests.dht.members import Member, joined, member, simulated, swarm
@@ -293,7 +301,7 @@ def contacts(number: int) -> Any:
 
 
 def test_the_source_is_one_that_writers_wait_for_and_others_have_their_turn() -> None:
-    view, replicas, chance = View(), contacts(20), Random(1)
+    view, replicas, chance = View(1024), contacts(20), Random(1)
     sources, witnesses = set(), set()
     for turn in range(100):
         order = view.turn(replicas, 5, turn * 2 * TURN_SECONDS, chance)
@@ -309,7 +317,7 @@ def test_the_source_is_one_that_writers_wait_for_and_others_have_their_turn() ->
 
 
 def test_another_takes_the_turn_of_a_source_or_a_witness_that_fails() -> None:
-    view, replicas, chance = View(), contacts(20), Random(1)
+    view, replicas, chance = View(1024), contacts(20), Random(1)
     source, witness, *_ = view.turn(replicas, 5, 0.0, chance)
     view.failed(witness)
     order = view.turn(replicas, 5, 0.0, chance)
@@ -321,7 +329,7 @@ def test_another_takes_the_turn_of_a_source_or_a_witness_that_fails() -> None:
 
 
 def test_a_view_remembers_a_bounded_number_of_names() -> None:
-    view = View()
+    view = View(1024)
     slot = note()
     for number in range(OLD_NAMES_KEPT + 100):
         name = number.to_bytes(8, "big")
@@ -331,13 +339,27 @@ def test_a_view_remembers_a_bounded_number_of_names() -> None:
     assert view.missing([name]) == []
 
 
+def test_a_view_has_no_more_slots_than_a_few_replicas() -> None:
+    """One that invents publishers filled it, and the reader sent them on to all others."""
+    view = View(2)
+    slots = [note(publisher(one), KEY, "", 1, HOUR) for one in range(2 * FULL_REPLICAS + 1)]
+    for slot in slots:
+        view.take(slot)
+    first, *_, last = slots
+    assert set(view.slots) == {one.publisher for one in slots} - {last.publisher}
+    assert view.missing([prefix_of_slot(last)]), "there may be room for it later"
+    newer = note(publisher(0), KEY, "", 2, HOUR)
+    view.take(newer)
+    assert view.slots[first.publisher] == newer
+
+
 def test_views_of_few_keys_are_kept() -> None:
     views = Views()
-    first = views.of("note/0")
-    assert views.of("note/0") is first
+    first = views.of("note/0", 64)
+    assert views.of("note/0", 64) is first
     for number in range(1, VIEWS_KEPT + 1):
-        views.of(f"note/{number}")
-    assert views.of("note/0") is not first
+        views.of(f"note/{number}", 64)
+    assert views.of("note/0", 64) is not first
 
 
 def test_a_handful_asks_another_for_each_that_fails_or_is_slow() -> None:

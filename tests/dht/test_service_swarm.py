@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import trio
 
-from protocols.dht import Contact, DhtSettings, Joined, KeepingFailed, KeptSlot
+from protocols.dht import Contact, DhtSettings, Joined, KeepingFailed, KeptSlot, contact_of
 from protocols.dht.slots import SlotRefusal
 from protocols.testing.world import NodeSettings, SimulatedWorld, run_simulation
 from tests.dht.members import (
@@ -295,6 +295,26 @@ async def test_a_node_comes_back_to_an_address_that_was_down_for_longer_than_los
     await trio.sleep(61)
     assert one.dht.bootstrap_state().joined is Joined.JOINED
     assert table_sizes([again, one]) == [1, 1]
+
+
+@simulated
+async def test_a_cache_of_peers_that_are_all_gone_does_not_delay_a_node_whose_bootstrap_answers(
+    world: SimulatedWorld,
+) -> None:
+    """Each of them takes ten seconds, and they were all tried before the node had joined."""
+    first = member(world, "first")
+    await joined(first)
+    keeper = MemoryKeeper()
+    for number in range(100):
+        gone = member(world, f"gone-{number}")
+        await gone.ready.wait()
+        body, _, peer = gone.address.rpartition("/p2p/")
+        keeper.contacts.append(contact_of(peer, (body,)))
+        world.crash(gone.network, silently=True)
+    began = trio.current_time()
+    one = member(world, "one", [first], keeper=keeper)
+    await joined(one)
+    assert trio.current_time() - began < 3.0
 
 
 class FullDisk(MemoryKeeper):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocols.dht.storage import SlotCache
-from tests.dht.publishers import ALICE, BOB, HOUR, NOW, SECOND, note
+from protocols.dht.storage import MOST_COPIES_OF_A_KEY, SlotCache
+from tests.dht.publishers import ALICE, BOB, HOUR, NOW, SECOND, note, publisher
 
 SIZE = 100
 
@@ -55,6 +55,16 @@ def test_when_it_is_full_the_key_goes_that_was_not_read_for_longest() -> None:
         [first], [third], [fourth],
     ]  # fmt: skip
     assert area.total_bytes == 3 * SIZE
+
+
+def test_a_key_has_only_so_many_copies() -> None:
+    """Or one request could have a node go through thousands, again and again."""
+    area = cache(copies=1000)
+    slots = [note(publisher(number)) for number in range(MOST_COPIES_OF_A_KEY + 1)]
+    assert [area.keep(slot, SIZE, NOW) for slot in slots] == [*[True] * (len(slots) - 1), False]
+    newer = note(publisher(0), sequence=2)
+    assert area.keep(newer, SIZE, NOW)
+    assert len(area.get(newer.key, NOW)) == MOST_COPIES_OF_A_KEY
 
 
 def test_a_key_that_fills_it_makes_room_for_itself() -> None:

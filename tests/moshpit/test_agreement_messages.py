@@ -50,6 +50,7 @@ from protocols.moshpit.ballots import (
 )
 from protocols.moshpit.coordinator import BALLOTS_BEYOND_SIZE, MORE_WAITS
 from protocols.moshpit.switchboard import Agree
+from protocols.moshpit.verdicts import Send
 from protocols.rpc import decode, encode
 from tests.moshpit.agreement_group import TIMING, Group, plan, statements, verify
 from tests.moshpit.interleavings import freeze
@@ -172,9 +173,6 @@ DISHONEST: list[tuple[int, AgreementMessage]] = [
     (0, Promise(OTHER, Attempt(FIRST, (0, 1, 2)))),
     (0, Accepted(FIRST)),
     (0, Opened(OTHER)),
-    (0, Outbid(Ballot(1, 1))),  # a ballot of ours that we have not begun
-    (0, Progress(Ballot(1, 1))),
-    (0, BallotQuery(Ballot(1, 1))),
     (0, BallotQuery(FIRST, OTHER)),  # exchanges in a later ballot than it knows of
     (0, Promise(Ballot(1, 1), Attempt(FIRST, (0, 1, 2)))),
     (0, GivenUp(Ballot(1, 3))),
@@ -245,11 +243,29 @@ def test_a_ballot_far_above_all_that_are_known_is_refused(kind: type[AgreementMe
     agreement.receive(2, kind(Ballot(MOST_BALLOTS_MISSED, 2)), 0.0)  # type: ignore[call-arg]
 
 
-def test_a_result_other_than_the_decided_one_is_refused() -> None:
+def test_a_result_other_than_the_decided_one_changes_nothing_and_nobody_is_blamed() -> None:
+    """Either may be the liar."""
     agreement = member()
     agreement.receive(0, Decided(None, "too late"), 0.0)
-    with pytest.raises(NotAnHonestMessage, match="something else"):
-        agreement.receive(2, Decided(WHOLE), 0.0)
+    before = freeze(agreement)
+    agreement.receive(2, Decided(WHOLE), 0.0)
+    assert freeze(agreement) == before
+
+
+@pytest.mark.parametrize("kind", [Outbid, BallotQuery, Progress])
+@pytest.mark.parametrize(
+    "made_up",
+    [Ballot(7, 1), Ballot(MOST_BALLOTS_MISSED + 1, 0)],
+    ids=["of this member", "far above all"],
+)
+def test_a_ballot_that_a_liar_has_made_up_is_not_its_hearers_fault(
+    kind: type[AgreementMessage], made_up: Ballot
+) -> None:
+    """They hand it on in good faith. Before, they were avoided for it, by all of the node."""
+    agreement = member()
+    agreement.receive(2, kind(made_up), 0.0)  # type: ignore[call-arg]
+    told = [one.message for one in agreement.effects() if isinstance(one, Send)]
+    assert told == ([Progress(FIRST)] if kind is BallotQuery else []), "they are told what is known"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ from protocols.moshpit.handing_down import (
 )
 from protocols.moshpit.known_peers import WaitingJoins
 from protocols.moshpit.layout import Layout, PartCut, ResultCut, Segment
-from protocols.moshpit.outcome import Committed, Discarded
+from protocols.moshpit.outcome import Committed, Discarded, Verdict
 from protocols.moshpit.roster import hash_order
 from protocols.moshpit.round import Round
 from protocols.moshpit.verdicts import StartExchange
@@ -657,6 +657,30 @@ def test_a_head_that_hands_down(
     scenario()
 
 
+def two_of_a_cohort() -> list[PeerId]:
+    names = (PeerId(f"p{number}") for number in itertools.count())
+    of_one = (one for one in names if cohort_of(SETTINGS.run, one, COUNT) == 0)
+    return [next(of_one), next(of_one)]
+
+
+@simulated
+async def test_nobody_makes_a_step_of_a_list_with_a_cohort_twice_so_a_head_without_it_asks_nobody(
+    world: SimulatedWorld,
+) -> None:
+    (peer,) = await averagers(world, 1)
+    for verdict in (Verdict.COMMITTED, Verdict.LEFT_OUT):
+        found: Any = SimpleNamespace(
+            verdict=verdict, group=SimpleNamespace(members=two_of_a_cohort())
+        )
+        mine: Any = SimpleNamespace(statistics=None)
+        outcome = peer.averager._cohorts._outcome(
+            mine, Cohort(0, COUNT, frozenset()), found, torch.empty(0)
+        )
+        assert isinstance(outcome, Discarded)
+        assert "two heads" in outcome.reason
+        assert not outcome.in_doubt
+
+
 @pytest.mark.slow
 def test_a_member_takes_nothing_of_a_list_with_two_of_one_cohort(
     monkeypatch: pytest.MonkeyPatch,
@@ -672,9 +696,7 @@ def test_a_member_takes_nothing_of_a_list_with_two_of_one_cohort(
     async def scenario(world: SimulatedWorld) -> None:
         (peer,) = await averagers(world, 1)
         rounds = peer.averager._cohorts
-        names = (PeerId(f"p{number}") for number in itertools.count())
-        of_one = (one for one in names if cohort_of(SETTINGS.run, one, COUNT) == 0)
-        twins = [replaced(GOOD.entries[0], peer=next(of_one)) for _ in range(2)]
+        twins = [replaced(GOOD.entries[0], peer=one) for one in two_of_a_cohort()]
         said = replaced(DECIDED, roster=replaced(GOOD, entries=tuple(twins)), members=(0,))
         asked: Any = SimpleNamespace(
             terms=None, layout=None, known=(), cohort=Cohort(0, COUNT, frozenset())

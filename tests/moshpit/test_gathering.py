@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from protocols.identity import PeerId
 from protocols.moshpit.closing_time import (
     COMPANY_SECONDS,
+    FOLLOWER_GRACE_SECONDS,
     FOR_MORE_SECONDS,
     LONGEST_QUIET_SECONDS,
     QUIET_SECONDS,
@@ -424,11 +425,39 @@ def test_at_the_deadline_the_list_is_closed_whoever_is_missing() -> None:
 
 
 def test_a_peer_that_waits_less_long_brings_its_deadline_along_within_bounds() -> None:
-    one = gathering(A, expected=5)
+    one = gathering(A)
     sees(one, C)
     one.join_came(Candidate(B), 1, (), 0.0, 0.5)
     assert passes(one, 1.49) == []
     assert passes(one, 1.5) == [Lead({B: 1})]
+
+
+def test_no_list_is_closed_for_fewer_than_half_of_those_that_are_expected() -> None:
+    """One liar that never waited had the lists of a whole run closed after a second."""
+    one = gathering(A, expected=5)
+    one.join_came(Candidate(B), ticket(B), (), 0.0, 0.5)
+    assert passes(one, 2.5) == []
+    one.join_gone(B, ticket(B), 2.5)
+    assert not any(isinstance(it, Lead | End) for it in passes(one, 3.5)), "nor as it has left"
+    one = gathering(A, expected=5)
+    for at, peer in ((0.5, B), (1.0, C)):
+        one.join_came(Candidate(peer), ticket(peer), (), 0.0, at)
+    assert passes(one, 1.99) == []
+    assert passes(one, 2.0) == [led(B, C)], (
+        "more than half of five, of which one would soon be gone"
+    )
+
+
+def test_a_leader_that_began_later_is_not_blamed_by_one_that_gives_it_up() -> None:
+    for followed, is_blamed in ((0.0, True), (4.0, False)):
+        one = gathering(B, expected=5)
+        one.saw_slot(Candidate(A), 1, followed)
+        one.slots_were_read(followed)
+        one.leader.answers(A, 0.0, followed + 0.1)
+        one.tick(SECONDS + FOLLOWER_GRACE_SECONDS)
+        (end,) = (effect for effect in one.effects() if isinstance(effect, End))
+        assert isinstance(end.ending, NotTogether)
+        assert end.ending.unlisted_by == (A if is_blamed else None)
 
 
 def test_one_that_has_waited_long_does_not_close_its_list_while_the_others_come() -> None:

@@ -139,6 +139,15 @@ def test_a_group_that_cannot_be_one_is_not_believed() -> None:
         assert not one.ended
 
 
+def test_a_leader_that_divides_a_round_of_one_group_is_passed_over() -> None:
+    """It could divide a run into parts that are too small for a step, again and again."""
+    one = gathering(B, splits=False)
+    sees(one, A)
+    one.leader.makes_a_group(A, (Candidate(A), Candidate(B)), 1.0)
+    assert one.following is None
+    assert not one.ended
+
+
 def test_a_leader_that_makes_groups_again_and_again_is_passed_over() -> None:
     one = gathering(B)
     sees(one, A, C)

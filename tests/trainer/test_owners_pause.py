@@ -6,14 +6,48 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from node.training.loop import give_back_memory
+from models.data.errors import NoDataLeft
+from models.data.position import Position
+from node.training.gate import Gate
+from node.training.loop import MOST_OUTAGES, Loop, give_back_memory
 from node.training.owners_pause import LONGEST_SECONDS, OwnersPause, time_of_day
 
 NOON = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
+
+
+def test_after_a_pause_the_data_goes_on_where_it_was_although_the_disk_is_full(
+    tmp_path: Path,
+) -> None:
+    loop: Any = SimpleNamespace(
+        _position=None, _position_file=tmp_path / "missing" / "position", _position_kept=0.0
+    )
+    there = Position([], drawn=7)
+    Loop._keep_position(loop, SimpleNamespace(position=lambda: there), at_once=True)  # type: ignore[arg-type]
+    assert Loop._kept_position(loop) == there
+
+
+def test_a_source_that_has_given_data_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data server of a run is started anew, and no volunteer's node ends."""
+    monkeypatch.setattr("node.training.loop.DATA_AGAIN_SECONDS", 0.01)
+    gate, error = Gate(), NoDataLeft("There is no data left to train on: a cannot be read.")
+    loop: Any = SimpleNamespace(_has_read=False, _outages=0, _session=SimpleNamespace(gate=gate))
+    with pytest.raises(NoDataLeft):
+        Loop._pause_for_data(loop, error)  # it has never given any
+    Loop._got_batch(loop)
+    words = "There is no data left to train on: a cannot be read; it is tried again"
+    for _ in range(MOST_OUTAGES):
+        Loop._pause_for_data(loop, error)
+        assert [one.words for one in gate.reasons()] in ([words], [])
+        gate.wait()
+    with pytest.raises(NoDataLeft):
+        Loop._pause_for_data(loop, error)
+    Loop._got_batch(loop)
+    Loop._pause_for_data(loop, error)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from node.core.stopping_signals import stopping_signals
 PATIENCE_SECONDS = 1.5
 # If a round is finished first, five: this leaves time for the interpreter's own end.
 LEAVING_SECONDS = 4.4
+# If it then writes a last checkpoint of some gigabytes: a little less than systemd is told to wait.
+KEEPING_SECONDS = 27.0
 
 _hard_exit_callbacks: list[Callable[[], None]] = []
 
@@ -41,17 +43,20 @@ def run_until_signal(
     *,
     terminated: int = TERMINATED,
     leave: Callable[[], bool] | None = None,
+    patience_seconds: float | None = None,
     clock: trio.abc.Clock | None = None,
 ) -> int:
     """The exit code of `main`, or of the signal that ended it: 130, or `terminated` for SIGTERM.
 
     `leave` is called at the first signal, and returns whether `main` now ends by itself. If not,
-    and at the second signal, `main` is cancelled. `clock` is trio's; tests give a virtual one.
+    and at the second signal, `main` is cancelled. `patience_seconds`: for all of that, if not the
+    usual. `clock` is trio's; tests give a virtual one.
     """
+    patience = patience_seconds or (PATIENCE_SECONDS if leave is None else LEAVING_SECONDS)
     aside = _SetAside()
     before = {each: signal.signal(each, aside) for each in stopping_signals()}
     try:
-        code = trio.run(_supervise, main, terminated, leave, aside, clock=clock)
+        code = trio.run(_supervise, main, terminated, leave, patience, aside, clock=clock)
     finally:
         for each, handler in before.items():
             if handler is not None:  # it is not Python's
@@ -96,17 +101,18 @@ def at_hard_exit(callback: Callable[[], None]) -> Iterator[None]:
         _hard_exit_callbacks.remove(callback)
 
 
-def bound_the_end(code: int) -> None:
+def bound_the_end(code: int, patience_seconds: float = LEAVING_SECONDS) -> None:
     """Leave by force with this code if leaving, which has begun without a signal, takes too long.
     Call it in the main thread."""
     if sys.platform != "win32" and signal.getitimer(signal.ITIMER_REAL)[0] <= 0:
-        _set_alarm(code, LEAVING_SECONDS)
+        _set_alarm(code, patience_seconds)
 
 
 async def _supervise(
     main: Callable[[], Awaitable[int]],
     terminated: int,
     leave: Callable[[], bool] | None,
+    patience: float,
     aside: _SetAside,
 ) -> int:
     code = 0
@@ -120,7 +126,6 @@ async def _supervise(
                 nursery.cancel_scope.cancel()
 
     with trio.open_signal_receiver(*stopping_signals()) as received:
-        patience = PATIENCE_SECONDS if leave is None else LEAVING_SECONDS
         _set_the_alarm_at_once(terminated, patience)
         aside.hand_on()
         try:
@@ -143,18 +148,21 @@ def _code_of(number: int, terminated: int) -> int:
 
 
 def _set_the_alarm_at_once(terminated: int, patience_seconds: float) -> None:
-    """Have the first signal set the alarm itself, before the loop handles it.
+    """Have the first signal set the alarm itself, before the loop handles it. The second one leaves
+    no more time than usual.
 
     The loop may be blocked: a plain write to a full pipe, whose reader is paused, blocks it.
     """
-    alarm_is_set = False
+    signals = 0
 
     def around(deliver: Callable[[int, FrameType | None], object]) -> None:
         def receive(number: int, frame: FrameType | None) -> None:
-            nonlocal alarm_is_set
-            if not alarm_is_set:
-                alarm_is_set = True
+            nonlocal signals
+            signals += 1
+            if signals == 1:
                 _set_alarm(_code_of(number, terminated), patience_seconds)
+            elif signals == 2 and patience_seconds > LEAVING_SECONDS:
+                _set_alarm(_code_of(number, terminated), LEAVING_SECONDS)
             deliver(number, frame)
 
         signal.signal(each, receive)

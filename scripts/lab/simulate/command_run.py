@@ -49,7 +49,7 @@ FIGURES = {
     "newcomers_in_within_two_steps": "newcomers that were in the first or the second step that "
     "ended after they came; newcomer_steps says for each in "
     "which step it was, and newcomers_never_in how many saw "
-    "more than two steps and were in none",
+    "both and were in none",
     "commit_s_p50, …_max": "from the sample that completes the target batch to a peer's step",
     "calls_per_s_p50": "calls of one peer to the directory",
     "sent_bytes_per_s_p50": "all bytes that one peer sends; control_bytes_per_s_p50 is without the "

@@ -488,7 +488,7 @@ class _Run:
             ]
             if until is not None:
                 waited.append(len(seen))
-            elif len(seen) > STEPS_TO_GET_IN:
+            elif len(seen) >= STEPS_TO_GET_IN:
                 never += 1
         return {
             "newcomers": len(self.newcomers),

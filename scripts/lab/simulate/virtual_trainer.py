@@ -58,9 +58,10 @@ from protocols.accumulation.lifecycle import (
     Stepped,
 )
 from protocols.accumulation.lineage import HISTORY_BYTES
+from protocols.accumulation.progress import ProgressSettings
 from protocols.accumulation.progress_slot import MOST_PEERS, PROGRESS, ProgressSlot, sums_key
 from protocols.accumulation.rounds import averaged, brought_to, lacks_somebody
-from protocols.accumulation.tracker import Tracker, TrackerSettings, open_tracker
+from protocols.accumulation.tracker import Tracker, open_tracker
 from protocols.dht import Dht, DhtSettings, open_dht
 from protocols.identity import PeerId
 from protocols.moshpit.averager import ONE_GROUP, Averager, open_averager
@@ -227,12 +228,11 @@ class Trainer:
             round_seconds=ROUND_SECONDS,
         )
         dht = DhtSettings(bootstrap=self._bootstrap, client=not network.settings.dialable)
-        progress = TrackerSettings(
-            RUN,
+        progress = ProgressSettings(
             manner.target,
-            counts_silence=manner.begins,
             places=MOST_PEERS if manner.approximate else manner.group_size,
             delayed=manner.delayed,
+            run=RUN,
         )
         if manner.restored:
             epoch = manner.restored
@@ -243,7 +243,11 @@ class Trainer:
             open_dht(network, rpc, families=[GROUP, PROGRESS], settings=dht) as self.directory,
             open_averager(network, rpc, self.directory, settings) as self._averager,
             open_tracker(
-                network, lying(self.directory, self._told, self._also), progress, self._slot()
+                network,
+                lying(self.directory, self._told, self._also),
+                progress,
+                self._slot(),
+                counts_silence=manner.begins,
             ) as self._tracker,
             trio.open_nursery() as nursery,
         ):
@@ -294,7 +298,7 @@ class Trainer:
             follows=life.follows,
             batch=self.manner.samples,
             batch_seconds=self.manner.seconds / self.haste if self.manner.is_measured else 0.0,
-            under_way=0.0 if self._computes else -1.0,
+            under_way=0.0 if self._computes and life.counts_batches else -1.0,
             beside=life.samples if is_averaging else 0,
             leaves=self._leaves,
             uplink=0 if self._averager is None else self._averager.uplink,
