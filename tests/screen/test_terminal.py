@@ -15,11 +15,11 @@ from rich.text import Text
 
 from lab.scenes import EXPERTS, STATES, TRAINING
 from node.app.cli.output import Output
+from node.app.screen import live
 from node.app.screen.canvas import BEGIN, ENTER, Look, Painted, paint
 from node.app.screen.live import (
     LEAST_SECONDS,
     MOST_SECONDS,
-    PASTE_SECONDS,
     SHARE_OF_A_CORE,
     Screen,
     pause_after,
@@ -228,7 +228,9 @@ async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseu
     assert pseudo.emulator.modes == AT_REST
 
 
-async def test_keys_do_what_commands_do_and_say_so(pseudo: Pseudo) -> None:
+async def test_keys_do_what_commands_do_and_say_so(
+    pseudo: Pseudo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, left = [], []
 
     async def ask(command: str) -> object:
@@ -260,10 +262,12 @@ async def test_keys_do_what_commands_do_and_say_so(pseudo: Pseudo) -> None:
         assert not any("─ peers" in line for line in lines)
         pseudo.type(b"\x1b[Z")
         await pseudo.until("─ peers")
+        monkeypatch.setattr(live, "PASTE_SECONDS", PATIENCE_SECONDS)  # a busy machine reads late
         pseudo.type(b"quite a long text that was pasted, which has a q in its last part:")
         await pseudo.until("pasted: nothing was done")
-        pseudo.type(b"q")  # comes with the next read
-        await trio.sleep(2 * PASTE_SECONDS)  # how long keys mean nothing
+        monkeypatch.setattr(live, "PASTE_SECONDS", 0.0)  # after the last part, keys are keys
+        pseudo.type(b"q")
+        await pseudo.until_read()
         assert not left
         pseudo.type(b"\x1b[A")  # an arrow
         pseudo.type(b"q")
