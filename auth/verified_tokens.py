@@ -26,9 +26,10 @@ CAPACITY = 4_096  # tokens of about 1.5 KiB with all that is kept of them: 6 MiB
 
 
 class VerifiedToken(msgspec.Struct, frozen=True):
-    """A genuine token, its peer's key ready to verify with, and the peer id."""
+    """A genuine token, its bytes, its peer's key ready to verify with, and the peer id."""
 
     token: Token
+    data: bytes
     key: VerifyingKey
     peer_id: str
 
@@ -92,7 +93,7 @@ class VerifiedTokens:
             raise AccessRefused(Reason.UNKNOWN_AUTH_KEY)
         if not is_genuine(data, trusted.key):
             raise AccessRefused(Reason.TOKEN_SIGNATURE)
-        verified = VerifiedToken(token, VerifyingKey(token.peer), peer_id_of(token.peer))
+        verified = VerifiedToken(token, data, VerifyingKey(token.peer), peer_id_of(token.peer))
         self._known[data] = (verified, trusted.key.public_key)
         return verified
 

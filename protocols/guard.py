@@ -26,6 +26,7 @@ they must not wait, and must take well under a millisecond.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import msgspec
@@ -76,6 +77,16 @@ class Guard(Protocol):
     def knows(self, peer: PeerId) -> bool:
         """Whether this peer has shown that it may take part. Strangers get lower limits."""
 
+    def may_publish(self, peer: PeerId) -> bool:
+        """Whether it is known that this peer may write into the directory, from itself or from one
+        that vouches for it."""
+
+    def shown_by(self, peers: Iterable[PeerId]) -> tuple[bytes, ...]:
+        """What these peers have shown, with which this one vouches for them."""
+
+    def vouched(self, shown: Iterable[bytes]) -> None:
+        """A peer vouches with this for others. Nothing is believed that does not prove itself."""
+
     def seal(self, exchange: Exchange, part: Part, content: bytes) -> bytes: ...
 
     def open(self, exchange: Exchange, part: Part, content: bytes, envelope: bytes) -> None: ...
@@ -89,6 +100,15 @@ class OpenGuard:
 
     def knows(self, peer: PeerId) -> bool:  # noqa: ARG002
         return True
+
+    def may_publish(self, peer: PeerId) -> bool:  # noqa: ARG002
+        return True
+
+    def shown_by(self, peers: Iterable[PeerId]) -> tuple[bytes, ...]:  # noqa: ARG002
+        return ()
+
+    def vouched(self, shown: Iterable[bytes]) -> None:
+        """Nobody has to prove anything."""
 
     def seal(self, exchange: Exchange, part: Part, content: bytes) -> bytes:  # noqa: ARG002
         return b""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import trio
 
@@ -26,7 +26,7 @@ from auth.keys import SigningKey
 from auth.refusals import AccessRefused, Reason
 from auth.revocations import Revocations
 from auth.tokens import Token, check_times, read_token
-from auth.verified_tokens import VerifiedTokens
+from auth.verified_tokens import VerifiedToken, VerifiedTokens
 from protocols.identity import Identity, PeerId
 from protocols.network import Network
 from protocols.not_allowed import NotAllowed
@@ -62,7 +62,7 @@ class Access:
         """Requests and openings of others that this node refused."""
         self.refused_answers: Counter[Reason] = Counter()
         """Answers to this node's requests that it did not accept."""
-        self._shown: dict[PeerId, Token] = {}
+        self._shown: dict[PeerId, VerifiedToken] = {}
         self._token: bytes | None = None
         self._own: Token | None = None
         self.token = token
@@ -121,24 +121,42 @@ class Access:
             raise AccessRefused(Reason.REVOKED)
         return self._token
 
-    def note_shown(self, peer: PeerId, token: Token) -> None:
+    def note_shown(self, peer: PeerId, verified: VerifiedToken) -> None:
         """Remember the token that a peer showed."""
-        if self._shown.get(peer) is not token:
+        if self._shown.get(peer) is not verified:
             self._shown.pop(peer, None)
-            self._shown[peer] = token
+            self._shown[peer] = verified
             if len(self._shown) > MOST_SHOWN:
                 del self._shown[next(iter(self._shown))]
 
+    def note_vouched(self, token: bytes) -> None:
+        """Remember a peer's token that another one has shown, if it is valid now. It names its
+        peer's key, so nobody else can do anything with it."""
+        try:
+            verified = self.tokens.verify(token, self.clock_ms())
+        except AccessRefused as refusal:
+            log.debug("somebody vouched with a token that does not count: %s", refusal.what)
+            return
+        peer = PeerId(verified.peer_id)
+        known = self.shown_by(peer)
+        if known is None or known.expires_ms < verified.token.expires_ms:
+            self.note_shown(peer, verified)
+
     def shown_by(self, peer: PeerId) -> Token | None:
         """The last token that this peer showed and that was valid then."""
-        return self._shown.get(peer)
+        shown = self._shown.get(peer)
+        return None if shown is None else shown.token
+
+    def tokens_of(self, peers: Iterable[PeerId]) -> tuple[bytes, ...]:
+        """The bytes of the tokens that these peers have shown."""
+        return tuple(self._shown[peer].data for peer in peers if peer in self._shown)
 
     def is_member(self, peer: PeerId) -> bool:
         """Whether a peer has shown a token that is valid, or was until recently.
 
         Use this for what is open with a peer. Each message is judged by itself.
         """
-        token = self._shown.get(peer)
+        token = self.shown_by(peer)
         if token is None or self._refused_now(token) is not None:
             return False
         return self.clock_ms() < token.expires_ms + self.grace_ms + MEMBER_FOR_MS
@@ -152,7 +170,8 @@ class Access:
         return dict(self._refused_parties())
 
     def _refused_parties(self) -> Iterator[tuple[PeerId, NotAllowed]]:
-        for peer, token in self._shown.items():
+        for peer, shown in self._shown.items():
+            token = shown.token
             reason = self._refused_now(token)
             if reason is not None:
                 usual = AccessRefused(reason)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Iterable
 
 import trio
 
@@ -96,6 +97,18 @@ class TokenGuard:
 
     def knows(self, peer: PeerId) -> bool:
         return self._access.is_member(peer)
+
+    def may_publish(self, peer: PeerId) -> bool:
+        access = self._access
+        token = access.shown_by(peer)
+        return token is not None and may_train(token.roles) and access.is_member(peer)
+
+    def shown_by(self, peers: Iterable[PeerId]) -> tuple[bytes, ...]:
+        return self._access.tokens_of(peers)
+
+    def vouched(self, shown: Iterable[bytes]) -> None:
+        for token in shown:
+            self._access.note_vouched(token)
 
     # Sealing
 
@@ -176,7 +189,7 @@ class TokenGuard:
             exchange.memory = claimed_nonce(envelope)
             raise
         exchange.memory = opened.nonce
-        access.note_shown(exchange.peer, opened.sender.token)
+        access.note_shown(exchange.peer, opened.sender)
         self._check_can_answer(now_ms)
         return opened.sender.token
 
@@ -198,7 +211,7 @@ class TokenGuard:
         self, exchange: Exchange, topic: Topic, content: bytes, envelope: bytes
     ) -> Token:
         access = self._access
-        token = open_response(
+        verified = open_response(
             envelope,
             topic,
             content,
@@ -207,9 +220,9 @@ class TokenGuard:
             nonce=exchange.memory or NO_NONCE,
             tokens=access.tokens,
             now_ms=access.clock_ms(),
-        ).token
-        access.note_shown(exchange.peer, token)
-        return token
+        )
+        access.note_shown(exchange.peer, verified)
+        return verified.token
 
     # Refusing
 

@@ -33,6 +33,7 @@ from protocols.dht.messages import (
     SLOTS_STORED_AT_ONCE,
     STORE,
     STORE_MANY,
+    VOUCH,
     FindRequest,
     FindResponse,
     Found,
@@ -43,6 +44,8 @@ from protocols.dht.messages import (
     Query,
     StoreRequest,
     StoreResponse,
+    VouchRequest,
+    VouchResponse,
     named,
     prefix_of_id,
     prefix_of_slot,
@@ -53,7 +56,7 @@ from protocols.dht.state import DhtState, count, is_dishonest
 from protocols.dht.storage import Sender
 from protocols.errors import LimitExceeded, MalformedMessage
 from protocols.guard import Caller
-from protocols.identity import public_key_of
+from protocols.identity import peer_id_of, public_key_of
 from protocols.network import Reach
 
 # A peer that sends more than this on one link is avoided. A few may come from faulty software.
@@ -78,6 +81,7 @@ class RequestHandlers:
         rpc.serve(STORE, self.store)
         rpc.serve(STORE_MANY, self.store_many)
         rpc.serve(GREET, self.greet)
+        rpc.serve(VOUCH, self.vouch)
 
     def find(self, caller: Caller, request: FindRequest) -> FindResponse:
         responder = self._asked_by(caller, request.sender)
@@ -91,6 +95,9 @@ class RequestHandlers:
     def store(self, caller: Caller, request: StoreRequest) -> StoreResponse:
         if len(request.slots) > SLOTS_STORED_AT_ONCE:
             raise LimitExceeded(f"{len(request.slots)} slots are for the method store-many.")
+        if len(request.tokens) > len(request.slots):
+            raise LimitExceeded("One token for each slot is enough.")
+        self._state.rpc.guard.vouched(request.tokens)
         results = _StoreResults()
         sender = self._sender(caller)
         responder = self._asked_by(caller, request.sender)
@@ -100,6 +107,9 @@ class RequestHandlers:
         return self._stored(caller, request, results, responder)
 
     async def store_many(self, caller: Caller, request: StoreRequest) -> StoreResponse:
+        for start in range(0, len(request.tokens), SLOTS_STORED_AT_ONCE):
+            self._state.rpc.guard.vouched(request.tokens[start : start + SLOTS_STORED_AT_ONCE])
+            await trio.lowlevel.checkpoint()
         results = _StoreResults()
         sender = self._sender(caller)
         responder = self._asked_by(caller, request.sender)
@@ -166,6 +176,10 @@ class RequestHandlers:
         dialled = self._acquaintances.dialled(caller.peer)
         return GreetResponse(self._state.now_ms(), responder, dialled)
 
+    def vouch(self, _caller: Caller, request: VouchRequest) -> VouchResponse:
+        peers = map(peer_id_of, dict.fromkeys(request.publishers))
+        return VouchResponse(self._state.rpc.guard.shown_by(peers))
+
     def _asked_by(self, caller: Caller, sender: Introduction | None) -> Introduction | None:
         self._acquaintances.asked_us(caller.peer, sender)
         return self._acquaintances.introduction() if sender is not None else None
@@ -223,6 +237,7 @@ class RequestHandlers:
 
     def _keep(self, slot: Slot, copies: bool, sender: Sender) -> None:
         state = self._state
+        state.check_publisher(slot)
         if copies:
             state.storage.cache_copies([slot], state.now_ms())
         elif state.is_client:

@@ -1,10 +1,13 @@
-"""The messages of `/potluck/dht/1.0.0`: four methods, and the limits of each.
+"""The messages of `/potluck/dht/1.0.0`: five methods, and the limits of each.
 
 `find` asks for the peers closest to some positions, and for the slots under some keys. `store`
 carries a few slots, `store-many` a batch of them. `greet` only introduces a node. Every answer
 carries the answerer's swarm time. The first request to a peer on a link carries an introduction,
 and the answer carries the other's introduction. From then on the answers also say whether the
 introduced addresses were `dialled` in vain.
+
+In a run with tokens, only slots of members count, and whoever passes on the slots of others shows
+their publishers' tokens: in a store at once (`tokens`), to a reader when it asks (`vouch`).
 
 Both sides save bytes. A query names the peers that the asker has spoken with itself (`known`), so
 that an answer in a settled swarm names nobody. A repeated read asks each replica only for what is
@@ -23,6 +26,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from auth.tokens import LIMIT_BYTES as TOKEN_BYTES
 from protocols.dht.contacts import ADDRESSES_PER_CONTACT, LONGEST_ADDRESS, Contact
 from protocols.dht.dialability import Dialled
 from protocols.dht.ids import ID_BYTES, node_id_of_key
@@ -40,6 +44,8 @@ CONTACTS_PER_STORED = 40  # for a whole batch: contacts new to a node that knows
 # `store` is answered at once, so it may take a millisecond of signatures, and no more. For more
 # slots there is `store-many`, which pauses between them.
 SLOTS_STORED_AT_ONCE = 8
+
+VOUCHED_AT_ONCE = 32  # two milliseconds of signatures
 
 PREFIX_BYTES = 8  # of a node id or a signature: long enough to make collisions expensive
 KNOWN_PER_QUERY = 64  # more than lie between an asker and its target
@@ -63,6 +69,8 @@ FIND_RESPONSE_BYTES = 512 << 10
 STORE_REQUEST_BYTES = 192 << 10  # of values and keys 64 KiB; a single slot may exceed that
 STORE_RESPONSE_BYTES = 256 << 10
 GREET_BYTES = 4096
+VOUCH_REQUEST_BYTES = 4096
+VOUCH_RESPONSE_BYTES = 32 << 10
 
 REASONS_PER_ANSWER = 8
 LONGEST_REASON = 300
@@ -76,6 +84,7 @@ DialledNumber = Annotated[int, Meta(ge=0, le=255)]  # of a Dialled, or of a newe
 Known = Annotated[bytes, Meta(max_length=KNOWN_PER_QUERY * PREFIX_BYTES)]
 Wanted = Annotated[bytes, Meta(max_length=WANTED_PER_QUERY * PREFIX_BYTES)]
 Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES)]
+TokenBytes = Annotated[bytes, Meta(max_length=TOKEN_BYTES)]
 
 
 class Named(Message, frozen=True, gc=False):
@@ -141,12 +150,14 @@ class FindResponse(Message, frozen=True, gc=False):
 
 
 class StoreRequest(Message, frozen=True, gc=False):
-    """Slots to keep; with `copies`, for a short while only. `known` as in a query."""
+    """Slots to keep; with `copies`, for a short while only. `known` as in a query. `tokens`: of the
+    publishers other than the sender, at most one for each slot."""
 
     slots: Annotated[tuple[Slot, ...], Meta(min_length=1, max_length=SLOTS_PER_BATCH)]
     known: Known = b""
     copies: bool = False
     sender: Introduction | None = None
+    tokens: Annotated[tuple[TokenBytes, ...], Meta(max_length=SLOTS_PER_BATCH)] = ()
 
 
 class StoreResponse(Message, frozen=True, gc=False):
@@ -178,6 +189,16 @@ class GreetResponse(Message, frozen=True, gc=False):
     dialled: DialledNumber = Dialled.UNKNOWN
 
 
+class VouchRequest(Message, frozen=True, gc=False):
+    publishers: Annotated[tuple[PublicKey, ...], Meta(min_length=1, max_length=VOUCHED_AT_ONCE)]
+
+
+class VouchResponse(Message, frozen=True, gc=False):
+    """The tokens of those publishers that have shown one, in any order."""
+
+    tokens: Annotated[tuple[TokenBytes, ...], Meta(max_length=VOUCHED_AT_ONCE)] = ()
+
+
 FIND = Method(PROTOCOL, "find", FindRequest, FindResponse, FIND_REQUEST_BYTES, FIND_RESPONSE_BYTES)
 # A monitor reads but does not write, nor does it keep what others write (`training`).
 STORE = Method(
@@ -199,6 +220,9 @@ STORE_MANY = Method(
     training=True,
 )
 GREET = Method(PROTOCOL, "greet", GreetRequest, GreetResponse, GREET_BYTES, GREET_BYTES)
+VOUCH = Method(
+    PROTOCOL, "vouch", VouchRequest, VouchResponse, VOUCH_REQUEST_BYTES, VOUCH_RESPONSE_BYTES
+)
 
 
 def contact_from(named: Named) -> Contact:

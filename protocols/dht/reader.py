@@ -343,11 +343,16 @@ class SlotReader:
     ) -> dict[bytes, None]:
         """Check and take the slots that a peer sent; return the names of the valid ones."""
         state = self._state
-        now_ms = state.now_ms()
         taken: dict[bytes, None] = {}
+        await self._have_vouched(contact, slots)
+        now_ms = state.now_ms()
         for place, slot in enumerate(slots):
             if place and place % SLOTS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
+            if not state.may_publish(slot.publisher):
+                state.counts.strangers_slots_read += 1
+                operation.view.pass_over(slot)
+                continue
             try:
                 state.check(slot, now_ms)
                 if slot.key != operation.key:
@@ -363,6 +368,17 @@ class SlotReader:
                 operation.take(slot)
                 taken[prefix_of_slot(slot)] = None
         return taken
+
+    async def _have_vouched(self, contact: Contact, slots: Sequence[Slot]) -> None:
+        """Ask a peer to show that strangers of whom it has sent slots may take part."""
+        publishers = sorted({one.publisher for one in slots})
+        strangers = [one for one in publishers if not self._state.may_publish(one)]
+        if not strangers:
+            return
+        try:
+            await self._requester.vouch(contact, strangers)
+        except PotluckError as error:
+            log.debug("%s vouches for nobody: %s", contact.peer, error)
 
 
 # A node's memory of a key that it reads repeatedly. Pure: no I/O.
@@ -446,9 +462,13 @@ class View:
         held = self.slots.get(slot.publisher)
         if held is None and len(self.slots) >= self._most:
             return
-        self._names.add(prefix_of_slot(slot))
         if held is None or supersedes(slot, held):
             self.slots[slot.publisher] = slot
+        self.pass_over(slot)
+
+    def pass_over(self, slot: Slot) -> None:
+        """Do not ask for this slot again."""
+        self._names.add(prefix_of_slot(slot))
         if len(self._names) > len(self.slots) + OLD_NAMES_KEPT:
             self._names = set(map(prefix_of_slot, self.slots.values()))
 

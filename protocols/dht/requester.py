@@ -23,6 +23,8 @@ from protocols.dht.messages import (
     SLOTS_STORED_AT_ONCE,
     STORE,
     STORE_MANY,
+    VOUCH,
+    VOUCHED_AT_ONCE,
     FindRequest,
     FindResponse,
     GreetRequest,
@@ -30,11 +32,13 @@ from protocols.dht.messages import (
     Query,
     StoreRequest,
     StoreResponse,
+    VouchRequest,
     prefix_of_id,
 )
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
 from protocols.errors import Busy, MalformedMessage, PotluckError, ProtocolNotServed
+from protocols.identity import peer_id_of
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
 from protocols.rpc import Method
 
@@ -67,7 +71,9 @@ class Requester:
         counts.stores_sent += 1
         counts.slots_sent += len(slots)
         sender = self._acquaintances.introduction_for(contact.peer)
-        request = StoreRequest(tuple(slots), known, copies, sender)
+        others = {one.publisher for one in slots} - {self._state.own_key}
+        tokens = self._state.rpc.guard.shown_by(map(peer_id_of, sorted(others)))
+        request = StoreRequest(tuple(slots), known, copies, sender, tokens)
         method = STORE if len(slots) <= SLOTS_STORED_AT_ONCE else STORE_MANY
         response = await self._ask(contact, method, request)
         if len(response.refusals) != len(slots):
@@ -79,6 +85,18 @@ class Requester:
         self._state.counts.greets_sent += 1
         sender = self._acquaintances.introduction_for(contact.peer)
         return await self._ask(contact, GREET, GreetRequest(sender))
+
+    async def vouch(self, contact: Contact, publishers: Sequence[bytes]) -> None:
+        """Have this peer show the tokens of these publishers, as far as it can."""
+        state = self._state
+        for start in range(0, len(publishers), VOUCHED_AT_ONCE):
+            some = publishers[start : start + VOUCHED_AT_ONCE]
+            request = VouchRequest(tuple(some))
+            seconds = state.settings.call_seconds
+            response = await state.rpc.call(contact.peer, VOUCH, request, timeout=seconds)
+            state.rpc.guard.vouched(response.tokens)
+            if not any(map(state.may_publish, some)):
+                return  # it cannot, or they are invented
 
     async def probe(self, contact: Contact) -> None:
         """Find out whether a peer still answers, and update the routing table.

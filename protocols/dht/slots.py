@@ -211,6 +211,8 @@ class SlotRefusal(enum.IntEnum):
     """The slots under this key have as many bytes as its family allows."""
     BYTES_PER_SENDER = 14
     """The sender has sent as many bytes as one network may send to one node."""
+    STRANGER = 15
+    """Nobody has shown that the publisher may take part in the run."""
 
 
 class SlotRefused(Refused):

@@ -22,6 +22,7 @@ from protocols.dht.slots import Slot, SlotRefusal, SlotRefused, check_form
 from protocols.dht.storage import OURSELVES, Sender, Storage, Stored
 from protocols.dht.swarm_time import SwarmTime
 from protocols.errors import MalformedMessage, PotluckError
+from protocols.identity import peer_id_of
 from protocols.network import Network
 from protocols.rpc import Rpc
 
@@ -58,6 +59,7 @@ class DhtState:
         self.nursery = nursery
         self.peer_id = network.peer_id
         self.own_id = node_id_of(network.peer_id)
+        self.own_key = network.identity.public_key
         self.table = RoutingTable(self.own_id, settings.k)
         # The clock tells this node's lives apart; the random part does if the clock was set back.
         life = (self.local_ms() % (1 << 32)).to_bytes(4, "big") + network.random.randbytes(4)
@@ -142,6 +144,21 @@ class DhtState:
             return True
         farthest = closest[-1].node_id
         return distance(self.own_id, position) < distance(farthest, position)
+
+    def may_publish(self, publisher: bytes) -> bool:
+        """Whether it is known that the owner of this key may write."""
+        if publisher == self.own_key:
+            return True
+        return self.rpc.guard.may_publish(peer_id_of(publisher))
+
+    def check_publisher(self, slot: Slot) -> None:
+        """SlotRefused if it is not known that the publisher may write."""
+        if not self.may_publish(slot.publisher):
+            raise SlotRefused(
+                SlotRefusal.STRANGER,
+                f"Nobody has shown that {slot.publisher_peer} may take part in this run.",
+                why="It has no access token that counts here, or has not shown it yet.",
+            )
 
     def check(self, slot: Slot, now_ms: int) -> None:
         """SlotRefused unless some publisher may have this slot under that key now."""
@@ -247,6 +264,7 @@ class DhtStatistics:
     own_slots_refused: dict[str, int] = field(default_factory=dict)
     """Slots of this node that others refused, by reason."""
     bad_slots_read: int = 0
+    strangers_slots_read: int = 0
     slots_repaired: int = 0
     slots_handed_over: int = 0
     copies_spread: int = 0

@@ -116,6 +116,10 @@ class Rpc:
     def network(self) -> Network:
         return self._network
 
+    @property
+    def guard(self) -> Guard:
+        return self._state.guard
+
     def statistics(self) -> RpcStatistics:
         return self._state.statistics()
 

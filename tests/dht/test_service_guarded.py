@@ -7,8 +7,12 @@ import trio
 
 from auth.refusals import Reason
 from auth.roles import Role
-from protocols.dht import DhtSettings
+from protocols.dht import Breadth, DhtSettings, Slot, SlotEntry
+from protocols.dht.messages import STORE, StoreRequest
+from protocols.dht.slots import SlotRefusal, sign_slot
+from protocols.identity import Identity, PeerId
 from protocols.not_allowed import NotAllowed
+from protocols.rpc import encode
 from protocols.testing.world import SimulatedWorld
 from tests.dht.members import Member, joined, member, simulated, table_sizes
 from tests.protocols.admitted import Admission
@@ -131,3 +135,110 @@ async def test_one_refusal_is_not_final_while_another_node_does_not_answer(
     with trio.move_on_after(120) as patience:
         await stranger.dht.turned_away()
     assert patience.cancelled_caught
+
+
+def invented(one: Member, key: str, value: str = "lies") -> Slot:
+    """A slot of nobody's, well signed."""
+    now_ms = int(one.network.wall_time() * 1000)
+    return sign_slot(Identity.generate(), key, encode(value), now_ms, now_ms + 600_000)
+
+
+def values_in(found: dict[PeerId, SlotEntry]) -> list[str]:
+    return sorted(entry.value for entry in found.values())
+
+
+@simulated
+async def test_no_node_keeps_slots_of_publishers_that_a_member_has_invented(
+    world: SimulatedWorld,
+) -> None:
+    admission = Admission()
+    members = await admitted(world, admission, "alice", "bob")
+    liar, other = members
+    slot = invented(liar, "note/hello")
+    for copies in (False, True):
+        request = StoreRequest((slot,), copies=copies, tokens=(b"no token",))
+        response = await liar.rpc.call(other.peer, STORE, request, timeout=5)
+        assert list(response.refusals) == [SlotRefusal.STRANGER]
+    assert other.dht.statistics().slots_stored == 0
+    assert other.dht.statistics().copies_cached == 0
+
+
+@simulated
+async def test_readers_pass_over_invented_publishers_and_find_the_members(
+    world: SimulatedWorld,
+) -> None:
+    admission = Admission()
+    members = await admitted(world, admission, "alice", "bob", "carol")
+    reader, liar, honest = members
+    await honest.dht.put("note/hello", "hello", 600)
+    for number in range(3):
+        slot = invented(liar, "note/hello", f"lie {number}")
+        liar.dht._state.storage.store(slot, liar.dht._state.now_ms())
+    for _ in range(3):
+        await trio.sleep(30)
+        assert values_in(await reader.dht.get("note/hello")) == ["hello"]
+        assert values_in((await reader.dht.look("note/hello", Breadth.ALL))[0]) == ["hello"]
+    counted = reader.dht.statistics()
+    assert counted.strangers_slots_read == 3, "each was asked for once"
+    assert counted.bad_slots_read == 0
+    assert table_sizes(members) == [2] * 3, "nobody is blamed for what others have published"
+
+
+@simulated
+async def test_slots_of_a_member_that_has_gone_are_believed_by_those_that_never_met_it(
+    world: SimulatedWorld,
+) -> None:
+    admission = Admission()
+    members = await admitted(world, admission, "alice", "bob", "gone")
+    await members[2].dht.put("note/hello", "hello", 600)
+    await trio.sleep(1)
+    members[2].crash()
+    newcomer = await one_of(world, admission, "dave", members[:2])
+    assert values_in(await newcomer.dht.get("note/hello")) == ["hello"]
+    await trio.sleep(60)
+    assert newcomer.dht.statistics().slots_stored == 1, "it keeps the slot for others as well"
+    members[0].crash()
+    members[1].crash()
+    last = await one_of(world, admission, "erin", [newcomer])
+    assert values_in(await last.dht.get("note/hello")) == ["hello"], "now it vouches itself"
+
+
+@simulated
+async def test_what_a_revoked_member_has_written_is_not_read_any_more(
+    world: SimulatedWorld,
+) -> None:
+    admission = Admission()
+    members = await admitted(world, admission, "alice", "bob", "gone")
+    for key in ("note/before", "note/after"):
+        await members[2].dht.put(key, "hello", 600)
+    assert values_in(await members[0].dht.get("note/before")) == ["hello"]
+    for one in members[:2]:
+        access = admission.of(one.network)
+        at_ms = access.clock_ms()
+        access.revocations.accept(admission.authority.revoke("gone", at_ms=at_ms), access.keyring)
+    members[2].crash()
+    newcomer = await one_of(world, admission, "dave", members[:2])
+    access = admission.of(newcomer.network)
+    signed = admission.authority.revoke("gone", at_ms=access.clock_ms())
+    access.revocations.accept(signed, access.keyring)
+    assert not await newcomer.dht.get("note/after")
+
+
+@simulated
+async def test_an_older_token_does_not_take_the_place_of_the_one_that_a_peer_has_shown(
+    world: SimulatedWorld,
+) -> None:
+    admission = Admission()
+    members = await admitted(world, admission, "alice", "bob")
+    access, bob = admission.of(members[0].network), members[1].network
+    now_ms = access.clock_ms()
+    authority = admission.authority
+    newer, older = (
+        authority.token(bob.identity.public_key, now_ms, name="bob", life_ms=life_ms)
+        for life_ms in (7_200_000, 1_000)
+    )
+    for token in (newer, older):
+        access.note_vouched(token)
+    assert access.tokens_of([bob.peer_id]) == (newer,)
+    access.note_vouched(b"no token")
+    assert access.tokens_of([members[0].network.peer_id, bob.peer_id]) == (newer,)

@@ -16,10 +16,12 @@ from protocols.dht.messages import (
     GREET,
     STORE,
     STORE_MANY,
+    VOUCH,
     FindRequest,
     GreetRequest,
     Query,
     StoreRequest,
+    VouchRequest,
 )
 from protocols.errors import PotluckError
 from protocols.guard import Guard, OpenGuard
@@ -36,6 +38,7 @@ QUESTIONS: dict[Method[object, object], object] = {
     STORE: StoreRequest((note(),)),
     STORE_MANY: StoreRequest((note(),)),
     GREET: GreetRequest(),
+    VOUCH: VouchRequest((bytes(32),)),
     ECHO: EchoRequest(b"hello"),
 }  # type: ignore[dict-item]
 
