@@ -1,6 +1,8 @@
 """The model of a checkpoint in formats that other programs read.
 
 The output appears whole under its name, or not at all: it is written next to its place and renamed.
+Of what was there before, only a file, or a folder that an earlier export wrote, is replaced. A
+folder with anything else in it may be somebody's home.
 
 `torch` files are zipped pickles, which is how torch itself keeps tensors. They are only written
 here, never read.
@@ -12,7 +14,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIX = {"safetensors": ".safetensors", "torch": ".pt", "hf": "-hf"}
+CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"  # in a folder of `hf`
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")  # a run's name may come from anybody
 
@@ -48,11 +50,18 @@ class Exported:
 def export_checkpoint(
     checkpoint: Checkpoint, format: str, output: Path | None, *, force: bool = False
 ) -> Exported:
-    """Write the model of a checkpoint; WrongUse if the output exists and `force` is not set."""
+    """Write the model of a checkpoint. WrongUse if the output exists and `force` is not set, or if
+    it is a folder that is no earlier export."""
     state = checkpoint.state
     if output is None:
         run = _UNSAFE.sub("-", state.run).strip(".-") or "model"
         output = Path(f"{run}-epoch-{state.epoch}{SUFFIX[format]}")
+    if _is_folder(output) and not (format == "hf" and _is_export(output)):
+        raise WrongUse(
+            f"{output} is a folder.",
+            why="No folder is removed, except one that an export with --format hf has written.",
+            advice=f"Choose another --output: {output / f'model{SUFFIX[format]}'}, for example.",
+        )
     if os.path.lexists(output) and not force:
         raise WrongUse(
             f"{output} exists already.", advice="Choose another --output, or add --force."
@@ -72,10 +81,10 @@ def export_checkpoint(
         file = draft
         if format == "hf":
             draft.mkdir()
-            (draft / "config.json").write_bytes(
+            (draft / CONFIG_FILE).write_bytes(
                 msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
             )
-            file = draft / "model.safetensors"
+            file = draft / TENSORS_FILE
         _write_tensors(file, tensors, {"format": "pt"} if format == "hf" else about)
 
     _appear(output, write)
@@ -116,8 +125,8 @@ def _appear(output: Path, write: Callable[[Path], None]) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write(draft)
-        if output.is_dir() and not output.is_symlink():
-            shutil.rmtree(output)
+        if _is_folder(output):
+            _remove_export(output)
         os.replace(draft, output)
         sync_folder(output.parent)
     except OSError as error:
@@ -127,4 +136,19 @@ def _appear(output: Path, write: Callable[[Path], None]) -> None:
         raise ExportFailed(f"{output} was not written.", why=str(error)[:200]) from None
     finally:
         with contextlib.suppress(OSError):
-            shutil.rmtree(draft) if draft.is_dir() else draft.unlink(missing_ok=True)
+            _remove_export(draft) if _is_folder(draft) else draft.unlink(missing_ok=True)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_export(folder: Path) -> bool:
+    return {one.name for one in folder.iterdir()} <= {CONFIG_FILE, TENSORS_FILE}
+
+
+def _remove_export(folder: Path) -> None:
+    """OSError if there is anything else in it."""
+    for name in (CONFIG_FILE, TENSORS_FILE):
+        (folder / name).unlink(missing_ok=True)
+    folder.rmdir()

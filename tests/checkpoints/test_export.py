@@ -59,6 +59,28 @@ def test_an_existing_file_is_not_overwritten_unless_asked(
     assert load_file("mine")
 
 
+@pytest.mark.parametrize("format", ["safetensors", "torch", "hf"])
+@pytest.mark.parametrize("output", ["mine", ".", "..", "kept"])
+def test_no_folder_is_ever_removed_for_an_export(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    format: str,
+    output: str,
+) -> None:
+    here = folder.parent / "here"
+    for precious in (here / "mine", here, folder.parent):
+        precious.mkdir(parents=True, exist_ok=True)
+        (precious / "precious").write_text("years of work")
+    monkeypatch.chdir(here)
+    before = sorted(folder.parent.rglob("*"))
+    named = folder if output == "kept" else Path(output)
+    asked = ["export", str(folder), "--format", format, "--output", str(named), "--force"]
+    assert main(asked) == 2
+    assert f"{named} is a folder" in capsys.readouterr().err
+    assert sorted(folder.parent.rglob("*")) == before
+
+
 def test_an_unknown_model_is_not_exported_for_transformers(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,3 +116,12 @@ def test_a_gpt_becomes_a_folder_for_transformers(
     assert config["model_type"] == "gpt2"
     loaded = load_file(tmp_path / "gpt" / "model.safetensors")
     assert any("wte" in name for name in loaded)
+    again = ["export", "kept", "--format", "hf", "--output", "gpt"]
+    assert main(again) == 2
+    (tmp_path / "gpt" / "config.json").write_text("of an older export")
+    assert main([*again, "--force"]) == 0
+    assert json.loads((tmp_path / "gpt" / "config.json").read_text()) == config
+    assert sorted(one.name for one in (tmp_path / "gpt").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]

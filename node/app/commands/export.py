@@ -43,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=Path,
         help="the file or folder to write (named after the run and the epoch, in this folder)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file or folder")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file or export")
 
 
 def run(arguments: argparse.Namespace) -> int:
