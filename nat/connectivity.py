@@ -123,6 +123,12 @@ def mode_of(facts: ReachFacts) -> ReachMode:
     return ReachMode.UNKNOWN if facts.nobody else ReachMode.DIAL_OUT_ONLY
 
 
+def from_outside(sightings: list[Sighting]) -> list[Sighting]:
+    """Without those of helpers in this node's own network, if others come from the internet. They
+    see an address that nobody else can dial. Pure."""
+    return [one for one in sightings if is_global(one.address)] or sightings
+
+
 @dataclass(frozen=True)
 class _Seen:
     """How our listening port looked from outside, when, and to whom."""
@@ -244,9 +250,8 @@ class Connectivity:
                 task_status.started()
                 while True:
                     self._woken = trio.Event()
-                    await self._look(nursery)
+                    known = await self._look(nursery)
                     self.looked.set()
-                    known = self._mode is not ReachMode.UNKNOWN
                     pause = LOOK_AGAIN_SECONDS if known else LOOK_AGAIN_UNKNOWN_SECONDS
                     with trio.move_on_after(pause):
                         await self._woken.wait()
@@ -270,12 +275,14 @@ class Connectivity:
                 if not list(self._bootstrap()):
                     self._restate()  # nobody else is asked: a peer that has dialled us tells enough
 
-    async def _look(self, nursery: trio.Nursery) -> None:
-        """Steps 1 to 4, once."""
+    async def _look(self, nursery: trio.Nursery) -> bool:
+        """Steps 1 to 4, once. False if that told nothing, so that what was known still counts."""
         helpers = await self._wait_for_helpers()
         self._nobody = not helpers
         if helpers:
-            sightings = await self._sightings(helpers)
+            sightings = from_outside(await self._sightings(helpers))
+            if self._judged and not sightings:  # the line is full, or the helpers are
+                return False
             self._judged = self._worth_judging(sightings)
             self._verdicts.keep(list(self._judged))
             await self._let_judge(helpers)
@@ -291,6 +298,7 @@ class Connectivity:
                     self.nat = Nat.CONE
                 self._knows_filter = True
         self._restate()
+        return self._mode is not ReachMode.UNKNOWN
 
     async def _wait_for_helpers(self) -> list[PeerId]:
         """The peers to ask: those that this node has dialled itself, over a direct link."""
@@ -365,7 +373,9 @@ class Connectivity:
         async def ask(helper: PeerId, address: str) -> None:
             verdict = await self._dial_backs.ask(helper, address)
             if verdict is not DialVerdict.UNKNOWN:
-                self._verdicts.heard(address, helper, reached=verdict is DialVerdict.PUBLIC)
+                now = trio.current_time()
+                reached = verdict is DialVerdict.PUBLIC
+                self._verdicts.heard(address, helper, now, reached=reached)
 
         async with trio.open_nursery() as nursery:
             for helper in clean:

@@ -53,6 +53,7 @@ MOST_AT_ONCE_PER_ASKER: Final = 4  # as many addresses as a node lets judge
 ASKERS_REMEMBERED: Final = 1024
 NONCE_BITS: Final = 64
 SERVERS_HEARD: Final = 8  # per address, the newest
+SAID_SECONDS: Final = 2000.0  # two looks of a node that knows its mode (connectivity.py)
 
 log = logging.getLogger("potluck.nat")
 
@@ -70,20 +71,23 @@ class Verdicts:
 
     An address is public if as many servers reached it as failed: one of two may have a network
     trouble of its own, and one that lies cannot bring us its number from where it did not connect.
+    What was said long before the newest word does not count: a router may have been set up anew.
     """
 
     def __init__(self) -> None:
-        self._heard: dict[str, OrderedDict[PeerId, bool]] = {}
+        self._heard: dict[str, OrderedDict[PeerId, tuple[float, bool]]] = {}
 
-    def heard(self, address: str, server: PeerId, *, reached: bool) -> None:
+    def heard(self, address: str, server: PeerId, now: float, *, reached: bool) -> None:
         said = self._heard.setdefault(address, OrderedDict())
         said.pop(server, None)
-        said[server] = reached
+        for one in [one for one, (at, _) in said.items() if now - at > SAID_SECONDS]:
+            del said[one]
+        said[server] = now, reached
         while len(said) > SERVERS_HEARD:
             said.popitem(last=False)
 
     def of(self, address: str) -> DialVerdict:
-        said = list(self._heard.get(address, OrderedDict()).values())
+        said = [reached for _, reached in self._heard.get(address, OrderedDict()).values()]
         if not said:
             return DialVerdict.UNKNOWN
         return DialVerdict.PUBLIC if 2 * sum(said) >= len(said) else DialVerdict.PRIVATE

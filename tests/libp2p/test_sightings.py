@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import trio
 
 from nat.addresses import host_of
+from node.net.libp2p import negotiation
+from node.net.libp2p.addresses import parse
 from node.net.network import Libp2pSettings, open_libp2p_network
+from protocols.errors import Unreachable
 from protocols.identity import Identity
 from protocols.network import TraversableNetwork
 
@@ -47,3 +53,41 @@ async def test_over_ipv6_alone_the_link_is_followed_whatever_is_wanted() -> None
         nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{alone.peer_id}"
         we.learn_addresses(alone.peer_id, [nobody])
         assert host_of((await we.sighting(alone.peer_id, ipv4=True)).address) == "::1"
+
+
+class Raw:
+    """A connection as a stream to negotiate on."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+
+    async def receive_some(self, most: int | None = None) -> bytes:
+        return bytes(await self._stream.receive_some(most))
+
+    async def send_all(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+
+async def nonsense(connection: trio.SocketStream) -> None:
+    """Answer the first message of the handshake with bytes that mean nothing."""
+    stream = Raw(connection)
+    await negotiation.answer(stream, (b"/noise",))
+    length = await negotiation.read_exactly(stream, 2)
+    await negotiation.read_exactly(stream, int.from_bytes(length, "big"))
+    await stream.send_all((200).to_bytes(2, "big") + bytes(range(200)))
+    await stream.receive_some()
+
+
+async def test_a_helper_that_answers_with_nonsense_has_no_sighting_and_ends_nothing(
+    nursery: trio.Nursery,
+) -> None:
+    listeners = await nursery.start(partial(trio.serve_tcp, nonsense, 0, host="127.0.0.1"))
+    port = listeners[0].socket.getsockname()[1]
+    helper = Identity.generate().peer_id
+    async with open_libp2p_network(Identity.generate(), BOTH) as we:
+        address = f"/ip4/127.0.0.1/tcp/{port}"
+        with pytest.raises(Unreachable, match="did not say from where"):
+            await we._sighting_at(helper, parse(address), 0)
+        with pytest.raises(Unreachable, match="handshake"):
+            async with we.dial_back(helper, address, "/nothing/1"):
+                raise AssertionError("it was reached")

@@ -9,11 +9,20 @@ from dataclasses import dataclass, replace
 import pytest
 import trio
 
-from nat.connectivity import Connectivity, ReachFacts, ReachMode, mode_of
+from nat.connectivity import (
+    LOOK_AGAIN_SECONDS,
+    LOOK_AGAIN_UNKNOWN_SECONDS,
+    Connectivity,
+    ReachFacts,
+    ReachMode,
+    from_outside,
+    mode_of,
+)
 from nat.kinds import Nat, can_punch
 from nat.relay_limits import RelayLimits
 from nat.relaying import Relay
-from protocols.network import Reach
+from protocols.errors import Unreachable
+from protocols.network import Reach, Sighting
 from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
 from tests.simulated.worlds import PROTOCOL, echo, read_exactly, simulated
 
@@ -134,6 +143,39 @@ async def test_a_node_that_becomes_dialable_lets_its_places_at_relays_lapse(
         await trio.sleep(STATED_SECONDS)
         assert home.connectivity.mode is ReachMode.PUNCHED
         assert [relay.counts().reservations for relay in here.relays] == [1, 1]
+
+
+@simulated
+async def test_what_is_known_still_counts_if_a_look_tells_nothing(
+    world: SimulatedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with town(world) as here:
+        home = await here.add_home("home", Nat.NONE)
+        await home.connectivity.stated.wait()
+        known = home.connectivity.addresses()
+        assert known
+        looks = 0
+
+        async def no_sighting(*_arguments: object, **_named: object) -> Sighting:
+            nonlocal looks
+            looks += 1
+            await trio.sleep(1.0)
+            raise Unreachable("The line is full.")
+
+        monkeypatch.setattr(home.network, "sighting", no_sighting)
+        await trio.sleep(LOOK_AGAIN_SECONDS + 10.0)
+        assert looks
+        assert home.connectivity.addresses() == known
+        assert home.connectivity.mode is ReachMode.DIRECT
+        before = looks
+        await trio.sleep(2 * LOOK_AGAIN_UNKNOWN_SECONDS)
+        assert looks > before, "it looks again soon"
+
+
+def test_a_helper_in_the_own_network_does_not_say_how_the_internet_sees_a_node() -> None:
+    inside, outside = (Sighting(1, f"/ip4/{host}/tcp/1") for host in ("192.168.1.7", "8.8.4.4"))
+    assert from_outside([inside, outside]) == [outside]
+    assert from_outside([inside]) == [inside], "a run may be at one home"
 
 
 def test_no_hole_is_punched_to_a_node_that_listens_nowhere() -> None:

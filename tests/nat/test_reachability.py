@@ -23,6 +23,7 @@ from nat.reachability import (
     MOST_AT_ONCE,
     MOST_AT_ONCE_PER_ASKER,
     QUESTIONS_PER_MINUTE,
+    SAID_SECONDS,
     SERVERS_HEARD,
     DialBacks,
     DialVerdict,
@@ -43,7 +44,7 @@ ADDRESS = "/ip4/192.0.2.7/tcp/4001"
 def verdict_of(*said: bool) -> DialVerdict:
     verdicts = Verdicts()
     for number, reached in enumerate(said):
-        verdicts.heard(ADDRESS, PeerId(str(number)), reached=reached)
+        verdicts.heard(ADDRESS, PeerId(str(number)), 0.0, reached=reached)
     return verdicts.of(ADDRESS)
 
 
@@ -61,10 +62,10 @@ def test_each_server_has_one_word_its_last() -> None:
     verdicts = Verdicts()
     liar, honest = PeerId("liar"), PeerId("honest")
     for _ in range(100):
-        verdicts.heard(ADDRESS, liar, reached=False)
-    verdicts.heard(ADDRESS, honest, reached=True)
+        verdicts.heard(ADDRESS, liar, 0.0, reached=False)
+    verdicts.heard(ADDRESS, honest, 0.0, reached=True)
     assert verdicts.of(ADDRESS) is DialVerdict.PUBLIC
-    verdicts.heard(ADDRESS, honest, reached=False)
+    verdicts.heard(ADDRESS, honest, 0.0, reached=False)
     assert verdicts.of(ADDRESS) is DialVerdict.PRIVATE
 
 
@@ -74,10 +75,23 @@ def test_only_the_newest_servers_count() -> None:
     assert verdict_of(*reversed(said)) is DialVerdict.PRIVATE
 
 
+@pytest.mark.parametrize("reached", [True, False])
+def test_servers_that_are_not_asked_any_more_do_not_outvote_the_others(reached: bool) -> None:
+    verdicts = Verdicts()
+    for number in range(5):
+        verdicts.heard(ADDRESS, PeerId(str(number)), 0.0, reached=not reached)
+    for number in range(5, 8):
+        verdicts.heard(ADDRESS, PeerId(str(number)), SAID_SECONDS, reached=reached)
+    before = DialVerdict.PRIVATE if reached else DialVerdict.PUBLIC
+    assert verdicts.of(ADDRESS) is before
+    verdicts.heard(ADDRESS, PeerId("7"), SAID_SECONDS + 1.0, reached=reached)
+    assert verdicts.of(ADDRESS) is (DialVerdict.PUBLIC if reached else DialVerdict.PRIVATE)
+
+
 def test_what_is_forgotten_does_not_count() -> None:
     verdicts = Verdicts()
     for address in (ADDRESS, "/ip4/192.0.2.7/tcp/1"):
-        verdicts.heard(address, PeerId("a"), reached=True)
+        verdicts.heard(address, PeerId("a"), 0.0, reached=True)
     verdicts.keep([ADDRESS])
     assert verdicts.of("/ip4/192.0.2.7/tcp/1") is DialVerdict.UNKNOWN
     assert verdicts.of(ADDRESS) is DialVerdict.PUBLIC
@@ -412,7 +426,7 @@ async def test_one_judge_that_denies_does_not_outweigh_an_honest_one(
         dial_backs, verdicts = dial_backs_of(asker), Verdicts()
         for server in (liar.network.peer_id, network.peer_id):
             said = await dial_backs.ask(server, asker.place)
-            verdicts.heard(asker.place, server, reached=said is DialVerdict.PUBLIC)
+            verdicts.heard(asker.place, server, 0.0, reached=said is DialVerdict.PUBLIC)
         assert verdicts.of(asker.place) is DialVerdict.PUBLIC
 
 

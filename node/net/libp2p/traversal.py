@@ -29,11 +29,12 @@ from node.net.libp2p import identify, negotiation
 from node.net.libp2p.addresses import Address, AddressKind, of_socket
 from node.net.libp2p.dial_failure import DialFailure, DialReason, of_os_error
 from node.net.libp2p.host import speed_up
-from node.net.libp2p.upgrading import upgrade
+from node.net.libp2p.upgrading import HANDSHAKE_ERRORS, upgrade
 from node.net.transport import YamuxConnection, YamuxSettings, security_options
 from node.net.transport.keep_alive import Beats
 from node.net.transport.plugin import YamuxNegotiation
 from node.net.transport.traffic import Traffic
+from protocols.errors import RemoteMisbehaviour
 from protocols.identity import Identity, PeerId
 
 # A connection whose first packet was answered with a reset, or whose addresses are still in use by
@@ -78,7 +79,7 @@ async def as_stranger(
 ) -> AsyncIterator[YamuxConnection]:
     """Use a new TCP connection to this peer under a fresh identity; it ends with the block.
 
-    Its muxer runs in the `nursery`. Raises the library's errors if the handshake fails.
+    Its muxer runs in the `nursery`. Raises HANDSHAKE_ERRORS if the handshake fails.
     """
     scope = trio.CancelScope()
     try:
@@ -87,7 +88,14 @@ async def as_stranger(
         timeout = upgrader.muxer_multistream.negotiate_timeout
         upgrader.muxer_multistream = YamuxNegotiation(timeout, settings, Beats(1.0))
         speed_up(upgrader)
-        upgraded = await upgrade(upgrader, stream, traffic, initiator=True, peer=peer)
+        try:
+            upgraded = await upgrade(upgrader, stream, traffic, initiator=True, peer=peer)
+        except HANDSHAKE_ERRORS:
+            raise
+        except Exception as error:  # what the library raises about nonsense has many kinds
+            raise RemoteMisbehaviour(
+                f"{peer} does not keep to the handshake.", why=repr(error)
+            ) from error
 
         async def run() -> None:
             with scope:
