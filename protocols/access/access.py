@@ -220,12 +220,9 @@ async def hang_up_on_strangers(network: Network, rpc: Rpc, access: Access) -> No
     while True:
         await trio.sleep(LOOK_SECONDS)
         now = trio.current_time()
-        strangers = [
-            facts.peer
-            for facts in network.links()
-            if not access.is_member(facts.peer) and not rpc.waits_for(facts.peer)
-        ]
-        met = {peer: met.get(peer, now) for peer in strangers}
+        unknown = [one.peer for one in network.links() if not access.is_member(one.peer)]
+        met = {peer: met.get(peer, now) for peer in unknown}
+        strangers = [peer for peer in unknown if not rpc.waits_for(peer)]
         strangers.sort(key=met.__getitem__)  # oldest first
         surplus = max(0, len(strangers) - MOST_STRANGERS)
         async with trio.open_nursery() as nursery:

@@ -45,6 +45,8 @@ class Family:
     returns what is wrong with it, or None: for rules beyond types, such as a signature inside. It
     runs on data of strangers: it must be fast, and may not raise. `replicas`: how many peers keep a
     slot, if that is fewer than usual, as for slots that are written again every few seconds.
+    `outranks(value, other)`: whether a checked value takes the place of another publisher's under a
+    key that is full; `other` is None for a slot without a value.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Family:
     bytes_per_key: int = BYTES_PER_KEY
     check: Callable[[str, Any], str | None] | None = None
     replicas: int | None = None
+    outranks: Callable[[Any, Any | None], bool] | None = None
     _values: MessageType[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -395,6 +395,8 @@ class SlotCache:
 # moment, that must not block everything.
 EXPIRED_AT_ONCE = 128
 
+FULL_KEY = frozenset({SlotRefusal.SLOTS_PER_KEY, SlotRefusal.BYTES_PER_KEY})
+
 
 class Stored(enum.Enum):
     """The effect of `store`."""
@@ -466,7 +468,13 @@ class Storage:
                 self._brought_again(record, sender)
                 return Stored.UNCHANGED
             check_newer(slot, record)
-        counted_for = self._check_room(slot, family, under_key, record, sender)
+        try:
+            counted_for = self._check_room(slot, family, under_key, record, sender)
+        except SlotRefused as refused:
+            if refused.refusal not in FULL_KEY or not self._take_a_place(slot, family):
+                raise
+            under_key = self._keys.get(slot.key)
+            counted_for = self._check_room(slot, family, under_key, record, sender)
         check_value(family, slot)
         self.verified.check(slot)
         self.cache.drop(slot.key, slot.publisher)
@@ -606,9 +614,7 @@ class Storage:
                 record.forget_at = min(record.forget_at, latest)
                 ends = record.forget_at if record.slot is None else record.slot.expires
                 if ends > latest:
-                    self._discount(record)
-                    self._index.discard(record)
-                    self._forget(record)
+                    self._drop(record)
 
     def next_expiry(self) -> int | None:
         """When `expire` will next have something to do, in milliseconds of swarm time."""
@@ -673,6 +679,26 @@ class Storage:
         size = sign * record.size
         self._keys[record.key].size += size
         self._quotas.add(record.publisher, record.share, size)
+
+    def _take_a_place(self, slot: Slot, family: Family) -> bool:
+        """Whether a slot that this one outranks was dropped from its full key."""
+        if family.outranks is None or slot.withdrawn:
+            return False
+        check_value(family, slot)
+        self.verified.check(slot)
+        value = family.decode(slot.value)
+        for record in self._keys[slot.key].records.values():
+            other = record.slot
+            held = None if other is None or other.withdrawn else family.decode(other.value)
+            if family.outranks(value, held):
+                self._drop(record)
+                return True
+        return False
+
+    def _drop(self, record: Record) -> None:
+        self._discount(record)
+        self._index.discard(record)
+        self._forget(record)
 
     def _discount(self, record: Record) -> None:
         self._count(record, -1)

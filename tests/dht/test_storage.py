@@ -426,3 +426,24 @@ def test_a_family_may_look_at_values_more_closely_than_their_type_can_say() -> N
     assert refusal(storage, note(key="name/b", value="a")) is SlotRefusal.WRONG_SCHEMA
     gone = note(key="name/c", withdrawn=True)
     assert storage.store(gone, NOW) is Stored.NEW
+
+
+def test_what_outranks_another_slot_has_a_place_under_a_full_key() -> None:
+    def outranks(value: str, other: str | None) -> bool:
+        return value == "newest" != other
+
+    storage = Storage(Families([Family("list", str, slots_per_key=3, outranks=outranks)]))
+    for number, value in enumerate(("old", "newest")):
+        assert storage.store(note(publisher(number), "list/a", value), NOW) is Stored.NEW
+    assert storage.store(note(publisher(2), "list/a", withdrawn=True), NOW) is Stored.NEW
+    assert refusal(storage, note(publisher(3), "list/a", "old")) is SlotRefusal.SLOTS_PER_KEY
+    gone = note(publisher(3), "list/a", withdrawn=True)
+    assert refusal(storage, gone) is SlotRefusal.SLOTS_PER_KEY
+    forged = msgspec.structs.replace(note(publisher(3), "list/a", "newest"), sequence=NOW + 7)
+    assert refusal(storage, forged) is SlotRefusal.BAD_SIGNATURE
+    assert len(storage) == 3, "nothing gave way to it"
+    for number in (3, 4):
+        assert storage.store(note(publisher(number), "list/a", "newest"), NOW) is Stored.NEW
+    values = [msgspec.msgpack.decode(one.value) for one in storage.get("list/a", NOW)]
+    assert values == ["newest"] * 3
+    assert refusal(storage, note(publisher(5), "list/a", "newest")) is SlotRefusal.SLOTS_PER_KEY

@@ -44,7 +44,15 @@ def add_access_questions(control: ControlServer, membership: Membership | None, 
         except AuthError as error:
             raise PotluckError(error.what, why=error.why, advice=error.advice) from None
         await following.save()
-        await following.publish(dht)
+        try:
+            await following.publish(dht)
+        except PotluckError as error:
+            raise PotluckError(
+                "This node has taken the list, but no other node has.",
+                why=error.what,
+                advice="It goes on trying while it runs. Let it run, and spread the list from "
+                "another machine of the run.",
+            ) from None
         await answer({"news": is_news, "number": following.revocations.number})
 
     control.add(RELOAD, reload)

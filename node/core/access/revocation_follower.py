@@ -48,6 +48,7 @@ POLL_JITTER = 0.2  # at most this part of the interval is left out at random
 KEYS_ASKED_SECONDS = 300.0
 # How often the copies in the directory are counted without news.
 COPIES_COUNTED_SECONDS = 60.0
+SAVED_AGAIN_SECONDS = 300.0
 NOTICE_TTL_SECONDS = 6 * 3600.0  # the publisher keeps it up; it lives this long after that
 
 log = logging.getLogger("potluck.access")
@@ -118,7 +119,8 @@ class RevocationFollower:
         while True:
             changed = self.changed
             await self.save()
-            await changed.wait()
+            with trio.move_on_after(SAVED_AGAIN_SECONDS):  # the disk may have been full
+                await changed.wait()
 
     async def save(self) -> None:
         """Save the newest list, if it is not saved yet."""
@@ -170,8 +172,9 @@ class RevocationFollower:
 
     @property
     def family(self) -> Family:
-        """The family of revocations, as this node keeps it for others: genuine ones only."""
-        return dataclasses.replace(REVOCATIONS, check=self._why_not)
+        """The family of revocations, as this node keeps it for others: genuine ones only. However
+        many have slots under a run's key, there is a place for the newest list."""
+        return dataclasses.replace(REVOCATIONS, check=self._why_not, outranks=self._outranks)
 
     def _why_not(self, key: str, notice: RevocationNotice) -> str | None:
         """Why a notice is invalid under this key; None if it is valid. A valid one is taken."""
@@ -182,6 +185,11 @@ class RevocationFollower:
         except AuthError as error:
             return str(error)
         return None
+
+    def _outranks(self, notice: RevocationNotice, other: RevocationNotice | None) -> bool:
+        newest = self.revocations.newest
+        is_newest = notice.revocations == newest
+        return is_newest and (other is None or other.revocations != newest)
 
     async def follow_directory(self, dht: Dht, own: PeerId) -> None:
         """Watch the lists of others, and publish a newer one. For ever."""
@@ -210,17 +218,19 @@ class RevocationFollower:
                 await trio.sleep(LONGEST_WAIT_SECONDS * self._chance.random())
                 if copies.should_publish(self.revocations.newest):
                     copies.saw(own, self.revocations.newest)
-                    await self.publish(dht)
+                    try:
+                        await self.publish(dht)
+                    except PotluckError as error:
+                        log.warning("no node has taken the revocations yet: %s", error)
+                        copies.saw(own, None)
             with trio.move_on_after(COPIES_COUNTED_SECONDS):
                 await news.wait()
 
     async def publish(self, dht: Dht) -> None:
-        """Put the newest list into this node's slot, and keep it up."""
+        """Put the newest list into this node's slot, and keep it up. PotluckError if no node has
+        taken it."""
         notice = notice_of(self.revocations.newest, self._keyring.records)
-        try:
-            await dht.put(self._key, notice, NOTICE_TTL_SECONDS)
-        except PotluckError as error:
-            log.debug("no node has taken the revocations yet: %s", error)
+        await dht.put(self._key, notice, NOTICE_TTL_SECONDS)
 
 
 # Which revocation lists are in the directory, and which node publishes one. Pure.
