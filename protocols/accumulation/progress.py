@@ -117,6 +117,17 @@ PATIENCE_SECONDS: Final = 1.5
 """How much longer than the faster peers' batches a round waits for a slower one: a sixth of the
 usual grace time, in which moshpit's lists wait for missing peers."""
 
+ALMOST_SHARE: Final = 0.98
+"""By cohorts, a step is large enough if the batches that are done or under way make up this share
+of the target. The sums of many cohorts are never exact, and change when peers die. Without this, a
+missing thousandth is planned for the few peers that do not average yet, and all others wait for
+another batch of the slowest."""
+
+LONG_STEP_SECONDS: Final = 6.0
+"""By cohorts, no list waits for newcomers that follow if the peers compute for so long between two
+rounds. These have the state by then, and are expected as all others are. In a run of a thousand
+there is always one in some cohort, and all others would wait for the patience in each step."""
+
 PLANNED_SHARE: Final = 0.25
 """Batches larger than this share of the target are not planned; everybody begins them. With two or
 three batches in a step, a plan would leave most peers out of it."""
@@ -219,6 +230,7 @@ class Estimate:
     - `epoch`, `history`: of this peer, when the estimate was made.
     - `samples`: of all peers in this epoch and history, including this one, extrapolated.
     - `others_samples`: the same without this peer's.
+    - `slack`: by how many samples fewer than the target are enough.
     - `rate`: of all of these together, in samples per second.
     - `is_due`: the round that ends this epoch should begin now.
     - `due_in_seconds`: until then, by these rates; infinite if nobody computes.
@@ -293,6 +305,7 @@ class Estimate:
     samples: float = 0.0
     others_samples: float = 0.0
     target_samples: int = 1
+    slack: int = 0
     rate: float = 0.0
     is_due: bool = False
     due_in_seconds: float = math.inf
@@ -381,7 +394,8 @@ class Estimate:
         """The same, but regardless of newcomers that the round waits for."""
         done = self.done_by_others + own_samples
         together = self.others_samples + own_samples  # all that is known before the first batch
-        if self.is_due or max(done, 0 if self.own_batch else together) >= self.target_samples:
+        enough = self.target_samples - self.slack
+        if self.is_due or max(done, 0 if self.own_batch else together) >= enough:
             return True
         if not done:
             return False
@@ -534,12 +548,21 @@ def estimate(
     others = [staff.worker(one.peer, fitting[one.peer]) for one in believed]
     others += [staff.moved(peer, fitting[peer]) for peer in moved]
     own = staff.own()
-    plan = plan_batches(
+    enough = settings.target_samples
+    plan_for = partial(
+        plan_batches,
         [*others, own],
-        settings.target_samples,
-        partial(_turn, mine.epoch),
+        order=partial(_turn, mine.epoch),
         patience_seconds=settings.patience_seconds,
     )
+    plan = plan_for(enough)
+    if cohorts.mine is not None:
+        begun = sum(
+            max(one.samples + one.under_way, one.done_by(now, plan.parts[one.peer]))
+            for one in (*others, own)
+        )
+        if ALMOST_SHARE * enough <= begun < enough:
+            enough, plan = begun, plan_for(begun)
     knows_own = mine.batch > 0 or mine.role != "trains" or mine.samples_per_second > 0.0
     largest = max(one.batch for one in (*others, own))
     is_planned = plan.is_full and knows_own and may_be_planned(largest, settings.target_samples)
@@ -598,6 +621,7 @@ def estimate(
         peer
         for peer, one in fitting.items()
         if known.may_wait_for_follower
+        and (cohorts.mine is None or known.step_seconds < LONG_STEP_SECONDS)
         and peer in placed
         and not is_sum(peer)
         and peer not in known.let_in
@@ -616,8 +640,9 @@ def estimate(
         samples=samples,
         others_samples=others_samples,
         target_samples=settings.target_samples,
+        slack=settings.target_samples - enough,
         rate=rate,
-        due_in_seconds=_seconds_until(settings.target_samples - samples, rate),
+        due_in_seconds=_seconds_until(enough - samples, rate),
         own_part=own_part,
         part_beside=part_beside,
         own_batch=mine.batch,
