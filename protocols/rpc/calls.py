@@ -69,6 +69,12 @@ from protocols.rpc.state import RpcState
 
 CLOSE_SECONDS = 1.0  # if closing an idle stream takes longer, it is reset
 
+MOST_AT_ONCE = 512
+"""Messages that are handled in one go, however little the guard's judgement costs. An honest peer
+has a quarter as many calls in flight; another one may send ten thousand in one read."""
+
+MOST_UNKNOWN_CANCELLED = 128  # calls that never came here; no honest peer cancels any
+
 _RESPONSE_HEAD = message_type(ResponseHead)
 _ERROR_HEAD = message_type(ErrorHead)
 
@@ -247,7 +253,7 @@ class CallStream:
     async def _receive(self, stream: Stream) -> None:
         parser = FrameParser(self._frame_limits, self._read_head)
         reader = MessageReader(stream, parser, self._state.limits.stall_seconds)
-        judged_at_once = self._state.guard.judged_at_once
+        judged_at_once = min(self._state.guard.judged_at_once, MOST_AT_ONCE)
         try:
             while (batch := await reader.next_batch()) is not None:
                 for number, (kind, head, body) in enumerate(batch, 1):
@@ -420,6 +426,8 @@ class AnsweringStream:
         self._sender = FrameSender(state.limits.stall_seconds, state.queued)
         self._running: dict[int, trio.CancelScope] = {}
         self._cancelled_lately = False
+        self._may_be_cancelled = MOST_UNKNOWN_CANCELLED
+        """How many more cancels than requests may still come."""
         self._pause_seconds = 0.0
         self._plain_caller = Caller(self._peer)
         self._frame_limits = {REQUEST: message_limit(request_limit), CANCEL: message_limit(0)}
@@ -464,7 +472,7 @@ class AnsweringStream:
     async def _receive(self, already_read: bytes, handlers: trio.Nursery) -> None:
         parser = FrameParser(self._frame_limits, self._read_head)
         reader = MessageReader(self._stream, parser, self._state.limits.stall_seconds)
-        judged_at_once = self._state.guard.judged_at_once
+        judged_at_once = min(self._state.guard.judged_at_once, MOST_AT_ONCE)
         try:
             while (batch := await reader.next_batch(already_read)) is not None:
                 already_read = b""
@@ -473,8 +481,12 @@ class AnsweringStream:
                     if number % judged_at_once == 0:
                         await trio.lowlevel.checkpoint()
                     if isinstance(head, CancelHead):
+                        self._may_be_cancelled -= 1
+                        if self._may_be_cancelled < 0:
+                            raise MalformedMessage("More calls are cancelled than were made.")
                         self._cancel(head.id)
                     else:
+                        self._may_be_cancelled += 1
                         if self._cancelled_lately and not self._state.served.has_room(self._peer):
                             await self._let_cancelled_end()
                         self._take(head, body, handlers)

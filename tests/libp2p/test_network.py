@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +19,16 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
+from node.net.libp2p import identify
 from node.net.libp2p.addresses import parse
+from node.net.libp2p.identify import Description
+from node.net.libp2p.introductions import COUNTED_SECONDS, MOST_HEARD, MOST_TOLD, Turns
 from node.net.libp2p.listener import NodeCannotListen, open_listeners
 from node.net.libp2p.own_addresses import CannotAnnounce, InterfaceAddresses
+from node.net.libp2p.swarm import MOST_CONNECTIONS_OF_A_PEER
 from node.net.network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
-from protocols.errors import ProtocolMisuse, Unreachable
-from protocols.identity import Identity
+from protocols.errors import ProtocolMisuse, RemoteMisbehaviour, Unreachable
+from protocols.identity import Identity, PeerId
 from protocols.network import Reach, Stream
 from tests.libp2p.nodes import (
     LOOPBACK,
@@ -205,19 +210,73 @@ async def test_a_peer_that_proves_another_identity_is_not_connected() -> None:
 # -- identify
 
 
+async def described_by(asking: Libp2pNetwork, peer: PeerId) -> Description:
+    """What a peer says of itself."""
+    stream = await asking.open(peer, identify.IDENTIFY)
+    return await identify.read(stream)
+
+
+async def test_a_peer_is_told_and_heard_a_few_times_in_some_seconds() -> None:
+    async with networks(2) as (near, far):
+        await near.connect(far.peer_id)
+        for _ in range(MOST_TOLD - 1):  # it has asked once by itself, or will
+            await described_by(near, far.peer_id)
+        answered = 0
+        for _ in range(5):
+            with suppress(trio.BrokenResourceError, RemoteMisbehaviour):
+                await described_by(near, far.peer_id)
+                answered += 1
+        assert answered <= 1
+        heard = []
+        far._introductions._learn = lambda _connection, said: heard.append(said)
+        said = Description("somebody/1", ("/ip4/192.0.2.9/tcp/4001",), (), "")
+        message = identify.encode(said, near._introductions._public_key)
+        for _ in range(5):
+            stream = await near.open(far.peer_id, identify.IDENTIFY_PUSH)
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(message)
+                await stream.send_eof()
+                await stream.receive_some()
+        assert len(heard) == MOST_HEARD
+
+
+def test_after_some_seconds_it_is_a_peers_turn_again() -> None:
+    turns, one, other = Turns(2), PeerId("one"), PeerId("other")
+    assert [turns.take(one, 0.0) for _ in range(3)] == [True, True, False]
+    assert turns.take(other, 0.0)
+    assert not turns.take(one, COUNTED_SECONDS - 0.1)
+    assert turns.take(one, COUNTED_SECONDS)
+
+
+async def test_one_peer_cannot_take_the_places_of_all_others() -> None:
+    async with networks(1) as (popular,), AsyncExitStack() as stack:
+        identity = Identity.generate()
+        for _ in range(MOST_CONNECTIONS_OF_A_PEER + 4):
+            again = await stack.enter_async_context(open_libp2p_network(identity, LOOPBACK))
+            again.learn_addresses(popular.peer_id, popular.addresses())
+            with suppress(Unreachable):
+                await again.connect(popular.peer_id)
+        await until(
+            lambda: popular._inbound.open <= MOST_CONNECTIONS_OF_A_PEER,
+            within_seconds=PATIENCE_SECONDS,
+        )
+        (link,) = popular.links()
+        assert link.peer == identity.peer_id
+
+
 async def test_peers_learn_what_they_are_and_where_without_being_asked() -> None:
     settings = replace(LOOPBACK, announce_addresses=("/ip4/192.0.2.7/tcp/4001",))
     async with networks(2, settings) as (near, far):
         far._book = near._book.__class__(peers=4, addresses_per_peer=4)
         far.serve(ECHO, echo)
         await near.connect(far.peer_id)
-        described = near._introductions.description_of
-        await until(lambda: described(far.peer_id) is not None, within_seconds=PATIENCE_SECONDS)
-        description = described(far.peer_id)
-        assert description is not None
+        announced = f"/ip4/192.0.2.7/tcp/4001/p2p/{far.peer_id}"
+        await until(
+            lambda: announced in near.addresses_of(far.peer_id), within_seconds=PATIENCE_SECONDS
+        )
+        description = await described_by(near, far.peer_id)
         assert description.agent_version.startswith("potluck/")
         assert ECHO in description.protocols
-        assert f"/ip4/192.0.2.7/tcp/4001/p2p/{far.peer_id}" in near.addresses_of(far.peer_id)
         link = far.link(near.peer_id)
         assert link is not None
         assert description.observed_address == link.remote_address
@@ -227,10 +286,9 @@ async def test_knowledge_of_a_peer_is_dropped_when_it_disconnects() -> None:
     async with networks(2) as (near, far):
         await near.connect(far.peer_id)
         known = near.host.peerstore.peer_data_map
-        await until(lambda: len(known) == 2, within_seconds=PATIENCE_SECONDS)
+        await described_by(near, far.peer_id)
         await near.disconnect(far.peer_id)
         assert len(known) == 1  # ourselves
-        assert near._introductions.description_of(far.peer_id) is None
 
 
 async def test_the_library_identifies_us_and_we_identify_it() -> None:
@@ -248,13 +306,7 @@ async def test_the_library_identifies_us_and_we_identify_it() -> None:
         except IOException:
             pass
         assert parse_identify_response(heard).agent_version.startswith("potluck/")
-        peer = ours.links()[0].peer
-        await until(
-            lambda: ours._introductions.description_of(peer) is not None,
-            within_seconds=PATIENCE_SECONDS,
-        )
-        described = ours._introductions.description_of(peer)
-        assert described is not None
+        described = await described_by(ours, ours.links()[0].peer)
         assert "libp2p" in described.agent_version
 
 

@@ -20,6 +20,7 @@ from protocols.errors import (
 from protocols.guard import Caller
 from protocols.network import Stream
 from protocols.rpc import decode, encode
+from protocols.rpc.calls import MOST_UNKNOWN_CANCELLED
 from protocols.rpc.frames import (
     BATCH_BYTES,
     CANCEL,
@@ -184,6 +185,18 @@ def test_cancelling_an_unknown_call_is_harmless() -> None:
         data, was_reset = await everything_from(stream)
         assert data == message_frame(RESPONSE, encode(ResponseHead(1)), encode(Number(2)))
         assert not was_reset
+
+    between_two(scenario)
+
+
+def test_a_flood_of_cancelled_calls_that_were_never_made_breaks_the_protocol() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.answering.serve(DOUBLE, double)
+        stream = await pair.alice.open(pair.bob_id, PROTOCOL)
+        cancel = message_frame(CANCEL, encode(CancelHead(9)), b"")
+        await stream.send_all(request(1) + 2 * MOST_UNKNOWN_CANCELLED * cancel)
+        await everything_from(stream)
+        assert pair.answering.statistics().misbehaviours == 1
 
     between_two(scenario)
 

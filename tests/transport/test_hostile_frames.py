@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
 from node.net.transport import YamuxConnection, YamuxSettings
 from node.net.transport.frames import DATA, PING, SYN, encode_header
+from node.net.transport.incoming import MOST_EMPTY_FRAMES_PER_SECOND
 from node.net.transport.settings import INITIAL_WINDOW_BYTES
 from tests.transport.links import HostilePeer, hostile_pair
 
@@ -152,3 +154,31 @@ def test_a_mutated_conversation_is_withstood(mutations: list[tuple[int, int]], s
     for position, value in mutations:
         data[position] = value
     run([bytes(data[start : start + step]) for start in range(0, len(data), step)])
+
+
+@pytest.mark.slow
+async def test_a_flood_of_frames_with_a_byte_each_is_refused_and_lets_others_run() -> None:
+    """Each costs its sender thirteen bytes, and us a walk through parser and tables."""
+    flood = (encode_header(DATA, 0, 1, 1) + b"x") * 4000
+    turns = 0
+
+    async def all_of_it(peer: HostilePeer) -> None:
+        await peer.send(encode_header(DATA, SYN, 1, 1) + b"x")
+        for _ in range(2 * MOST_EMPTY_FRAMES_PER_SECOND // 4000):
+            await peer.send(flood)
+        await wait_for_the_end_of(peer)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    with trio.fail_after(60):
+        async with hostile_pair(LIMITS) as (connection, peer), trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            with pytest.raises(ConnectionClosedError):
+                await all_of_it(peer)
+            await connection.event_closed.wait()
+            nursery.cancel_scope.cancel()
+    assert turns > 5

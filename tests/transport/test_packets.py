@@ -13,6 +13,7 @@ from node.net.transport.packets import (
     CALM_READS,
     LARGE_BUFFER_BYTES,
     LAST_NONCE,
+    MOST_EMPTY_PACKETS,
     PACKET_LIMIT_BYTES,
     PLAINTEXT_LIMIT_BYTES,
     SMALL_BUFFER_BYTES,
@@ -80,6 +81,12 @@ def test_the_largest_packet_is_opened_and_takes_exactly_its_size() -> None:
 
 def test_an_empty_packet_is_genuine_and_says_nothing() -> None:
     assert feed(opener(), seal(b"", b"x", b"")) == [b"x"]
+
+
+def test_a_flood_of_empty_packets_is_refused() -> None:
+    flood = seal(*[b""] * (MOST_EMPTY_PACKETS + 1))
+    with pytest.raises(LimitExceeded, match="without content"):
+        feed(opener(), flood)
 
 
 def test_packets_are_numbered_from_where_the_handshake_left_off() -> None:

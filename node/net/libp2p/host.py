@@ -43,7 +43,12 @@ class NodeHost(BasicHost):  # type: ignore[misc]  # the library is untyped for m
         self._ping_service = PingService(self)
 
     async def _answer_ping(self, stream: Any) -> None:
-        await self._ping_service.handle_ping(stream)
+        try:
+            await self._ping_service.handle_ping(stream)
+        finally:  # the library keeps an empty entry of each peer that has ever pinged
+            streams = self._ping_service._inbound_streams
+            for peer in [peer for peer, some in streams.items() if not some]:
+                del streams[peer]
 
     def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
         """Do nothing: our own identify runs when a connection comes up."""

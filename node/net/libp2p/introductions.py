@@ -1,10 +1,11 @@
 """Introducing this node to each peer that connects, and storing the peer's description.
 
 The exchange runs beside the connection. No caller waits for it, and a failure is only logged. It
-starts after a moment, so that the first call on a new link has the processor to itself. A peer's
-description goes to three places, each bounded: the address book, the library's peerstore (for relay
-and hole punching; cleared when the peer leaves), and the library's collector of the addresses at
-which others see us.
+starts after a moment, so that the first call on a new link has the processor to itself. Of a peer's
+description only its addresses are kept, in the address book.
+
+Anybody may ask and tell, without a token, on many streams at once, and each costs milliseconds. So
+a peer may do so a few times in some seconds; its other streams are reset.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import ipaddress
 import logging
 
 import trio
-from multiaddr import Multiaddr
 
+from auth.bounded_map import BoundedMap
 from node.net.libp2p import identify, negotiation
 from node.net.libp2p.address_book import AddressBook
 from node.net.libp2p.addresses import AddressKind, parse
@@ -31,12 +32,32 @@ log = logging.getLogger(__name__)
 
 # Long enough for the first call on a new link, and short for everything that uses identify.
 FIRST_CALL_SECONDS = 0.2
-# After this the library's peerstore forgets by itself what we failed to remove.
-PEERSTORE_SECONDS = 2 * 60 * 60
+COUNTED_SECONDS = 5.0
+MOST_TOLD = 8  # in that time: a peer asks once on each of its connections
+MOST_HEARD = 2  # the same: addresses change rarely
+MOST_COUNTED = 1024  # peers; more than have links
+
+
+class Turns:
+    """How often each peer did something lately: at most `most` times in `COUNTED_SECONDS`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._counted = BoundedMap[PeerId, tuple[float, int]](MOST_COUNTED)
+
+    def take(self, peer: PeerId, now: float) -> bool:
+        """Whether it may do it now; then it has."""
+        since, count = self._counted.get(peer, (now, 0))
+        if now - since >= COUNTED_SECONDS:
+            since, count = now, 0
+        if count >= self._most:
+            return False
+        self._counted[peer] = since, count + 1
+        return True
 
 
 class Introductions:
-    """Identify, both ways. Keeps the last description of each linked peer."""
+    """Identify, both ways."""
 
     def __init__(
         self, host: NodeHost, own: OwnAddresses, book: AddressBook, settings: Libp2pSettings
@@ -46,18 +67,13 @@ class Introductions:
         self._book = book
         self._settings = settings
         self._public_key: bytes = host.get_public_key().serialize()
-        self._described: dict[PeerId, Description] = {}
+        self._told, self._heard = Turns(MOST_TOLD), Turns(MOST_HEARD)
 
     def handlers(self) -> dict[str, StreamHandler]:
         return {identify.IDENTIFY: self._tell, identify.IDENTIFY_PUSH: self._be_told}
 
-    def description_of(self, peer: PeerId) -> Description | None:
-        """The description of a linked peer, once it has sent one."""
-        return self._described.get(peer)
-
     def forget(self, connection: PeerConnection) -> None:
         """The last link to this peer is gone: remove what the library keeps of it."""
-        self._described.pop(connection.peer, None)
         peerstore = self._host.peerstore
         library_id = connection.muxed_conn.peer_id
         peerstore.peer_data_map.pop(library_id, None)
@@ -84,6 +100,9 @@ class Introductions:
 
     async def _tell(self, stream: Stream) -> None:
         """Answer a peer that asks for our description."""
+        if not self._told.take(stream.remote_peer, trio.current_time()):
+            stream.reset()
+            return
         connection = self._host.get_network().links.best(stream.remote_peer)
         seen_at = connection.remote_address if connection is not None else ""
         if connection is not None and connection.reach is not Reach.DIRECT:
@@ -99,6 +118,9 @@ class Introductions:
 
     async def _be_told(self, stream: Stream) -> None:
         """A peer reports that its description has changed."""
+        if not self._heard.take(stream.remote_peer, trio.current_time()):
+            stream.reset()
+            return
         with trio.fail_after(identify.IDENTIFY_SECONDS):
             description = await identify.read(stream)
         connection = self._host.get_network().links.best(stream.remote_peer)
@@ -106,24 +128,7 @@ class Introductions:
             self._learn(connection, description)
 
     def _learn(self, connection: PeerConnection, description: Description) -> None:
-        peer = connection.peer
-        self._described[peer] = description
-        self._book.learn(peer, _dialable_from(connection, description.addresses))
-        library_id = connection.muxed_conn.peer_id
-        peerstore = self._host.peerstore
-        if peerstore.has_peer(library_id):
-            peerstore.clear_addrs(library_id)
-            peerstore.clear_protocol_data(library_id)
-        addresses = [Multiaddr(text) for text in description.addresses]
-        peerstore.add_addrs(library_id, addresses, PEERSTORE_SECONDS)
-        peerstore.add_protocols(library_id, list(description.protocols))
-        observers = self._host._observed_addr_manager
-        if description.observed_address and connection.reach is Reach.DIRECT:
-            observers.record_observation(
-                connection,
-                Multiaddr(description.observed_address),
-                [Multiaddr(text) for text in self._own.listened()],
-            )
+        self._book.learn(connection.peer, _dialable_from(connection, description.addresses))
 
 
 def _dialable_from(connection: PeerConnection, addresses: tuple[str, ...]) -> list[str]:

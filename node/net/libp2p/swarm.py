@@ -16,6 +16,7 @@ while the network closes.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -42,6 +43,12 @@ LibraryHandler = Callable[[INetStream], Awaitable[None]]
 
 # The library checks its own limits beside ours. Ours are reached first.
 _NO_LIMIT = sys.maxsize
+
+MOST_CONNECTIONS_OF_A_PEER = 8
+"""An honest peer has two or three: by a relay, a hole, and one that both have dialled. Without a
+limit one key could take the places of all others."""
+
+log = logging.getLogger(__name__)
 
 
 class ServedProtocols:
@@ -145,9 +152,13 @@ class NodeSwarm(Swarm):  # type: ignore[misc]  # the library is untyped for mypy
         return connection
 
     def connection_up(self, connection: PeerConnection) -> None:
-        self.connections.setdefault(connection.muxed_conn.peer_id, []).append(connection)
+        of_peer = self.connections.setdefault(connection.muxed_conn.peer_id, [])
+        of_peer.append(connection)
         self.links.add(connection)
         self.on_connection_up(connection)
+        if len(of_peer) > MOST_CONNECTIONS_OF_A_PEER:
+            log.info("%s has %d connections: the newest is closed", connection.peer, len(of_peer))
+            connection.abort()
         if self.notifees:
             self.nursery.start_soon(self.notify_connected, connection)
 

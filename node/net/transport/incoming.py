@@ -47,13 +47,19 @@ class Incoming:
         self._payload_left = 0
         self._payload_flags = 0
 
-    def feed(self, plaintext: bytes) -> None:
-        """Handle everything that one packet completes. Raises MalformedMessage, LimitExceeded."""
+    def feed(self, plaintext: bytes) -> int:
+        """Handle everything that one packet completes; returns how many frames began in it. Raises
+        MalformedMessage, LimitExceeded."""
+        frames = 0
+        if len(plaintext) < LEAST_CONTENT_BYTES:
+            self._empty_frames.another()
         for event in self._parser.feed(plaintext):
             if isinstance(event, FrameHeader):
+                frames += 1
                 self._on_header(event)
             else:
                 self._on_payload(event)
+        return frames
 
     def _on_header(self, header: FrameHeader) -> None:
         type, flags, stream_id, length = header
@@ -75,7 +81,7 @@ class Incoming:
         stream = self._streams.for_frame(flags, stream_id)
         if stream is None and not flags & (SYN | FIN | RST):
             self._connection.refuse(stream_id)
-        if stream is None or not length:
+        if stream is None or length < LEAST_CONTENT_BYTES:
             self._empty_frames.another()
         if stream is not None:
             stream.on_payload_declared(length)
@@ -122,17 +128,19 @@ def _apply_end_flags(stream: YamuxStream, flags: int) -> None:
 # and tables. Measured on two cores: a peer that sent pings at ten megabytes a second took a whole
 # core of ours, and others waited over a second for an answer.
 #
-# So frames that bring no bytes to a stream (pings, window updates, beginnings and ends of streams,
-# data for streams that are gone) are counted. Honest peers stay far below the limit: a stream costs
-# them four such frames and us a millisecond, and credit is returned in thirds of a window of at
-# least 256 KiB.
+# So frames that bring no bytes to a stream, or hardly any (pings, window updates, beginnings and
+# ends of streams, data for streams that are gone), are counted, and so are packets with hardly any
+# content. Honest peers stay far below the limit: a stream costs them four such frames and us a
+# millisecond, and credit is returned in thirds of a window of at least 256 KiB.
 #
 # The clock is read once for many frames, because this code runs for each.
 
 
-# Ten milliseconds of a core's second. py-libp2p's own muxer, which returns credit after every read,
+# A tenth of a core's second. py-libp2p's own muxer, which returns credit after every read,
 # reads some 4,000 messages in that time.
 MOST_EMPTY_FRAMES_PER_SECOND: Final = 20_000
+
+LEAST_CONTENT_BYTES: Final = 16  # of a frame or a packet; the smallest message has more
 
 
 class EmptyFrames:

@@ -40,6 +40,8 @@ BUFFER_GROWTH: Final = 4
 CALM_READ_BYTES: Final = 8 * 1024
 CALM_READS: Final = 64
 
+MOST_EMPTY_PACKETS: Final = 1000  # of a connection; no implementation is known that sends any
+
 
 def _nonce(number: int) -> bytes:
     if number > LAST_NONCE:
@@ -82,6 +84,7 @@ class PacketOpener:
         self._end = 0
         self._was_filled_up = False
         self._calm_reads = 0
+        self._empty_packets = 0
 
     @property
     def buffer_bytes(self) -> int:
@@ -127,6 +130,10 @@ class PacketOpener:
                 self._next_number += 1
                 if plaintext:
                     plaintexts.append(plaintext)
+                    continue
+                self._empty_packets += 1
+                if self._empty_packets > MOST_EMPTY_PACKETS:
+                    raise LimitExceeded("A peer sends packets without content.")
         except InvalidTag:
             raise MalformedMessage(
                 "A Noise packet does not carry the right tag.",
