@@ -39,7 +39,6 @@ from msgspec import Meta
 
 from auth.bounded_map import BoundedMap
 from protocols.dht import Dht, Family, SlotEntry
-from protocols.errors import ProtocolMisuse
 from protocols.experts.grid import (
     LARGEST_DIMENSION,
     MOST_DIMENSIONS,
@@ -298,18 +297,12 @@ class ExpertDirectory:
         """Publish for `RECORD_SECONDS` that this node hosts these experts, and no others.
 
         Returns those of them that another server keeps (`claim_order`): stop serving them. Cannot
-        be called by two tasks at once. If peers refuse a slot, that is logged.
+        be called by two tasks at once. If peers refuse a slot, that is logged, and so is it if the
+        experts have more prefixes than a server may have slots; then some are not announced.
         """
-        uids = frozenset(uids)
+        uids = self._announceable(frozenset(uids))
         self._note_added(uids)
         slots = slots_for(uids, load, self._since, self._network.addresses())
-        most = MOST_COPY_RECORDS if self._tree else MOST_RECORDS
-        if len(slots) > most:
-            raise ProtocolMisuse(
-                f"These {len(uids):,} experts have {len(slots):,} prefixes.",
-                why=f"A server may have slots under {most}.",
-                advice="Host experts that share prefixes, as `free_cells` places them.",
-            )
         gone = self._published - slots.keys()
         self._hosted, self._published = uids, frozenset(slots)
         entries = [(self._key(prefix), slot, RECORD_SECONDS) for prefix, slot in slots.items()]
@@ -321,6 +314,24 @@ class ExpertDirectory:
                 log.warning("These experts cannot be announced: %s", one.error())
                 break
         return await self._lost()
+
+    def _announceable(self, uids: frozenset[Uid]) -> frozenset[Uid]:
+        """As many as there may be slots for; first those that were announced before."""
+        most = MOST_COPY_RECORDS if self._tree else MOST_RECORDS
+        if sum(len(one.cells) for one in uids) <= most:
+            return uids
+        chosen, prefixes = set[Uid](), set[Uid]()
+        for uid in sorted(uids, key=lambda one: (one not in self._hosted, str(one))):
+            with_it = prefixes.union(uid.prefixes())
+            if len(with_it) <= most:
+                chosen.add(uid)
+                prefixes = with_it
+        if len(chosen) < len(uids):
+            log.warning(
+                "%d of %d experts are not announced: a server may have slots under %d prefixes.",
+                *(len(uids) - len(chosen), len(uids), most),
+            )
+        return frozenset(chosen)
 
     async def withdraw(self) -> None:
         """Withdraw what was announced: trainers need not wait until it expires."""

@@ -99,6 +99,8 @@ RESUMING_SECONDS: Final = 5.0  # to see which experts others have taken over mea
 TAKEN_AT_ONCE: Final = 4  # experts: each takes memory twice for a moment, and a transfer
 FETCHING_SECONDS: Final = 600.0  # for all tries to get the copy of one expert
 MOST_FAILED_FETCHES: Final = 3  # of a copy at a keeper that does not answer
+MOST_BUSY_FETCHES: Final = 10  # at one that is busy each time
+FAILED_FETCHES: Final = 0.999  # as a share of these: then experts begin without it
 SETTLING_SECONDS: Final = 2 * CACHED_SECONDS
 """Before a new host sends copies: keepers must have heard that it hosts the expert."""
 STALE_COPY_SECONDS: Final = 900.0
@@ -339,7 +341,7 @@ class ExpertHost:
         self._pauses = self._withdrawn = False
         self._vacancies = Vacancies(self._me)
         self._sending = SendingShare(settings.checkpoint_seconds)
-        self._failed_fetches = BoundedMap[tuple[Uid, PeerId], int](REMEMBERED)
+        self._failed_fetches = BoundedMap[tuple[Uid, PeerId], float](REMEMBERED)
         self._renewed_at: dict[Uid, float] = {}
         self._hosts_changed, self._copies_changed = _Signal(), _Signal()
         self._saves_changed, self._pause_changed = _Signal(), _Signal()
@@ -391,7 +393,10 @@ class ExpertHost:
     async def leave(self, seconds: float) -> None:
         """Stop serving, save all experts, and send their last copies, within this time; returns
         sooner if all is done. The end of the block then withdraws the announcements, within
-        `LEAVING_SECONDS` more: others take over what is in the copies by then."""
+        `LEAVING_SECONDS` more: others take over what is in the copies by then. Another call, while
+        the first goes on, does nothing."""
+        if self._leaving:
+            return
         self._leaving = True
         for uid in self._hosted:
             self.runtime.remove(uid)
@@ -512,7 +517,10 @@ class ExpertHost:
             for uid in self._keeper.kept():
                 if self._renewed_at.setdefault(uid, trio.current_time()) <= oldest:
                     if await self._other_hosts(uid):
-                        await in_thread(self._store.remove, uid)
+                        try:
+                            await in_thread(self._store.remove, uid)
+                        except OSError as error:
+                            log.warning("The copy of %s cannot be removed: %s", uid, error)
                         self._copies_changed.set()
                     self._renewed_at.pop(uid, None)
 
@@ -632,10 +640,10 @@ class ExpertHost:
     def _note_failure(self, uid: Uid, peer: PeerId, error: PotluckError) -> bool:
         """Whether to go on without this keeper, because it has failed too often."""
         log.info("no copy of %s from %s: %s", uid, peer, error)
-        if isinstance(error, Busy):
-            return False
-        self._failed_fetches[uid, peer] = failures = self._failed_fetches.get((uid, peer), 0) + 1
-        return failures >= MOST_FAILED_FETCHES
+        share = 1 / MOST_BUSY_FETCHES if isinstance(error, Busy) else 1 / MOST_FAILED_FETCHES
+        failures = self._failed_fetches.get((uid, peer), 0.0) + share
+        self._failed_fetches[uid, peer] = failures
+        return failures >= FAILED_FETCHES
 
     async def _other_hosts(self, uid: Uid, *, anew: bool = False) -> list[PeerId]:
         """The other servers that host this expert, the one that keeps it first."""

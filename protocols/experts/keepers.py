@@ -34,7 +34,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from protocols.blocking import in_thread
-from protocols.errors import Busy, PotluckError
+from protocols.errors import Busy, DeadlineExceeded, PotluckError
 from protocols.experts.copies import (
     DIGEST_BYTES,
     MOST_STEPS,
@@ -72,6 +72,8 @@ MOST_TRIES: Final = 6  # servers asked to keep a copy, one after another
 OPENING_SECONDS: Final = 15.0  # for a peer to accept a transfer, connecting included
 OFFERS_SECONDS: Final = 10.0  # for a keeper to say what it has, connecting included
 LONGEST_TRANSFER_SECONDS: Final = 900.0  # 200 MB at 2 Mbit/s
+TRANSFER_BYTES_PER_SECOND: Final = 250_000.0  # a slower peer is not waited for: others have copies
+TRANSFER_SECONDS: Final = 30.0  # beside that, to check a copy and to write it to the disk
 MOST_RECEIVED_AT_ONCE: Final = 4  # copies: each is a file that grows, and a chunk in memory
 PUSHED_AT_ONCE: Final = 2  # by one server
 MOST_SENT_AT_ONCE: Final = 8
@@ -392,9 +394,10 @@ async def fetch(
 
     opening = CopyOpening(offer.uid, offer.digest)
     try:
-        async with rpc.open_bulk(peer, COPY, opening, timeout=OPENING_SECONDS) as transfer:
-            await transfer.send_closing(Empty())
-            return await receive_copy(transfer, store, uid, offer.digest, offer.size, take)
+        with in_time(peer, uid, offer.size):
+            async with rpc.open_bulk(peer, COPY, opening, timeout=OPENING_SECONDS) as transfer:
+                await transfer.send_closing(Empty())
+                return await receive_copy(transfer, store, uid, offer.digest, offer.size, take)
     except BrokenCopy as error:
         rpc.blame(peer, COPIES_PROTOCOL, error)
         raise
@@ -417,13 +420,24 @@ async def push(
     return tuple(have)
 
 
+@contextmanager
+def in_time(peer: PeerId, uid: Uid, size: int) -> Iterator[None]:
+    """DeadlineExceeded if a transfer of a copy takes too long. A peer that only says that it is
+    alive, again and again, would hold it open for ever."""
+    seconds = OPENING_SECONDS + TRANSFER_SECONDS + size / TRANSFER_BYTES_PER_SECOND
+    with trio.move_on_after(min(seconds, LONGEST_TRANSFER_SECONDS)) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise DeadlineExceeded(f"The copy of {uid} was not transferred with {peer} in time.")
+
+
 async def _push_to(rpc: Rpc, copy: KeptCopy, store: CopyStore, peer: PeerId) -> None:
     opening = KeepOpening(str(copy.uid), copy.digest, copy.size)
     try:
         file = await in_thread(store.open, copy)
     except OSError as error:
         raise UnknownCopy(f"The copy of {copy.uid} cannot be read: {error.strerror}.") from None
-    with file:
+    with file, in_time(peer, copy.uid, copy.size):
         async with rpc.open_bulk(peer, KEEP, opening, timeout=OPENING_SECONDS) as transfer:
             if transfer.accepted.wanted:
                 await _send_file(transfer, file)
@@ -434,8 +448,15 @@ async def _push_to(rpc: Rpc, copy: KeptCopy, store: CopyStore, peer: PeerId) -> 
 
 
 async def _send_file(transfer: AnyTransfer, file: BinaryIO) -> None:
-    while part := await in_thread(file.read, CHUNK_BYTES):
+    while part := await in_thread(_read, file):
         await transfer.send_chunk(part)
+
+
+def _read(file: BinaryIO) -> bytes:
+    try:
+        return file.read(CHUNK_BYTES)
+    except OSError as error:
+        raise UnknownCopy(f"The copy cannot be read: {error.strerror}.") from None
 
 
 def _open_to_write(path: Path) -> BinaryIO:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.dht import Family, SlotRefused
-from protocols.errors import ProtocolMisuse
 from protocols.experts import (
     ANNOUNCE_SECONDS,
     EXPERTS,
@@ -28,6 +27,7 @@ from protocols.experts.directory import (
     LARGEST_BITMAP_BYTES,
     LONGEST_ADDRESS,
     MOST_ADDRESSES,
+    MOST_RECORDS,
     RECORD_LIMIT_BYTES,
     ExpertSlot,
     bitmap_of,
@@ -153,12 +153,18 @@ async def test_an_expert_that_is_given_up_is_gone_with_its_prefixes(world: Simul
 
 
 @simulated
-async def test_experts_of_too_many_prefixes_are_refused_with_what_to_do(
+async def test_of_experts_with_too_many_prefixes_as_many_are_announced_as_there_may_be(
     world: SimulatedWorld,
 ) -> None:
     (only,) = await swarm_of_one(world)
-    with pytest.raises(ProtocolMisuse, match="free_cells"):
-        await directory(only).announce(Uid("wide", (row, 0)) for row in range(500))
+    many = [Uid("wide", (row, 0)) for row in range(500)]
+    server = directory(only)
+    for _ in range(2):
+        assert await server.announce(many) == set()
+        assert only.dht.statistics().slots_published == MOST_RECORDS
+    before = server._hosted
+    await server.announce([*many, Uid("also", (1, 0))])
+    assert server._hosted == before, "what was announced stays so"
 
 
 async def swarm_of_one(world: SimulatedWorld) -> list[Member]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from protocols.experts import (
     Uid,
     UnknownExpert,
     WrongUid,
+    hosting,
+    keepers,
 )
 from protocols.experts.copies import CopyForm, CopyStore, KeptCopy, WrongCopy, take_snapshot
 from protocols.experts.directory import CACHED_SECONDS, LEAVING_SECONDS, MOST_COPY_RECORDS
@@ -49,7 +52,8 @@ from protocols.experts.keepers import (
     ask_offers,
     keepers_of,
 )
-from protocols.rpc import Empty
+from protocols.identity import PeerId
+from protocols.rpc import Empty, Rpc
 from tests.experts.hosts import (
     CHECKPOINT_SECONDS,
     GRID,
@@ -726,6 +730,86 @@ def cut_short(server: Server) -> None:
 
 
 LIES: list[Callable[[Server], object]] = [boast, spoil, poison, cut_short]
+
+
+@contextmanager
+def only_alive(liar: Server) -> Iterator[None]:
+    """This keeper accepts transfers of copies, says that it is alive, and does nothing else."""
+    receive, send = keepers.receive_copy, keepers._send_file
+
+    async def received(transfer: Any, store: CopyStore, *others: Any) -> Any:
+        if store is liar.host._store:
+            await trio.sleep_forever()
+        return await receive(transfer, store, *others)
+
+    async def sent(transfer: Any, file: BinaryIO) -> None:
+        if str(file.name).startswith(str(liar.folder)):
+            await trio.sleep_forever()
+        await send(transfer, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keepers, "receive_copy", received)
+        patch.setattr(keepers, "_send_file", sent)
+        yield
+
+
+@pytest.mark.slow
+@staged
+async def test_a_keeper_that_is_alive_and_does_nothing_does_not_stop_the_saving(
+    cast: Cast,
+) -> None:
+    liar = await cast.server(1, [GRID.at(0)])
+    with only_alive(liar):
+        await cast.server(1, [GRID.at(1)])
+        server, trainer = await cast.server(1, [UID]), await cast.trainer()
+        await server.hosting(1)
+        for steps in (1, 2):
+            await trainer.train(server, UID)
+            await until(lambda steps=steps: steps_saved(server) == steps, 10 * CHECKPOINT_SECONDS)
+        keepers = server.told(ExpertSaved)[-1].keepers
+        assert len(keepers) == 1, "the honest one has it"
+        assert liar.peer not in keepers
+
+
+def steps_saved(server: Server) -> int:
+    """Of its last expert that was saved, and sent to keepers."""
+    told = server.told(ExpertSaved)
+    return told[-1].steps if told else 0
+
+
+@pytest.mark.slow
+@staged
+async def test_a_keeper_that_is_alive_and_does_nothing_does_not_keep_an_orphan_from_being_taken(
+    cast: Cast,
+) -> None:
+    liar, _honest = await cast.server(1, [GRID.at(0)]), await cast.server(1, [GRID.at(1)])
+    dying, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await dying.hosting(1)
+    await trainer.train(dying, UID, steps=3)
+    await saved(dying)
+    dying.crash()
+    boast(liar)
+    with only_alive(liar):
+        fresh = await cast.server(1, [UID])
+        await fresh.hosting(1, within_seconds=5 * MINUTE)
+    assert origins(fresh)[UID] == ("taken over", 3)
+
+
+@pytest.mark.slow
+@staged
+async def test_a_server_that_is_always_busy_does_not_prevent_new_experts(cast: Cast) -> None:
+    liar = await cast.server(1, [GRID.at(0)])
+
+    async def asked(rpc: Rpc, peer: PeerId, uids: Sequence[Uid]) -> dict[Uid, CopyOffer]:
+        if peer == liar.peer:
+            raise Busy("Again and again.")
+        return await ask_offers(rpc, peer, uids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosting, "ask_offers", asked)
+        fresh = await cast.server(1, [UID])
+        await fresh.hosting(1, within_seconds=10 * MINUTE)
+    assert origins(fresh)[UID] == ("new", 0)
 
 
 @pytest.mark.slow
