@@ -122,7 +122,7 @@ class Puncher:
     ) -> None:
         self._network = network
         self._outside = outside
-        self._at_once = 0
+        self._answering: set[PeerId] = set()
         self._last: dict[PeerId, float] = {}
         self._driving: dict[PeerId, trio.CancelScope] = {}
         self._attempting: set[PeerId] = set()
@@ -230,7 +230,7 @@ class Puncher:
             self.attempts[PunchOutcome.FLOOD] += 1
             stream.reset()
             return
-        self._at_once += 1
+        self._answering.add(peer)
         try:
             with trio.fail_after(TALK_SECONDS):
                 said = await _read(stream, PunchType.CONNECT)
@@ -242,7 +242,7 @@ class Puncher:
                 await _read(stream, PunchType.SYNC)
             await self._connect(peer, addresses, PUNCH_SECONDS, initiates=True)
         finally:
-            self._at_once -= 1
+            self._answering.discard(peer)
 
     def _may_answer(self, peer: PeerId) -> bool:
         now = trio.current_time()
@@ -250,7 +250,7 @@ class Puncher:
         self._last[peer] = now
         if len(self._last) > PEERS_REMEMBERED:
             del self._last[next(iter(self._last))]
-        free = self._at_once < MOST_AT_ONCE
+        free = peer not in self._answering and len(self._answering) < MOST_AT_ONCE
         if peer in self._attempting and self._network.peer_id < peer:
             return False  # both drive, and ours goes on
         return free and gap >= LEAST_GAP_SECONDS and self._is_relayed(peer)

@@ -95,10 +95,10 @@ def write_checkpoint(
     folder, it does not come back with checkpoints and no definition.
     """
     final = folder / name_of_checkpoint(state)
-    if final.exists():
-        return final
     draft = folder / f"{WRITING}{secrets.token_hex(8)}"
     try:
+        if final.exists():
+            return final
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
         _check_room(folder, len(state.memory))
         draft.mkdir(mode=FOLDER_MODE)

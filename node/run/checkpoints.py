@@ -92,7 +92,11 @@ class Checkpoints:
         self.clean_up()
         written = datetime.now(UTC).isoformat(timespec="seconds")
         path = write_checkpoint(self.folder, state, model or {}, written)
-        paths = self.paths()
+        try:
+            paths = self.paths()
+        except OSError as error:
+            log.warning("older checkpoints were not removed: %s", error)
+            return path
         surplus = self.policy.surplus([_epoch(one) for one in paths])
         for one in paths:
             if _epoch(one) in surplus and one != path:

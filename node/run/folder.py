@@ -129,12 +129,15 @@ class RunFolder:
 
     def trouble(self) -> str:
         """Why this peer could not start from here again; empty if it could. Reads the disk."""
-        for file in (self.definition_file, self.signed_file):
-            if not file.is_file():
-                return f"{file} is gone: without it this peer cannot be started again"
-        checkpoints = self.checkpoints if self.checkpoints.exists() else self.path
-        if not os.access(checkpoints, os.W_OK | os.X_OK):
-            return f"{checkpoints} cannot be written to: no checkpoint can be kept"
+        try:
+            for file in (self.definition_file, self.signed_file):
+                if not file.is_file():
+                    return f"{file} is gone: without it this peer cannot be started again"
+            checkpoints = self.checkpoints if self.checkpoints.exists() else self.path
+            if not os.access(checkpoints, os.W_OK | os.X_OK):
+                return f"{checkpoints} cannot be written to: no checkpoint can be kept"
+        except OSError as error:  # of a network's disk that does not answer, or a card that broke
+            return f"{self.path} cannot be read: {error.strerror}"
         return ""
 
     def is_held(self) -> bool:

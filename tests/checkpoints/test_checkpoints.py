@@ -28,6 +28,7 @@ from node.run.checkpoint_file import (
     read_checkpoint,
 )
 from node.run.checkpoints import Checkpoints, KeepPolicy
+from node.run.folder import RunFolder
 from node.run.safetensors_file import BrokenFile, read_header
 from tests import forge
 from tests.checkpoints.states import state_of
@@ -318,3 +319,36 @@ def test_a_folder_that_is_a_file_says_so(tmp_path: Path) -> None:
     assert os.strerror(errno.EEXIST) in failed.value.why or "Not a dir" in failed.value.why
     assert Checkpoints(tmp_path / "file").newest() is None
     assert Checkpoints(tmp_path / "nothing").newest() is None
+
+
+def test_a_disk_that_fails_in_any_way_costs_a_checkpoint_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "kept")
+    checkpoints.save(state_of(1))
+
+    def fails(*_arguments: object, **_named: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for broken in ("exists", "mkdir"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, broken, fails)
+            with pytest.raises(CheckpointFailed, match="was not written"):
+                checkpoints.save(state_of(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "paths", fails)
+        assert checkpoints.save(state_of(2)).is_dir()
+    assert [one.name[:16] for one in checkpoints.paths()] == [
+        "epoch-0000000002",
+        "epoch-0000000001",
+    ]
+
+
+def test_a_disk_that_does_not_answer_is_a_trouble_of_the_folder_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_arguments: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "is_file", fails)
+    assert RunFolder(tmp_path).trouble() == f"{tmp_path} cannot be read: Input/output error"

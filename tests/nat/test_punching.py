@@ -280,6 +280,20 @@ async def test_many_attempts_that_fail_do_not_keep_another_peer_from_meeting(
 
 
 @simulated
+async def test_one_peer_that_says_nothing_takes_one_place(world: SimulatedWorld) -> None:
+    async with street(world) as here:
+        right = await here.home("right")
+        silent = await here.home("silent", Nat.SYMMETRIC, punches=False)
+        await silent.calls(right)
+        await trio.sleep(60)
+        refused = right.puncher.attempts[PunchOutcome.FLOOD]
+        for _ in range(4):
+            await silent.network.open(right.peer, DCUTR)
+            await trio.sleep(2 * LEAST_GAP_SECONDS)
+        assert right.puncher.attempts[PunchOutcome.FLOOD] == refused + 3
+
+
+@simulated
 async def test_a_relayed_link_that_was_there_before_becomes_direct_as_well(
     world: SimulatedWorld,
 ) -> None:

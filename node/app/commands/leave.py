@@ -6,13 +6,14 @@ import argparse
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from node.app.cli.interruption import KEEPING_SECONDS
 from node.app.cli.output import Output
 
 if TYPE_CHECKING:
     from node.app.cli.parser import Subparsers
     from node.core.places import Places
 
-ENDING_SECONDS = 8.0  # five are promised
+ENDING_SECONDS = KEEPING_SECONDS + 3.0  # and it may say nothing in all that time
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -20,7 +21,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "leave",
         help="leave the run, and end the node that trains",
         description="Make the node that trains in this home leave after the current round, as the "
-        "first Ctrl-C does, and wait until it has ended: five seconds at most. It prints how much "
+        "first Ctrl-C does, and wait until it has ended: five seconds at most, or up to 27 if it "
+        "keeps checkpoints, for the last one. It prints how much "
         "stays on the disk for the next time: the pass, records, what was seen of runs, and a "
         "partly downloaded state, which is removed when this home joins another run. Exit code 4 "
         "if no node trains here.",
