@@ -14,8 +14,9 @@ RETRY_SECONDS, as long as the link is still relayed.
 
 What a peer says is hostile. It could name other people's addresses, to make us send packets there.
 So at most MOST_DIALLED addresses are tried, only for a peer with a relayed link, once in
-LEAST_GAP_SECONDS for each, and for at most MOST_AT_ONCE peers at a time. A private address is
-tried only if our own outside address is private as well, and one of this machine only if ours is.
+LEAST_GAP_SECONDS for each, and at most MOST_AT_ONCE times at once, of which MOST_OF_A_PEER are for
+one peer. A private address is tried only if our own outside address is private as well, and one of
+this machine only if ours is.
 
 Both sides may drive at once, if each has asked a relay for a circuit to the other. Then the one
 with the smaller peer id does not answer, so that only one attempt goes on.
@@ -52,6 +53,7 @@ RETRY_SECONDS: Final = (0.5, 5.0, 60.0, 600.0)
 LONGEST_ROUND_TRIP_SECONDS: Final = 4.0
 MOST_DIALLED: Final = 4
 MOST_AT_ONCE: Final = 32
+MOST_OF_A_PEER: Final = 4  # an attempt that hangs does not keep it from trying again
 MOST_DRIVEN: Final = 256  # peers whose links are relayed now, most of them waiting for the next try
 LEAST_GAP_SECONDS: Final = 0.25
 PEERS_REMEMBERED: Final = 1024
@@ -122,7 +124,7 @@ class Puncher:
     ) -> None:
         self._network = network
         self._outside = outside
-        self._answering: set[PeerId] = set()
+        self._answering: Counter[PeerId] = Counter()
         self._last: dict[PeerId, float] = {}
         self._driving: dict[PeerId, trio.CancelScope] = {}
         self._attempting: set[PeerId] = set()
@@ -230,7 +232,7 @@ class Puncher:
             self.attempts[PunchOutcome.FLOOD] += 1
             stream.reset()
             return
-        self._answering.add(peer)
+        self._answering[peer] += 1
         try:
             with trio.fail_after(TALK_SECONDS):
                 said = await _read(stream, PunchType.CONNECT)
@@ -242,7 +244,7 @@ class Puncher:
                 await _read(stream, PunchType.SYNC)
             await self._connect(peer, addresses, PUNCH_SECONDS, initiates=True)
         finally:
-            self._answering.discard(peer)
+            self._answering -= Counter((peer,))
 
     def _may_answer(self, peer: PeerId) -> bool:
         now = trio.current_time()
@@ -250,7 +252,7 @@ class Puncher:
         self._last[peer] = now
         if len(self._last) > PEERS_REMEMBERED:
             del self._last[next(iter(self._last))]
-        free = peer not in self._answering and len(self._answering) < MOST_AT_ONCE
+        free = self._answering[peer] < MOST_OF_A_PEER and self._answering.total() < MOST_AT_ONCE
         if peer in self._attempting and self._network.peer_id < peer:
             return False  # both drive, and ours goes on
         return free and gap >= LEAST_GAP_SECONDS and self._is_relayed(peer)

@@ -21,6 +21,7 @@ from nat.punching import (
     LEAST_GAP_SECONDS,
     MOST_AT_ONCE,
     MOST_DIALLED,
+    MOST_OF_A_PEER,
     PEERS_REMEMBERED,
     PUNCH_SECONDS,
     RETRY_SECONDS,
@@ -280,17 +281,19 @@ async def test_many_attempts_that_fail_do_not_keep_another_peer_from_meeting(
 
 
 @simulated
-async def test_one_peer_that_says_nothing_takes_one_place(world: SimulatedWorld) -> None:
+async def test_one_peer_that_says_nothing_takes_few_places(world: SimulatedWorld) -> None:
     async with street(world) as here:
         right = await here.home("right")
         silent = await here.home("silent", Nat.SYMMETRIC, punches=False)
         await silent.calls(right)
         await trio.sleep(60)
         refused = right.puncher.attempts[PunchOutcome.FLOOD]
-        for _ in range(4):
+        for _ in range(MOST_OF_A_PEER + 3):
             await silent.network.open(right.peer, DCUTR)
             await trio.sleep(2 * LEAST_GAP_SECONDS)
         assert right.puncher.attempts[PunchOutcome.FLOOD] == refused + 3
+        await trio.sleep(TALK_SECONDS)
+        assert not right.puncher._answering, "and gives them back"
 
 
 @simulated
@@ -327,7 +330,7 @@ async def test_a_link_that_is_lost_in_an_attempt_leaves_nothing_and_a_new_one_is
         assert left.network.punching == right.network.punching == {}
         assert not right.puncher._driving
         assert not right.puncher._attempting
-        assert not left.puncher._at_once
+        assert not left.puncher._answering.total()
         asked = len(right.asked_outside_at)
         await left.calls(right)
         await trio.sleep(LATENCY_SECONDS)
@@ -365,7 +368,7 @@ async def test_garbage_ends_its_stream_and_the_next_attempt_succeeds(
         await trio.sleep(1)
         took = await _call_for(left, right, raw)
         assert took == pytest.approx(seconds, abs=5 * LATENCY_SECONDS)
-        assert right.puncher._at_once == 0
+        assert right.puncher._answering.total() == 0
         other = await here.home("other")
         await other.calls(right)
         await trio.sleep(2)
@@ -399,8 +402,8 @@ async def test_a_flood_of_calls_is_answered_once_in_a_while(world: SimulatedWorl
                 for _ in range(10):
                     nursery.start_soon(left.network.open, right.peer, DCUTR)
             await trio.sleep(LEAST_GAP_SECONDS)
-        assert right.puncher._at_once == 8
-        assert right.puncher.attempts[PunchOutcome.FLOOD] == 8 * 9
+        assert right.puncher._answering.total() == MOST_OF_A_PEER
+        assert right.puncher.attempts[PunchOutcome.FLOOD] == 8 * 10 - MOST_OF_A_PEER
 
 
 @simulated
