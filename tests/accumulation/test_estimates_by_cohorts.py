@@ -13,6 +13,7 @@ from protocols.accumulation.claims import CohortPlace, Credit
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.progress import (
     ASKED_SECONDS,
+    LONG_STEP_SECONDS,
     LONGEST_READ_SECONDS,
     Estimate,
     Known,
@@ -660,3 +661,50 @@ def test_what_a_head_told_in_the_last_step_counts_by_its_rate_until_it_tells_aga
     assert found.cohort.heads == set(HEADS) - {head}, "they made that step, too"
     assert found.holders == set(HEADS)
     assert found.fork is None
+
+
+def almost(me: PeerId, samples: int) -> dict[PeerId, Seen]:
+    """All peers wait, and have so many samples together with this one."""
+    missing = samples - 10 * len(cohort(cohort_of(RUN, me, COUNT)))
+    parts = [missing // 3, missing // 3, missing - 2 * (missing // 3)]
+    idle = msgspec.structs.replace(SUM, samples_per_second=0.0, batch=0, batch_seconds=0.0)
+    others = [number for number, head in enumerate(HEADS) if head not in cohort(1)]
+    sums = {
+        f"of_{number}": msgspec.structs.replace(idle, samples=part)
+        for number, part in zip(others, parts, strict=True)
+    }
+    return seen_at(me, **sums)
+
+
+def test_no_batch_is_begun_for_the_last_hundredth_of_a_step() -> None:
+    me = cohort(1)[2]
+    found = view(me, almost(me, TARGET - 5))
+    assert (found.samples, found.slack) == (TARGET - 5, 5)
+    assert found.is_due
+    assert not found.wants_batch_after(10)
+
+
+def test_for_more_than_a_hundredth_or_two_somebody_begins_a_batch() -> None:
+    found = {me: view(me, almost(me, TARGET - 9)) for me in cohort(1)}
+    assert not any(one.slack or one.is_due for one in found.values())
+    assert any(one.wants_batch_after(10) for one in found.values())
+
+
+def test_a_step_of_one_group_has_the_whole_target() -> None:
+    mine = msgspec.structs.replace(OWN, samples=TARGET - 5, cohorts=1)
+    known = Known(Credit(), me=PEERS[0], epoch_began=-1.0)
+    found = estimate({}, mine, SETTINGS, 0.0, known)
+    assert not found.slack
+    assert not found.is_due
+    assert found.wants_batch_after(TARGET - 5)
+
+
+def test_lists_wait_for_newcomers_that_follow_only_if_steps_are_short() -> None:
+    me, newcomer = cohort(1)[2], cohort(1)[3]
+    behind = msgspec.structs.replace(OWN, epoch=OWN.epoch - 1, samples=0, follows=True)
+    seen = seen_at(me) | {newcomer: Seen(behind, 0.0)}
+    for seconds, followers in ((LONG_STEP_SECONDS - 0.1, {newcomer}), (LONG_STEP_SECONDS, set())):
+        known = was_in_step(me, may_wait_for_follower=True, step_seconds=seconds)
+        found = view(me, seen, known)
+        assert found.followers == followers
+        assert found.expected == len(cohort(1)) - 1 + len(followers)

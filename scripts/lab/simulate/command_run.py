@@ -50,7 +50,8 @@ FIGURES = {
     "ended after they came; newcomer_steps says for each in "
     "which step it was, and newcomers_never_in how many saw "
     "both and were in none",
-    "commit_s_p50, …_max": "from the sample that completes the target batch to a peer's step",
+    "commit_s_p50, …_max": "from the sample that completes the target batch, or the step's samples "
+    "if these are fewer, to a peer's step",
     "calls_per_s_p50": "calls of one peer to the directory",
     "sent_bytes_per_s_p50": "all bytes that one peer sends; control_bytes_per_s_p50 is without the "
     "values that it sends in rounds, and hottest_bytes_per_s for the peer that sent the most",

@@ -457,10 +457,11 @@ class _Run:
         batches = sorted(
             batch for one in self.peers for batch in one.batches if batch.epoch == epoch.number - 1
         )
+        enough = min(self.plan.target_samples, epoch.samples)
         together, reached = 0, epoch.first_at
         for batch in batches:
             together, reached = together + batch.samples, batch.at
-            if together >= self.plan.target_samples:
+            if together >= enough:
                 break
         return [at - reached for at in epoch.made_at]
 
