@@ -170,10 +170,12 @@ class Revocations:
 
     def refuses(self, token: Token) -> bool:
         """Whether the token was revoked, by its serial, its peer or its user."""
-        return (
-            token.serial in self._serials
-            or token.issued_ms < self._peers.get(token.peer, 0)
-            or token.issued_ms < self._names.get(token.username, 0)
+        return token.serial in self._serials or self.refuses_its_owner(token)
+
+    def refuses_its_owner(self, token: Token) -> bool:
+        """Whether its peer or its user was revoked, so that no other token of it counts either."""
+        return token.issued_ms < max(
+            self._peers.get(token.peer, 0), self._names.get(token.username, 0)
         )
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ import trio
 from auth.keyring import endorse
 from auth.keys import SigningKey
 from auth.refusals import Reason
-from auth.revocations import NameEntry, PeerEntry
+from auth.revocations import NameEntry, PeerEntry, SerialEntry
 from auth.roles import Role
 from nat import messages
 from nat.messages import Status
@@ -547,6 +547,23 @@ async def test_a_node_that_finds_itself_revoked_is_out(run: Run) -> None:
                 await trio.sleep_forever()
     assert ended.value.subgroup(MembershipEnded) is not None
     assert failure_of(ended.value).what.endswith("Access was revoked.")
+
+
+async def test_a_node_whose_one_token_was_revoked_outlives_an_outage_and_gets_the_next(
+    run: Run,
+) -> None:
+    async with run.nodes("alice") as (alice,):
+        membership = alice.membership
+        assert membership is not None
+        granting = run.impostor.answers["/v1/renew"]
+        run.impostor.answers["/v1/renew"] = lambda *_: response("503 Down")
+        serial = membership.token.serial
+        entry = SerialEntry(serial, int(time.time() * 1000), FAR_FUTURE_MS)
+        membership.following.take(run.impostor.revoke(1, entry))
+        await eventually(lambda: "503" in alice.status().membership.trouble)
+        run.impostor.answers["/v1/renew"] = granting
+        membership.renew_within(0.0)
+        await eventually(lambda: membership.token.serial > serial)
 
 
 @pytest.mark.soak

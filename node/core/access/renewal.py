@@ -156,7 +156,7 @@ async def _renew(membership: Membership, client: AuthClient) -> None:
     except AccessDenied as denied:
         raise await _ended(membership, denied) from None
     except (Outage, PotluckError, AuthError) as error:
-        if membership.is_revoked:
+        if membership.following.revocations.refuses_its_owner(membership.token):
             # no peer accepts our token, and no server can give us another
             raise await _ended(membership, AccessRefused(Reason.REVOKED)) from None
         _note_outage(membership, error)
