@@ -462,6 +462,7 @@ class ExpertHost:
             elif self._withdrawn:
                 with trio.move_on_after(RESUMING_SECONDS):
                     await self._lose_what_others_host()
+                    await self._lose_what_went_on_elsewhere()
             self._withdrawn = self.runtime.paused = self._pauses
             self._hosts_changed.set()
 
@@ -475,6 +476,23 @@ class ExpertHost:
                 if any(host.peer != self._me for host in below[uid.parent].get(uid.cells[-1], ()))
             ]
         )
+
+    async def _lose_what_went_on_elsewhere(self) -> None:
+        """Another server may have taken an expert over meanwhile, trained it on, and left. Its copy
+        would be replaced by what this one had before, so this one gives the expert up. Whoever
+        takes it then begins with the newest copy."""
+        limit = trio.CapacityLimiter(TAKEN_AT_ONCE)
+
+        async def look(uid: Uid, one: _Hosted) -> None:
+            async with limit:
+                offers, _ = await self._offers(uid)
+            if any(offer.steps > one.backend.statistics.steps for offer in offers.values()):
+                log.info("%s was trained on elsewhere while this server was paused", uid)
+                self._lose([uid])
+
+        async with trio.open_nursery() as nursery:
+            for uid, one in self._hosted.items():
+                nursery.start_soon(look, uid, one)
 
     async def _keep_taking(self) -> None:
         await self._directory.joined()

@@ -378,6 +378,31 @@ async def test_a_server_that_is_paused_loses_no_step_and_has_none_of_its_experts
     assert not set(paused.uids()) & set(experts)
 
 
+@pytest.mark.slow
+@staged
+async def test_what_another_server_has_trained_on_and_left_is_not_replaced_by_what_was_before(
+    cast: Cast,
+) -> None:
+    keepers = [await cast.server(1, [GRID.at(number)]) for number in range(2)]
+    paused, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await paused.hosting(1)
+    await trainer.train(paused, UID, steps=3)
+    await saved(paused)
+    paused.host.pause()
+    other = await cast.server(1, [UID])
+    await other.hosting(1, within_seconds=2 * MINUTE)
+    await trainer.train(other, UID, steps=20)
+    await saved(other)
+    await other.leave()
+    assert {one.host._store.find(UID).steps for one in keepers} == {23}
+    paused.host.resume()
+    await until(
+        lambda: paused.host.hosted() != () and paused.host.hosted()[0].steps == 23, 2 * MINUTE
+    )
+    assert paused.told(ExpertLost) == [ExpertLost(UID)]
+    assert origins(paused)[UID] == ("taken over", 23)
+
+
 @staged
 async def test_a_server_that_was_paused_for_a_moment_goes_on(cast: Cast) -> None:
     server, trainer = await cast.server(1, [UID]), await cast.trainer()
