@@ -51,8 +51,10 @@ AWAY_DELAY_SECONDS: Final = 8.0
 AWAY_DELAY_WITH_A_PLACE_SECONDS: Final = 60.0
 JITTER: Final = 0.5  # of a delay
 NO_RELAY_SECONDS: Final = 1800.0  # for a peer that does not serve the protocol
+STARTING_SECONDS: Final = 15.0  # the first time: a relay that starts listens before it serves it
 MOST_CANDIDATES: Final = 64
 ADDRESSES_PER_RELAY: Final = 3
+NO_RELAY: Final = "it is no relay"
 
 log = logging.getLogger("potluck.nat")
 
@@ -328,7 +330,8 @@ class Reservations:
             with trio.fail_after(TALK_SECONDS):
                 reservation = await reserve(self._network, relay)
         except ProtocolNotServed:
-            self._failed(relay, "it is no relay", NO_RELAY_SECONDS)
+            is_first = self._choice.why.get(relay) != NO_RELAY
+            self._failed(relay, NO_RELAY, STARTING_SECONDS if is_first else NO_RELAY_SECONDS)
         except trio.TooSlowError:
             self._failed(relay, f"it did not answer within {TALK_SECONDS:g} s")
         except (PotluckError, trio.BrokenResourceError) as error:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from nat import messages
 from nat.messages import LONGEST_MESSAGE_BYTES, Hop, HopType, Status
 from nat.relay_limits import RelayLimits
-from nat.relaying import HOP, TALK_SECONDS
+from nat.relaying import HOP, TALK_SECONDS, Relay
 from nat.reservations import (
     ADDRESSES_PER_RELAY,
     AWAY_DELAY_SECONDS,
@@ -27,6 +27,7 @@ from nat.reservations import (
     NO_RELAY_SECONDS,
     SHORTEST_SECONDS,
     SLOW_SECONDS,
+    STARTING_SECONDS,
     WANTED,
     RelayChoice,
     Reservation,
@@ -647,6 +648,21 @@ async def test_a_relay_that_answers_badly_costs_no_place_elsewhere(
         assert home.relays == {hub.peer for hub in hubs}
         await trio.sleep(600)
         assert home.relays == {hub.peer for hub in hubs}
+
+
+@simulated
+async def test_a_relay_that_is_just_starting_is_asked_again_soon(world: SimulatedWorld) -> None:
+    network = world.add_node("starting")
+    starting = Hub(world, network, None)  # type: ignore[arg-type]  # it has no relay yet
+    home = Home(world, lambda: [starting])
+    await trio.sleep(2)
+    assert home.reservations.why_none() == f"{starting.peer}: it is no relay"
+    relay = Relay(network, RelayLimits())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(relay.run)
+        await trio.sleep(STARTING_SECONDS)
+        assert home.relays == {starting.peer}
+        nursery.cancel_scope.cancel()
 
 
 @simulated
