@@ -215,6 +215,7 @@ class Connectivity:
     def network_changed(self) -> None:
         """The machine has another address, or slept, or its router forgot: look again at once."""
         self._verdicts.forget()
+        self._judged = ()
         self._contacted.clear()
         self._listening = _Seen()
         self.reservations.look_again()

@@ -1,8 +1,8 @@
 """The model of a checkpoint in formats that other programs read.
 
 The output appears whole under its name, or not at all: it is written next to its place and renamed.
-Of what was there before, only a file, or a folder that an earlier export wrote, is replaced. A
-folder with anything else in it may be somebody's home.
+Of what was there before, only a file, or a folder with nothing but an exported model in it, is
+replaced. Any other folder may be somebody's home.
 
 `torch` files are zipped pickles, which is how torch itself keeps tensors. They are only written
 here, never read.
@@ -56,10 +56,11 @@ def export_checkpoint(
     if output is None:
         run = _UNSAFE.sub("-", state.run).strip(".-") or "model"
         output = Path(f"{run}-epoch-{state.epoch}{SUFFIX[format]}")
-    if _is_folder(output) and not (format == "hf" and _is_export(output)):
+    is_export = format == "hf" and output.name not in ("", "..") and _is_export(output)
+    if _is_folder(output) and not is_export:
         raise WrongUse(
             f"{output} is a folder.",
-            why="No folder is removed, except one that an export with --format hf has written.",
+            why="No folder is removed, except one with nothing but an export of --format hf in it.",
             advice=f"Choose another --output: {output / f'model{SUFFIX[format]}'}, for example.",
         )
     if os.path.lexists(output) and not force:
@@ -144,7 +145,10 @@ def _is_folder(path: Path) -> bool:
 
 
 def _is_export(folder: Path) -> bool:
-    return {one.name for one in folder.iterdir()} <= {CONFIG_FILE, TENSORS_FILE}
+    try:
+        return {one.name for one in folder.iterdir()} == {CONFIG_FILE, TENSORS_FILE}
+    except OSError:  # no folder, or one that may not be read
+        return False
 
 
 def _remove_export(folder: Path) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -219,8 +219,13 @@ class SlotReader:
         return state.is_replica_of(key, target)
 
     def _in(self, view: View) -> list[Slot]:
-        now_ms = self._state.now_ms()
-        return [slot for slot in view.slots.values() if slot.expires > now_ms]
+        """Those that count now. A publisher may have been revoked since its slot was read."""
+        now_ms, may_publish = self._state.now_ms(), self._state.may_publish
+        return [
+            slot
+            for slot in view.slots.values()
+            if slot.expires > now_ms and may_publish(slot.publisher)
+        ]
 
     def _published(self, key: str) -> list[Slot]:
         published = self._state.publisher.slot_of(key)
@@ -309,7 +314,7 @@ class SlotReader:
             rest, brought = [], 0
             for (operation, names), found in zip(some, answers, strict=True):
                 await self._take(contact, operation, found.slots[: len(names)])
-                missing = operation.view.missing(names)
+                missing = operation.view.missing(names, contact)
                 brought += len(names) - len(missing)
                 if found.more and missing:
                     rest.append((operation, missing))
@@ -341,17 +346,20 @@ class SlotReader:
     async def _take(
         self, contact: Contact, operation: SlotRead, slots: Sequence[Slot]
     ) -> dict[bytes, None]:
-        """Check and take the slots that a peer sent; return the names of the valid ones."""
+        """Check and take the slots that a peer sent; return the names of the valid ones, and of
+        those of strangers, which another peer may vouch for."""
         state = self._state
         taken: dict[bytes, None] = {}
-        await self._have_vouched(contact, slots)
+        without = await self._have_vouched(contact, slots)
         now_ms = state.now_ms()
         for place, slot in enumerate(slots):
             if place and place % SLOTS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             if not state.may_publish(slot.publisher):
                 state.counts.strangers_slots_read += 1
-                operation.view.pass_over(slot)
+                taken[prefix_of_slot(slot)] = None
+                if slot.publisher in without:
+                    operation.view.pass_over(contact, slot)
                 continue
             try:
                 state.check(slot, now_ms)
@@ -369,16 +377,18 @@ class SlotReader:
                 taken[prefix_of_slot(slot)] = None
         return taken
 
-    async def _have_vouched(self, contact: Contact, slots: Sequence[Slot]) -> None:
-        """Ask a peer to show that strangers of whom it has sent slots may take part."""
+    async def _have_vouched(self, contact: Contact, slots: Sequence[Slot]) -> Collection[bytes]:
+        """Ask a peer to show that strangers of whom it has sent slots may take part. Returns those
+        for whom it has answered that it cannot."""
         publishers = sorted({one.publisher for one in slots})
         strangers = [one for one in publishers if not self._state.may_publish(one)]
         if not strangers:
-            return
+            return ()
         try:
-            await self._requester.vouch(contact, strangers)
+            return frozenset(await self._requester.vouch(contact, strangers))
         except PotluckError as error:
             log.debug("%s vouches for nobody: %s", contact.peer, error)
+            return ()
 
 
 # A node's memory of a key that it reads repeatedly. Pure: no I/O.
@@ -386,7 +396,7 @@ class SlotReader:
 #     view = views.of(key)
 #     view.take(slot)                                  # it has been checked
 #     view.turn(replicas, 5, now, chance)              # the order in which to ask the replicas
-#     view.missing(names)                              # of what a replica has named
+#     view.missing(names, contact)                     # of what a replica has named
 #
 # Reading a key again should cost only what has changed under it. So a view keeps the slots that
 # were read and, for each replica, the cursor up to which its changes are known. A look asks two
@@ -437,6 +447,8 @@ class View:
         """Replicas that have failed or were slow since the last survey."""
         self._surveyed_at = float("-inf")
         self._names: set[bytes] = set()
+        self._unvouched: set[tuple[int, bytes]] = set()
+        """Replicas, with slots of publishers for whom they cannot vouch."""
         self._source: int | None = None
         self._witness: int | None = None
         self._source_is_new = True
@@ -464,26 +476,35 @@ class View:
             return
         if held is None or supersedes(slot, held):
             self.slots[slot.publisher] = slot
-        self.pass_over(slot)
-
-    def pass_over(self, slot: Slot) -> None:
-        """Do not ask for this slot again."""
         self._names.add(prefix_of_slot(slot))
         if len(self._names) > len(self.slots) + OLD_NAMES_KEPT:
             self._names = set(map(prefix_of_slot, self.slots.values()))
+
+    def pass_over(self, contact: Contact, slot: Slot) -> None:
+        """This replica cannot show that the publisher may take part: do not ask it for this slot
+        again before the next survey. Others are asked."""
+        if len(self._unvouched) >= OLD_NAMES_KEPT:
+            self._unvouched.clear()
+        self._unvouched.add((contact.node_id, prefix_of_slot(slot)))
 
     def expire(self, now_ms: int) -> None:
         for publisher in [one.publisher for one in self.slots.values() if one.expires <= now_ms]:
             del self.slots[publisher]
 
-    def missing(self, names: Iterable[bytes]) -> list[bytes]:
-        """The names of slots that this node has never had."""
-        return [name for name in names if name not in self._names]
+    def missing(self, names: Iterable[bytes], contact: Contact) -> list[bytes]:
+        """The names of slots that this node has never had, and may have from this replica."""
+        passed = self._unvouched
+        return [
+            name
+            for name in names
+            if name not in self._names and not (passed and (contact.node_id, name) in passed)
+        ]
 
     def surveyed(self, replicas: Sequence[Contact], now: float) -> None:
         """A survey has found these replicas."""
         self._surveyed, self._surveyed_at = {one.node_id: one for one in replicas}, now
         self._failed = set()
+        self._unvouched.clear()
         self.cursors = {one: at for one, at in self.cursors.items() if one in self._surveyed}
 
     @property
@@ -660,7 +681,7 @@ class SlotRead(Operation):
 
     def missing_at(self, reply: ReplicaReply) -> list[bytes]:
         """The slots that this replica has named and no replica has sent."""
-        return self.view.missing(reply.names)
+        return self.view.missing(reply.names, reply.contact)
 
     def end(self) -> None:
         """Store the cursors of the replicas whose slots are all here."""

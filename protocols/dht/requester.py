@@ -86,17 +86,22 @@ class Requester:
         sender = self._acquaintances.introduction_for(contact.peer)
         return await self._ask(contact, GREET, GreetRequest(sender))
 
-    async def vouch(self, contact: Contact, publishers: Sequence[bytes]) -> None:
-        """Have this peer show the tokens of these publishers, as far as it can."""
+    async def vouch(self, contact: Contact, publishers: Sequence[bytes]) -> Sequence[bytes]:
+        """Have this peer show the tokens of these publishers. Returns those of them for whom it has
+        answered that it cannot."""
         state = self._state
+        without: list[bytes] = []
         for start in range(0, len(publishers), VOUCHED_AT_ONCE):
             some = publishers[start : start + VOUCHED_AT_ONCE]
             request = VouchRequest(tuple(some))
             seconds = state.settings.call_seconds
             response = await state.rpc.call(contact.peer, VOUCH, request, timeout=seconds)
             state.rpc.guard.vouched(response.tokens)
-            if not any(map(state.may_publish, some)):
-                return  # it cannot, or they are invented
+            strangers = [one for one in some if not state.may_publish(one)]
+            without += strangers
+            if len(strangers) == len(some):
+                break  # most of them are invented
+        return without
 
     async def probe(self, contact: Contact) -> None:
         """Find out whether a peer still answers, and update the routing table.

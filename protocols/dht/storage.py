@@ -2,7 +2,8 @@
 
 `store` takes a slot that is well-formed, signed by its publisher, of a declared family and type,
 newer than the one here, and within every limit. Anything else is a `SlotRefused` with the reason.
-No slot is evicted for a new one: a slot stays until it expires or its publisher replaces it.
+No slot is evicted for a new one: a slot stays until it expires or its publisher replaces it. (A
+family may make an exception for what outranks another slot, as the newest revocations do.)
 (Cached copies are separate, in `SlotCache`, and follow the opposite rule.)
 
 A replaced slot cannot come back. A publisher may replace a slot that lives for a day by one that
@@ -471,7 +472,7 @@ class Storage:
         try:
             counted_for = self._check_room(slot, family, under_key, record, sender)
         except SlotRefused as refused:
-            if refused.refusal not in FULL_KEY or not self._take_a_place(slot, family):
+            if refused.refusal not in FULL_KEY or not self._take_a_place(slot, family, record):
                 raise
             under_key = self._keys.get(slot.key)
             counted_for = self._check_room(slot, family, under_key, record, sender)
@@ -680,18 +681,23 @@ class Storage:
         self._keys[record.key].size += size
         self._quotas.add(record.publisher, record.share, size)
 
-    def _take_a_place(self, slot: Slot, family: Family) -> bool:
-        """Whether a slot that this one outranks was dropped from its full key."""
+    def _take_a_place(self, slot: Slot, family: Family, record: Record | None) -> bool:
+        """Whether a slot of another publisher, which this one outranks, was dropped from its full
+        key. SlotRefused, and nothing is dropped, if there is no room for it elsewhere."""
         if family.outranks is None or slot.withdrawn:
             return False
         check_value(family, slot)
         self.verified.check(slot)
-        value = family.decode(slot.value)
-        for record in self._keys[slot.key].records.values():
-            other = record.slot
+        growth = slot_bytes(slot) - (0 if record is None else record.size)
+        self._quotas.check(slot, growth, is_new=record is None)
+        value, under_key = family.decode(slot.value), self._keys[slot.key]
+        for one in under_key.records.values():
+            if one is record or under_key.size - one.size + growth > family.bytes_per_key:
+                continue
+            other = one.slot
             held = None if other is None or other.withdrawn else family.decode(other.value)
             if family.outranks(value, held):
-                self._drop(record)
+                self._drop(one)
                 return True
         return False
 

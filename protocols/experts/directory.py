@@ -252,6 +252,8 @@ class ExpertDirectory:
         self._reading: dict[Uid, trio.Event] = {}
         self._last_heard = BoundedMap[PeerId, int](REMEMBERED_SERVERS)
         self._forgotten = BoundedMap[PeerId, int](REMEMBERED_SERVERS)
+        self._said_of = 0
+        """Of how many experts it was said that some are not announced."""
 
     def of_copies(self) -> ExpertDirectory:
         """The directory of the copies that servers of this run keep."""
@@ -326,7 +328,8 @@ class ExpertDirectory:
             if len(with_it) <= most:
                 chosen.add(uid)
                 prefixes = with_it
-        if len(chosen) < len(uids):
+        if len(chosen) < len(uids) != self._said_of:
+            self._said_of = len(uids)
             log.warning(
                 "%d of %d experts are not announced: a server may have slots under %d prefixes.",
                 *(len(uids) - len(chosen), len(uids), most),

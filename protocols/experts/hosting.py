@@ -30,7 +30,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -52,10 +52,11 @@ from protocols.experts.copies import (
 )
 from protocols.experts.directory import (
     CACHED_SECONDS,
+    MOST_RECORDS,
     ExpertDirectory,
     in_order_of_claim,
 )
-from protocols.experts.grid import ExpertGrid, Uid, WrongUid
+from protocols.experts.grid import MOST_DIMENSIONS, ExpertGrid, Uid, WrongUid
 from protocols.experts.keepers import (
     KEEPERS,
     LEAST_KEEPERS,
@@ -71,6 +72,7 @@ from protocols.experts.keepers import (
     push,
     rank,
 )
+from protocols.experts.messages import MOST_INFOS
 from protocols.experts.runtime import ExpertBackend, Runtime, open_runtime
 from protocols.experts.server import serve_experts
 from protocols.identity import PeerId
@@ -97,10 +99,11 @@ still take its experts over within a minute."""
 RESUMING_SECONDS: Final = 5.0  # to see which experts others have taken over meanwhile
 
 TAKEN_AT_ONCE: Final = 4  # experts: each takes memory twice for a moment, and a transfer
-FETCHING_SECONDS: Final = 600.0  # for all tries to get the copy of one expert
+FETCHING_SECONDS: Final = 1800.0  # for all tries to get the copy of one expert
 MOST_FAILED_FETCHES: Final = 3  # of a copy at a keeper that does not answer
-MOST_BUSY_FETCHES: Final = 10  # at one that is busy each time
-FAILED_FETCHES: Final = 0.999  # as a share of these: then experts begin without it
+BUSY_SECONDS: Final = 1800.0
+"""One that says for so long, at each question what copies it has, that it is busy, has none. It
+takes no work to say that, and it would prevent new experts for ever."""
 SETTLING_SECONDS: Final = 2 * CACHED_SECONDS
 """Before a new host sends copies: keepers must have heard that it hosts the expert."""
 STALE_COPY_SECONDS: Final = 900.0
@@ -341,7 +344,9 @@ class ExpertHost:
         self._pauses = self._withdrawn = False
         self._vacancies = Vacancies(self._me)
         self._sending = SendingShare(settings.checkpoint_seconds)
-        self._failed_fetches = BoundedMap[tuple[Uid, PeerId], float](REMEMBERED)
+        self._failed_fetches = BoundedMap[tuple[Uid, PeerId], int](REMEMBERED)
+        self._busy_since = BoundedMap[PeerId, float](REMEMBERED)
+        """Keepers that were busy at each question since then."""
         self._renewed_at: dict[Uid, float] = {}
         self._hosts_changed, self._copies_changed = _Signal(), _Signal()
         self._saves_changed, self._pause_changed = _Signal(), _Signal()
@@ -481,18 +486,35 @@ class ExpertHost:
         """Another server may have taken an expert over meanwhile, trained it on, and left. Its copy
         would be replaced by what this one had before, so this one gives the expert up. Whoever
         takes it then begins with the newest copy."""
-        limit = trio.CapacityLimiter(TAKEN_AT_ONCE)
+        servers = await self._servers()
+        likely: dict[PeerId, list[Uid]] = {}
+        for uid in self._hosted:
+            for peer in keepers_of(uid, servers)[:MOST_TRIES]:
+                if peer != self._me:
+                    likely.setdefault(peer, []).append(uid)
 
-        async def look(uid: Uid, one: _Hosted) -> None:
-            async with limit:
-                offers, _ = await self._offers(uid)
-            if any(offer.steps > one.backend.statistics.steps for offer in offers.values()):
-                log.info("%s was trained on elsewhere while this server was paused", uid)
-                self._lose([uid])
+        async def ask(peer: PeerId, uids: Sequence[Uid]) -> None:
+            with suppress(PotluckError):
+                self._lose(
+                    uid
+                    for uid, offer in (await ask_offers(self._rpc, peer, uids)).items()
+                    if self._is_behind(uid, offer.steps)
+                )
 
         async with trio.open_nursery() as nursery:
-            for uid, one in self._hosted.items():
-                nursery.start_soon(look, uid, one)
+            for peer, uids in likely.items():
+                for start in range(0, len(uids), MOST_INFOS):
+                    nursery.start_soon(ask, peer, uids[start : start + MOST_INFOS])
+
+    def _is_behind(self, uid: Uid, steps: int) -> bool:
+        """Whether there is a copy with more steps than the expert has here, all of which are saved
+        here as well."""
+        one, own = self._hosted.get(uid), self._store.find(uid)
+        if one is None or steps <= one.backend.statistics.steps:
+            return False
+        return not one.backend.statistics.steps or (
+            own is not None and own.steps == one.backend.statistics.steps
+        )
 
     async def _keep_taking(self) -> None:
         await self._directory.joined()
@@ -545,7 +567,11 @@ class ExpertHost:
     # -- taking experts
 
     def _room(self) -> int:
+        """For how many more experts there is room here, and in the directory."""
         if self.paused or self._leaving:
+            return 0
+        prefixes = {one for uid in (*self._hosted, *self._taking) for one in uid.prefixes()}
+        if len(prefixes) > MOST_RECORDS - MOST_DIMENSIONS:
             return 0
         return self._settings.most_experts - len(self._hosted) - len(self._taking)
 
@@ -645,9 +671,14 @@ class ExpertHost:
         async def ask(peer: PeerId) -> None:
             try:
                 found = await ask_offers(self._rpc, peer, [uid])
+            except Busy:
+                now = trio.current_time()
+                since = self._busy_since[peer] = self._busy_since.get(peer, now)
+                failed.append(now - since >= BUSY_SECONDS)
             except PotluckError as error:
                 failed.append(self._note_failure(uid, peer, error))
             else:
+                self._busy_since.pop(peer, None)
                 offers.update({peer: found[uid]} if uid in found else {})
 
         async with trio.open_nursery() as nursery:
@@ -658,10 +689,10 @@ class ExpertHost:
     def _note_failure(self, uid: Uid, peer: PeerId, error: PotluckError) -> bool:
         """Whether to go on without this keeper, because it has failed too often."""
         log.info("no copy of %s from %s: %s", uid, peer, error)
-        share = 1 / MOST_BUSY_FETCHES if isinstance(error, Busy) else 1 / MOST_FAILED_FETCHES
-        failures = self._failed_fetches.get((uid, peer), 0.0) + share
-        self._failed_fetches[uid, peer] = failures
-        return failures >= FAILED_FETCHES
+        if isinstance(error, Busy):  # the keeper, or the disk here
+            return False
+        self._failed_fetches[uid, peer] = failures = self._failed_fetches.get((uid, peer), 0) + 1
+        return failures >= MOST_FAILED_FETCHES
 
     async def _other_hosts(self, uid: Uid, *, anew: bool = False) -> list[PeerId]:
         """The other servers that host this expert, the one that keeps it first."""

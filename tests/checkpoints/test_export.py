@@ -116,6 +116,10 @@ def test_a_gpt_becomes_a_folder_for_transformers(
     assert config["model_type"] == "gpt2"
     loaded = load_file(tmp_path / "gpt" / "model.safetensors")
     assert any("wte" in name for name in loaded)
+    monkeypatch.chdir(tmp_path / "gpt")
+    here = ["export", "../kept", "--format", "hf", "--force", "--output", "."]
+    assert main(here) == 2, "it would remove the folder that one is in"
+    monkeypatch.chdir(tmp_path)
     again = ["export", "kept", "--format", "hf", "--output", "gpt"]
     assert main(again) == 2
     (tmp_path / "gpt" / "config.json").write_text("of an older export")

@@ -447,3 +447,25 @@ def test_what_outranks_another_slot_has_a_place_under_a_full_key() -> None:
     values = [msgspec.msgpack.decode(one.value) for one in storage.get("list/a", NOW)]
     assert values == ["newest"] * 3
     assert refusal(storage, note(publisher(5), "list/a", "newest")) is SlotRefusal.SLOTS_PER_KEY
+
+
+def test_nothing_is_dropped_for_its_own_publisher_or_for_what_has_no_room_elsewhere() -> None:
+    def outranks(value: str, other: str | None) -> bool:
+        return value.startswith("new") and not (other or "").startswith("new")
+
+    families = Families(
+        [Family("list", str, 60_000, slots_per_key=2, bytes_per_key=110_000, outranks=outranks)]
+    )
+    storage = Storage(families, StorageLimits(bytes_per_publisher=100_000))
+    large = "new" + "x" * 50_000
+    for number, value in enumerate(("new" + "y" * 55_000, "old" + "z" * 40_000)):
+        assert storage.store(note(publisher(number), "list/a", value), NOW) is Stored.NEW
+    before, size = len(storage), storage.total_bytes
+    own = note(publisher(1), "list/a", "new" + "w" * 59_000, sequence=NOW + 1)
+    assert refusal(storage, own) is SlotRefusal.BYTES_PER_KEY
+    assert (len(storage), storage.total_bytes) == (before, size)
+    assert storage.store(note(publisher(2), "list/b", large), NOW) is Stored.NEW
+    assert refusal(storage, note(publisher(2), "list/a", large)) is SlotRefusal.BYTES_PER_PUBLISHER
+    assert storage.slot_of("list/a", publisher(1).public_key, NOW) is not None
+    assert storage.store(note(publisher(3), "list/a", large), NOW) is Stored.NEW
+    assert storage.slot_of("list/a", publisher(1).public_key, NOW) is None

@@ -30,6 +30,7 @@ from protocols.experts import (
 from protocols.experts.copies import CopyForm, CopyStore, KeptCopy, WrongCopy, take_snapshot
 from protocols.experts.directory import CACHED_SECONDS, LEAVING_SECONDS, MOST_COPY_RECORDS
 from protocols.experts.hosting import (
+    BUSY_SECONDS,
     LONGEST_WAIT_SECONDS,
     STALE_COPY_SECONDS,
     SWEEP_SECONDS,
@@ -833,8 +834,36 @@ async def test_a_server_that_is_always_busy_does_not_prevent_new_experts(cast: C
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hosting, "ask_offers", asked)
         fresh = await cast.server(1, [UID])
-        await fresh.hosting(1, within_seconds=10 * MINUTE)
+        await trio.sleep(BUSY_SECONDS / 2)
+        assert not fresh.uids(), "it may have a copy"
+        await fresh.hosting(1, within_seconds=BUSY_SECONDS)
     assert origins(fresh)[UID] == ("new", 0)
+
+
+@pytest.mark.slow
+@staged
+async def test_an_expert_does_not_begin_anew_because_its_copy_cannot_be_written_here(
+    cast: Cast,
+) -> None:
+    await cast.server(1, [GRID.at(0)])
+    dying, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await dying.hosting(1)
+    await trainer.train(dying, UID, steps=3)
+    await saved(dying)
+    dying.crash()
+    receive = keepers.receive_copy
+
+    async def full(*_arguments: Any) -> Any:
+        raise Busy("The disk is full.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keepers, "receive_copy", full)
+        fresh = await cast.server(1, [UID])
+        await trio.sleep(10 * MINUTE)
+        assert not fresh.uids()
+        patch.setattr(keepers, "receive_copy", receive)
+        await fresh.hosting(1, within_seconds=2 * MINUTE)
+    assert origins(fresh)[UID] == ("taken over", 3)
 
 
 @pytest.mark.slow

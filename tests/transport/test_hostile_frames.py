@@ -157,7 +157,9 @@ def test_a_mutated_conversation_is_withstood(mutations: list[tuple[int, int]], s
 
 
 @pytest.mark.slow
-async def test_a_flood_of_frames_with_a_byte_each_is_refused_and_lets_others_run() -> None:
+async def test_a_flood_of_frames_with_a_byte_each_is_refused_and_lets_others_run(
+    mock_clock: trio.testing.MockClock,
+) -> None:
     """Each costs its sender thirteen bytes, and us a walk through parser and tables."""
     flood = (encode_header(DATA, 0, 1, 1) + b"x") * 4000
     turns = 0
@@ -177,8 +179,10 @@ async def test_a_flood_of_frames_with_a_byte_each_is_refused_and_lets_others_run
     with trio.fail_after(60):
         async with hostile_pair(LIMITS) as (connection, peer), trio.open_nursery() as nursery:
             nursery.start_soon(others)
+            began = mock_clock.current_time()
             with pytest.raises(ConnectionClosedError):
                 await all_of_it(peer)
+            assert mock_clock.current_time() == began, "it was a flood on any machine"
             await connection.event_closed.wait()
             nursery.cancel_scope.cancel()
     assert turns > 5

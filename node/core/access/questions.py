@@ -44,12 +44,15 @@ def add_access_questions(control: ControlServer, membership: Membership | None, 
         except AuthError as error:
             raise PotluckError(error.what, why=error.why, advice=error.advice) from None
         await following.save()
+        why = "It knows of no other node now."
         try:
-            await following.publish(dht)
+            others = await following.publish(dht)
         except PotluckError as error:
+            others, why = 0, error.what
+        if not others:
             raise PotluckError(
                 "This node has taken the list, but no other node has.",
-                why=error.what,
+                why=why,
                 advice="It goes on trying while it runs. Let it run, and spread the list from "
                 "another machine of the run.",
             ) from None

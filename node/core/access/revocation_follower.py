@@ -38,6 +38,7 @@ from node.core.private_file import UnusableFile, read_private_file, replace_priv
 from protocols.dht import Dht, Family
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
+from protocols.not_allowed import NotAllowed
 
 # The server says how often it wants to be asked, within these limits. A revocation must reach every
 # peer within a minute, and no server is asked every second.
@@ -220,17 +221,20 @@ class RevocationFollower:
                     copies.saw(own, self.revocations.newest)
                     try:
                         await self.publish(dht)
+                    except NotAllowed as error:  # a monitor does not write
+                        log.debug("this node does not spread the revocations: %s", error)
                     except PotluckError as error:
-                        log.warning("no node has taken the revocations yet: %s", error)
+                        log.info("no node has taken the revocations yet: %s", error)
                         copies.saw(own, None)
             with trio.move_on_after(COPIES_COUNTED_SECONDS):
                 await news.wait()
 
-    async def publish(self, dht: Dht) -> None:
-        """Put the newest list into this node's slot, and keep it up. PotluckError if no node has
-        taken it."""
+    async def publish(self, dht: Dht) -> int:
+        """Put the newest list into this node's slot, and keep it up. Returns how many other nodes
+        have it by now. PotluckError if nobody has, not even this one."""
         notice = notice_of(self.revocations.newest, self._keyring.records)
-        await dht.put(self._key, notice, NOTICE_TTL_SECONDS)
+        written = await dht.put(self._key, notice, NOTICE_TTL_SECONDS)
+        return written.replicas - written.is_here
 
 
 # Which revocation lists are in the directory, and which node publishes one. Pure.

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 FIRST_CALL_SECONDS = 0.2
 COUNTED_SECONDS = 5.0
 MOST_TOLD = 8  # in that time: a peer asks once on each of its connections
-MOST_HEARD = 2  # the same: addresses change rarely
+MOST_HEARD = 4  # the same: a peer that starts may find its addresses one after another
 MOST_COUNTED = 1024  # peers; more than have links
 
 
