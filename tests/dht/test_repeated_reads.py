@@ -10,7 +10,8 @@ import msgspec
 import pytest
 import trio
 
-from protocols.dht import Breadth, DhtSettings, Family, Slot, contact_of
+from protocols.dht import Breadth, DhtSettings, Family, Slot
+from protocols.dht.contacts import Contact, contact_of
 from protocols.dht.ids import node_id_of, position_of
 from protocols.dht.messages import FIND, FindRequest, Found, Query, prefix_of_slot
 from protocols.dht.reader import (
@@ -336,7 +337,25 @@ def test_a_view_remembers_a_bounded_number_of_names() -> None:
         signature = slot.signature[:32] + name + slot.signature[40:]
         view.take(msgspec.structs.replace(slot, sequence=number, signature=signature))
     assert len(view._names) <= OLD_NAMES_KEPT + 1
-    assert view.missing([name]) == []
+    assert view.missing([name], replica(0)) == []
+
+
+def replica(number: int) -> Contact:
+    return contact_of(publisher(number).peer_id, ())
+
+
+def test_a_replica_that_cannot_vouch_is_passed_over_until_the_next_survey_and_others_are_not() -> (
+    None
+):
+    view, slot = View(2), note()
+    name = prefix_of_slot(slot)
+    view.pass_over(replica(0), slot)
+    assert view.missing([name], replica(0)) == []
+    assert view.missing([name], replica(1)) == [name]
+    view.surveyed([replica(0), replica(1)], 0.0)
+    assert view.missing([name], replica(0)) == [name]
+    view.take(slot)
+    assert view.missing([name], replica(0)) == []
 
 
 def test_a_view_has_no_more_slots_than_a_few_replicas() -> None:
@@ -347,7 +366,7 @@ def test_a_view_has_no_more_slots_than_a_few_replicas() -> None:
         view.take(slot)
     first, *_, last = slots
     assert set(view.slots) == {one.publisher for one in slots} - {last.publisher}
-    assert view.missing([prefix_of_slot(last)]), "there may be room for it later"
+    assert view.missing([prefix_of_slot(last)], replica(0)), "there may be room for it later"
     newer = note(publisher(0), KEY, "", 2, HOUR)
     view.take(newer)
     assert view.slots[first.publisher] == newer
