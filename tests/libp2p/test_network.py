@@ -23,7 +23,7 @@ from multiaddr import Multiaddr
 from node.net.libp2p import identify, introductions
 from node.net.libp2p.addresses import parse
 from node.net.libp2p.identify import Description
-from node.net.libp2p.introductions import COUNTED_SECONDS, MOST_HEARD, MOST_TOLD, Turns
+from node.net.libp2p.introductions import COUNTED_SECONDS, MOST_HEARD, MOST_TOLD, FewTimes
 from node.net.libp2p.listener import NodeCannotListen, open_listeners
 from node.net.libp2p.own_addresses import CannotAnnounce, InterfaceAddresses
 from node.net.libp2p.swarm import MOST_CONNECTIONS_OF_A_PEER
@@ -244,12 +244,12 @@ async def test_a_peer_is_told_and_heard_a_few_times_in_some_seconds(
         assert len(heard) == MOST_HEARD
 
 
-def test_after_some_seconds_it_is_a_peers_turn_again() -> None:
-    turns, one, other = Turns(2), PeerId("one"), PeerId("other")
-    assert [turns.take(one, 0.0) for _ in range(3)] == [True, True, False]
-    assert turns.take(other, 0.0)
-    assert not turns.take(one, COUNTED_SECONDS - 0.1)
-    assert turns.take(one, COUNTED_SECONDS)
+def test_after_some_seconds_a_peer_may_again() -> None:
+    few, one, other = FewTimes(2), PeerId("one"), PeerId("other")
+    assert [few.take(one, 0.0) for _ in range(3)] == [True, True, False]
+    assert few.take(other, 0.0)
+    assert not few.take(one, COUNTED_SECONDS - 0.1)
+    assert few.take(one, COUNTED_SECONDS)
 
 
 async def test_one_peer_cannot_take_the_places_of_all_others() -> None:

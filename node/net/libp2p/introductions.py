@@ -38,7 +38,7 @@ MOST_HEARD = 4  # the same: a peer that starts may find its addresses one after 
 MOST_COUNTED = 1024  # peers; more than have links
 
 
-class Turns:
+class FewTimes:
     """How often each peer did something lately: at most `most` times in `COUNTED_SECONDS`."""
 
     def __init__(self, most: int) -> None:
@@ -67,7 +67,7 @@ class Introductions:
         self._book = book
         self._settings = settings
         self._public_key: bytes = host.get_public_key().serialize()
-        self._told, self._heard = Turns(MOST_TOLD), Turns(MOST_HEARD)
+        self._told, self._heard = FewTimes(MOST_TOLD), FewTimes(MOST_HEARD)
 
     def handlers(self) -> dict[str, StreamHandler]:
         return {identify.IDENTIFY: self._tell, identify.IDENTIFY_PUSH: self._be_told}
