@@ -64,7 +64,7 @@ def training_rows(view: TrainerView) -> Iterator[tuple[str, str]]:
     over = "" if view.seconds_left is None else f", over in {span(view.seconds_left)}"
     yield "step", f"{view.epoch:,}{of_all}{over}"
     if view.loss is not None:
-        yield "loss", f"{view.loss:.4f}(the run's, over all samples of step {view.loss_step:,}"
+        yield "loss", f"{view.loss:.4f} (the run's, over all samples of step {view.loss_step:,})"
     if view.batch.target:
         yield "batch", _batch(view.batch, computes=not view.keeps_only)
     if not view.keeps_only:
