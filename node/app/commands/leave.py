@@ -6,14 +6,13 @@ import argparse
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from node.app.cli.interruption import KEEPING_SECONDS
 from node.app.cli.output import Output
 
 if TYPE_CHECKING:
     from node.app.cli.parser import Subparsers
     from node.core.places import Places
 
-ENDING_SECONDS = KEEPING_SECONDS + 3.0  # and it may say nothing in all that time
+ENDING_SECONDS = 3.0  # beyond those in which it may keep a last checkpoint, and say nothing
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -35,13 +34,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from node.app.cli.configured import configuration_for
+    from node.app.cli.interruption import KEEPING_SECONDS
     from node.app.trainer_client import asking
     from node.core.control_client import NodeWentAway
     from node.training.questions import LEAVE
 
     output = Output.of(arguments)
     details = {"at_once": arguments.now}
-    with asking(arguments, LEAVE, details, silence_seconds=ENDING_SECONDS) as answers:
+    seconds = KEEPING_SECONDS + ENDING_SECONDS
+    with asking(arguments, LEAVE, details, silence_seconds=seconds) as answers:
         next(answers)
         if not output.json:
             output.say("Leaving.")
