@@ -36,6 +36,7 @@ from tests.accumulation.test_one_line_of_steps import RUN as LINE
 from tests.accumulation.test_one_line_of_steps import batch, lines_of, optimizer_of
 from tests.accumulation.training_peers import training_world
 from tests.dht.members import simulated
+from tests.waiting import PATIENCE_SECONDS
 
 PEERS = 14
 GROUP = 8
@@ -384,7 +385,7 @@ def test_optimizers_in_threads_of_their_own_hold_the_same_parameters() -> None:
     shown: list[Lineage] = []
 
     async def main() -> None:
-        async with training_world() as world:
+        async with training_world(4 * PATIENCE_SECONDS) as world:  # ten threads, and a minute alone
             peers = await world.peers(10, settings)
             await world.train(peers, train)
             assert peers[0].collaboration is not None
