@@ -62,8 +62,6 @@ class Written:
 
     slot: Slot
     replicas: int = 0
-    is_here: bool = False
-    """Whether this node is one of them."""
     refused: Counter[SlotRefusal | None] = field(default_factory=Counter)
     """By reason; None stands for a reason that only a newer node knows."""
     reason: str = ""
@@ -221,7 +219,6 @@ class Writer:
             self._refused(operation, refused.refusal, str(refused))
         else:
             operation.kept()
-            operation.written.is_here = True
 
     async def _ask(
         self, contact: Contact, operations: Sequence[SlotWrite]

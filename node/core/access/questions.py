@@ -44,15 +44,12 @@ def add_access_questions(control: ControlServer, membership: Membership | None, 
         except AuthError as error:
             raise PotluckError(error.what, why=error.why, advice=error.advice) from None
         await following.save()
-        why = "It knows of no other node now."
         try:
-            others = await following.publish(dht)
+            await following.publish(dht)
         except PotluckError as error:
-            others, why = 0, error.what
-        if not others:
             raise PotluckError(
-                "This node has taken the list, but no other node has.",
-                why=why,
+                "This node has taken the list, but the directory has not.",
+                why=error.what,
                 advice="It goes on trying while it runs. Let it run, and spread the list from "
                 "another machine of the run.",
             ) from None

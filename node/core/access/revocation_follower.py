@@ -229,12 +229,11 @@ class RevocationFollower:
             with trio.move_on_after(COPIES_COUNTED_SECONDS):
                 await news.wait()
 
-    async def publish(self, dht: Dht) -> int:
-        """Put the newest list into this node's slot, and keep it up. Returns how many other nodes
-        have it by now. PotluckError if nobody has, not even this one."""
+    async def publish(self, dht: Dht) -> None:
+        """Put the newest list into this node's slot, and keep it up. PotluckError if no replica has
+        taken it. (In a small run this node is one itself, and tells whoever comes.)"""
         notice = notice_of(self.revocations.newest, self._keyring.records)
-        written = await dht.put(self._key, notice, NOTICE_TTL_SECONDS)
-        return written.replicas - written.is_here
+        await dht.put(self._key, notice, NOTICE_TTL_SECONDS)
 
 
 # Which revocation lists are in the directory, and which node publishes one. Pure.
