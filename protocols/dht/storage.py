@@ -472,10 +472,11 @@ class Storage:
         try:
             counted_for = self._check_room(slot, family, under_key, record, sender)
         except SlotRefused as refused:
-            if refused.refusal not in FULL_KEY or not self._take_a_place(slot, family, record):
+            if refused.refusal not in FULL_KEY or family.outranks is None:
                 raise
-            under_key = self._keys.get(slot.key)
-            counted_for = self._check_room(slot, family, under_key, record, sender)
+            counted_for = self._room_elsewhere(slot, record, sender)
+            if not self._take_a_place(slot, family, record):
+                raise
         check_value(family, slot)
         self.verified.check(slot)
         self.cache.drop(slot.key, slot.publisher)
@@ -634,10 +635,15 @@ class Storage:
         sender: Sender,
     ) -> str:
         """The share that the slot will count for; SlotRefused if there is no room for it."""
+        if under_key is not None:
+            growth = slot_bytes(slot) - (0 if record is None else record.size)
+            check_room_under_key(slot, family, under_key, growth, is_new=record is None)
+        return self._room_elsewhere(slot, record, sender)
+
+    def _room_elsewhere(self, slot: Slot, record: Record | None, sender: Sender) -> str:
+        """The same, however full its key is."""
         size_before = 0 if record is None else record.size
         growth = slot_bytes(slot) - size_before
-        if under_key is not None:
-            check_room_under_key(slot, family, under_key, growth, is_new=record is None)
         self._quotas.check(slot, growth, is_new=record is None)
         before = None if record is None else record.share
         share = sender.share_of(slot.publisher)
@@ -683,13 +689,12 @@ class Storage:
 
     def _take_a_place(self, slot: Slot, family: Family, record: Record | None) -> bool:
         """Whether a slot of another publisher, which this one outranks, was dropped from its full
-        key. SlotRefused, and nothing is dropped, if there is no room for it elsewhere."""
+        key. SlotRefused, and nothing is dropped, if it is not a valid one."""
         if family.outranks is None or slot.withdrawn:
             return False
         check_value(family, slot)
         self.verified.check(slot)
         growth = slot_bytes(slot) - (0 if record is None else record.size)
-        self._quotas.check(slot, growth, is_new=record is None)
         value, under_key = family.decode(slot.value), self._keys[slot.key]
         for one in under_key.records.values():
             if one is record or under_key.size - one.size + growth > family.bytes_per_key:

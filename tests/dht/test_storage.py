@@ -469,3 +469,20 @@ def test_nothing_is_dropped_for_its_own_publisher_or_for_what_has_no_room_elsewh
     assert storage.slot_of("list/a", publisher(1).public_key, NOW) is not None
     assert storage.store(note(publisher(3), "list/a", large), NOW) is Stored.NEW
     assert storage.slot_of("list/a", publisher(1).public_key, NOW) is None
+
+
+def test_a_sender_without_room_costs_nobody_a_place_that_its_slot_outranks() -> None:
+    families = Families(
+        [Family("list", str, slots_per_key=1, outranks=lambda value, _other: value == "newest")]
+    )
+    room = 2 * slot_bytes(note(publisher(1), "list/a", "newest"))
+    storage = Storage(families, StorageLimits(bytes_per_sender=room))
+    assert storage.store(note(publisher(0), "list/a", "old"), NOW) is Stored.NEW
+    for number in (1, 2):
+        storage.store(note(publisher(number), f"list/{number}", "newest"), NOW, NEIGHBOURS)
+    newest = note(publisher(3), "list/a", "newest")
+    with pytest.raises(SlotRefused) as caught:
+        storage.store(newest, NOW, NEIGHBOURS)
+    assert caught.value.refusal is SlotRefusal.BYTES_PER_SENDER
+    assert [one.publisher for one in storage.get("list/a", NOW)] == [publisher(0).public_key]
+    assert storage.store(newest, NOW) is Stored.NEW
