@@ -475,14 +475,14 @@ def test_a_sender_without_room_costs_nobody_a_place_that_its_slot_outranks() -> 
     families = Families(
         [Family("list", str, slots_per_key=1, outranks=lambda value, _other: value == "newest")]
     )
-    room = 2 * slot_bytes(note(publisher(1), "list/a", "newest"))
+    room = 2 * slot_bytes(note(publisher(10), "list/11", "newest"))
     storage = Storage(families, StorageLimits(bytes_per_sender=room))
-    assert storage.store(note(publisher(0), "list/a", "old"), NOW) is Stored.NEW
-    for number in (1, 2):
+    assert storage.store(note(publisher(10), "list/a", "old"), NOW) is Stored.NEW
+    for number in (11, 12):
         storage.store(note(publisher(number), f"list/{number}", "newest"), NOW, NEIGHBOURS)
-    newest = note(publisher(3), "list/a", "newest")
+    newest = note(publisher(13), "list/a", "newest")
     with pytest.raises(SlotRefused) as caught:
         storage.store(newest, NOW, NEIGHBOURS)
     assert caught.value.refusal is SlotRefusal.BYTES_PER_SENDER
-    assert [one.publisher for one in storage.get("list/a", NOW)] == [publisher(0).public_key]
+    assert [one.publisher for one in storage.get("list/a", NOW)] == [publisher(10).public_key]
     assert storage.store(newest, NOW) is Stored.NEW
