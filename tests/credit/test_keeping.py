@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -154,6 +156,22 @@ async def test_a_person_who_has_left_is_in_the_leaderboard_by_name(tmp_path: Pat
         there.here = ()
         board = await keeper.board()
     assert {one["person"]: one["name"] for one in board["people"]}[ann.peer] == "Ann"
+
+
+async def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    async with a_run(tmp_path, "keeper", "ann") as (keeper, ann):
+        with monkeypatch.context() as patched:
+            patched.setattr("node.training.credit.shelf.replace_private_file", full)
+            ann.session.happened(step(0, {keeper.peer: 40, ann.peer: 60}))
+            assert [one["person"] for one in (await keeper.board())["people"]] == []
+        await ann.leaves()
+        assert [line.epoch for line in ann.page_of(ann).lines] == [0]
+        assert keeper.page_of(ann) == ann.page_of(ann), "it was handed over"
 
 
 async def test_a_server_of_experts_is_credited_by_the_trainer_that_it_served(

@@ -208,6 +208,15 @@ def test_a_book_holds_the_newest_pages_only() -> None:
     assert len(book.numbers) == PAGES_HELD
 
 
+def test_pages_that_could_not_be_written_stay_changed_as_long_as_they_are_held() -> None:
+    book = Book(RUN, ME.public_key)
+    for epoch in range(0, 20 * PAGE_EPOCHS, PAGE_EPOCHS):
+        note(book, epoch, {"A": 1.0, "B": 2.0})
+        book.not_written(book.take_changed())
+    assert len(book.numbers) == PAGES_HELD
+    assert book.take_changed() == list(book.numbers)
+
+
 # -- the page that describes all this
 
 

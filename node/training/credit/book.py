@@ -18,7 +18,7 @@ that a peer made alone and then gave up for the others' state (`gave_up_alone`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -133,6 +133,11 @@ class Book:
         """The pages that have changed since the last call."""
         changed, self._changed = sorted(self._changed & self._drafts.keys()), set()
         return changed
+
+    def not_written(self, numbers: Iterable[int]) -> None:
+        """These pages could not be written: they still count as changed, if they are held."""
+        self._changed.update(sorted(self._drafts.keys() & {*numbers})[-PAGES_HELD:])
+        self._forget_old()
 
     def page(self, number: int, token: bytes = b"") -> Page:
         draft = self._drafts[number]

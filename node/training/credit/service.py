@@ -432,17 +432,28 @@ class CreditService:
         with self._writing:
             with self._noting:
                 pages = [self._book.page(number, token) for number in self._book.take_changed()]
-            for page in pages:
-                self._put(page)
+            lost = [page.number for page in pages if not self._has_put(page)]
+            with self._noting:
+                self._book.not_written(lost)
 
-    def _put(self, page: Page) -> None:
+    def _has_put(self, page: Page) -> bool:
         try:
             self._shelf.put_own(sign_page(self._identity, page))
         except (PotluckError, OSError) as error:
             if not self._has_failed:
                 why = getattr(error, "strerror", None) or error
-                _log.warning("this peer's record of its contribution cannot be kept: %s", why)
+                _log.warning(
+                    "This peer's record of its contribution cannot be kept: %s. It is tried again "
+                    "every %.0f seconds.",
+                    why,
+                    WRITE_SECONDS,
+                )
             self._has_failed = True
+            return False
+        if self._has_failed:
+            _log.info("this peer's record of its contribution is kept again")
+        self._has_failed = False
+        return True
 
     # -- giving it to others
 
