@@ -443,11 +443,12 @@ class NextBatch:
     """Decides when a peer may begin its next batch.
 
     It may begin at once if the batch is in the plan. If the batch would exceed the target, or end
-    too late for the round, it may begin when that round has ended. The same holds for a batch that
-    is computed beside a round, by the plan of the next round. With `delayed`, a peer with a part of
-    many batches computes one more rather than wait for the others' last ones (`is_extra`). Others
-    are not told of that one, or they would compute another meanwhile: they begin the round, and
-    this peer comes a moment later.
+    too late for the round, it may begin when that round has ended; so it does if most of the others
+    are in that round already, or further. The same holds for a batch that is computed beside a
+    round, by the plan of the next round. With `delayed`, a peer with a part of many batches
+    computes one more rather than wait for the others' last ones (`is_extra`). Others are not told
+    of that one, or they would compute another meanwhile: they begin the round, and this peer comes
+    a moment later.
 
     A peer waits in vain at most once in an epoch, and not much longer than the others' batches
     take. A round that has not begun by then may be claimed to be nearly due for ever. A round that
@@ -457,6 +458,7 @@ class NextBatch:
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
         self._in_vain, self._epoch, self._until = -1, -1, math.inf
+        self._is_too_late = False
         self.is_extra = False
         """Whether the batch that may begin now is beyond this peer's part."""
         self._extra_epoch, self._extra = -1, 0
@@ -481,16 +483,21 @@ class NextBatch:
         if self._mode.delayed and life.begun_without:
             return 0.0  # the others began without it: compute the next epoch's batches meanwhile
         if life.epoch != self._epoch:
-            self._epoch, self._until = life.epoch, math.inf
+            self._epoch, self._until, self._is_too_late = life.epoch, math.inf, False
         seconds = SHORTEST_WAIT_SECONDS
         if (found.epoch, found.history) == (life.epoch, life.history):
-            if found.wants_batch_after(life.samples):
+            longest = found.longest_wait_seconds
+            if found.comes_too_late:
+                seconds = LONGEST_RETRY_SECONDS
+                longest = found.own_batch_seconds + found.patience_seconds
+                if not self._is_too_late:  # until now it waited for the others' batches
+                    self._is_too_late, self._until = True, math.inf
+            elif found.wants_batch_after(life.samples) or self._takes_another(life, found):
                 return 0.0
-            if self._takes_another(life, found):
-                return 0.0
-            seconds = max(found.others_ready_in_seconds, SHORTEST_WAIT_SECONDS)
+            else:
+                seconds = max(found.others_ready_in_seconds, SHORTEST_WAIT_SECONDS)
             if not found.waits_to_be_known:
-                self._until = min(self._until, now + found.longest_wait_seconds)
+                self._until = min(self._until, now + longest)
         if now >= self._until:
             self._in_vain = life.epoch
             return 0.0

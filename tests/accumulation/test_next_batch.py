@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from lab.simulate.virtual_trainer import Manner, Trainer, trainer
-from protocols.accumulation.driver import EXTRA_SHARE, NextBatch
+from protocols.accumulation.driver import EXTRA_SHARE, LONGEST_RETRY_SECONDS, NextBatch
 from protocols.accumulation.lifecycle import Life, Mode, Phase
 from protocols.accumulation.progress import Estimate
 from protocols.identity import PeerId
@@ -111,6 +111,58 @@ def test_those_that_begin_early_wait_for_the_last_batch_of_one_that_has_not_its_
     assert replace(begun, early_seconds=2.0).is_due_with(PART - 2 * BATCH)
     short = replace(begun, own_batch_seconds=0.25, early_seconds=0.25)
     assert not short.is_due_with(PART - 9 * BATCH), "others have longer batches, and begin earlier"
+
+
+OTHERS = frozenset(map(PeerId, ("one", "two", "three", "four", "five")))
+ALL = OTHERS | {PeerId("six"), PeerId("seven")}
+
+
+@pytest.mark.parametrize("samples", [0, BATCH])
+def test_none_begins_beside_a_round_that_most_have_begun_if_it_would_come_too_late(
+    samples: int,
+) -> None:
+    """A slow newcomer missed the round by a moment, and computed a batch of 9 s with parameters
+    that were over half a second later. So it was late for the next round, and for all others."""
+    begun = replace(BEFORE_DUE, begun=OTHERS, coming=ALL, others_ready_in_seconds=math.inf)
+    life = Life(Phase.ACCUMULATING, begun.epoch, HISTORY, samples)
+    further = replace(begun, begun=frozenset(), coming=ALL - OTHERS)
+    for found in (
+        begun,
+        replace(further, ahead=OTHERS),
+        replace(further, may_be_ahead=OTHERS),  # nobody has asked them yet
+        replace(begun, begun=frozenset({PeerId("one")}), coming=ALL - OTHERS, ahead=OTHERS),
+    ):
+        assert NextBatch(Mode(begun.target_samples)).waits(life, found, 0.0) > 0.0
+    for found in (
+        replace(begun, begun=frozenset(sorted(OTHERS)[:4])),  # half of all
+        replace(begun, own_batch_seconds=0.5),  # it is done while they wait for others
+        replace(begun, own_batch_seconds=0.0),  # nobody knows
+    ):
+        assert NextBatch(Mode(begun.target_samples)).waits(life, found, 0.0) == 0.0
+
+
+def test_those_that_claim_for_ever_that_they_have_begun_cost_it_a_batch_an_epoch() -> None:
+    begun = replace(BEFORE_DUE, begun=OTHERS, coming=ALL, others_ready_in_seconds=0.0)
+    decides = NextBatch(Mode(begun.target_samples))
+    life = Life(Phase.ACCUMULATING, begun.epoch, HISTORY)
+    now = 0.0
+    while (seconds := decides.waits(life, begun, now)) > 0.0:
+        now += seconds
+        assert now < 60.0
+    assert now <= LONGEST_RETRY_SECONDS
+    assert decides.waits(life, begun, now) == 0.0
+
+
+def test_one_that_has_waited_for_the_others_batches_waits_also_for_the_round_that_it_missed() -> (
+    None
+):
+    waits = replace(BEFORE_DUE, own_part=0.0, coming=ALL, others_ready_in_seconds=0.0)
+    decides = NextBatch(Mode(waits.target_samples))
+    life = Life(Phase.ACCUMULATING, waits.epoch, HISTORY)
+    assert decides.waits(life, waits, 0.0) > 0.0
+    begun = replace(waits, begun=OTHERS, own_part=math.inf)
+    assert decides.waits(life, begun, waits.longest_wait_seconds) > 0.0
+    assert decides.waits(life, begun, 60.0) == 0.0
 
 
 STEPS, PEERS, BATCHES = 4, 8, 12
