@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from protocols.errors import PotluckError, Refused
 
 RUN_FOLDER_MODE = 0o700
 LONGEST_PID = 20  # characters
+LOOK_SECONDS = 0.02  # between two looks at a lock that is about to be free
 
 
 class AlreadyRunning(Refused):
@@ -39,6 +41,26 @@ def hold_running_lock(places: Places, key_file: Path) -> Iterator[None]:
         _lock_key(key_file),
     ):
         yield
+
+
+def holder_of(lock_file: Path) -> os.stat_result | None:
+    """Stands for the node that has this lock now, or is the last one that had it."""
+    with contextlib.suppress(FileNotFoundError):
+        return lock_file.lstat()
+    return None
+
+
+def has_let_go(lock_file: Path, holder: os.stat_result | None, seconds: float) -> bool:
+    """Whether this holder lets go of the lock within this time. Until then no node can start."""
+    until = time.monotonic() + seconds
+    while holder is not None:
+        now = holder_of(lock_file)
+        if now is None or not os.path.samestat(now, holder):
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
 
 
 def make_private_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from node.core.key_file import load_or_create_identity
 from node.core.places import Places, find_places
-from node.core.running_lock import AlreadyRunning, hold_running_lock
+from node.core.running_lock import AlreadyRunning, has_let_go, hold_running_lock, holder_of
 from protocols.errors import PotluckError
 from tests.commands.console import environment
 
@@ -38,17 +38,16 @@ def places(tmp_path: Path) -> Places:
 @pytest.fixture
 def holder(places: Places) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that holds the lock of `places`."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(places.data_folder), str(key_of(places))],
         env=environment(places.data_folder),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"held\n"
-    yield process
-    process.kill()
-    process.communicate()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
 
 
 def key_of(places: Places) -> Path:
@@ -71,6 +70,21 @@ def test_a_second_holder_is_refused_and_told_the_pid(
         pass
     assert caught.value.exit_code == 3
     assert places.lock_file.read_text() == str(holder.pid)
+
+
+def test_one_can_wait_until_a_holder_has_let_go(
+    places: Places, holder: subprocess.Popen[bytes]
+) -> None:
+    there = holder_of(places.lock_file)
+    assert there is not None
+    assert not has_let_go(places.lock_file, there, 0.1)
+    assert holder.stdin is not None
+    holder.stdin.close()
+    assert has_let_go(places.lock_file, there, 60.0)
+    with hold_running_lock(places, key_of(places)):
+        assert has_let_go(places.lock_file, there, 0.0), "this is another one"
+    assert holder_of(places.lock_file) is None
+    assert has_let_go(places.lock_file, None, 0.0)
 
 
 def test_a_killed_holder_is_succeeded_at_once(

@@ -56,6 +56,7 @@ async def test_a_volunteer_joins_is_accepted_rests_leaves_and_comes_back(tmp_pat
                 left = await ask(alice.home, "leave")
                 assert left["samples"] > 0
                 assert (left["kept_in"], left["fetched_in_part_bytes"]) == (str(alice.home), 0)
+                assert list(alice.home.glob("run/node.lock")) == [], "another may start"
                 assert await alice.child.exit_code() == 0
                 alice.traces.insist_on_nothing()
             async with run.joining("alice", invite="") as alice:  # that of last time

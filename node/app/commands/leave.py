@@ -37,11 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
     from node.app.cli.interruption import KEEPING_SECONDS
     from node.app.trainer_client import asking
     from node.core.control_client import NodeWentAway
+    from node.core.running_lock import has_let_go, holder_of
     from node.training.questions import LEAVE
 
     output = Output.of(arguments)
     details = {"at_once": arguments.now}
     seconds = KEEPING_SECONDS + ENDING_SECONDS
+    places = configuration_for(arguments).places
+    holder = holder_of(places.lock_file)
     with asking(arguments, LEAVE, details, silence_seconds=seconds) as answers:
         next(answers)
         if not output.json:
@@ -50,12 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
         with suppress(NodeWentAway):  # the node's connection closes when it has ended
             while True:
                 gave = next(answers)
-    kept = kept_in_home(configuration_for(arguments).places)
+    has_ended = has_let_go(places.lock_file, holder, ENDING_SECONDS)
+    kept = kept_in_home(places)
     done = [f"given {gave['samples']:,} samples"] if gave.get("samples") else []
     if gave.get("expert_rows"):
         done.append(f"computed {gave['expert_rows']:,} rows with its experts")
     what = f", having {' and '.join(done)}" if done else ""
-    output.data({"left": True, **gave, **kept}, f"It has left{what}, and ended.{words_of(kept)}")
+    end = "and ended" if has_ended else "and is about to end"
+    output.data({"left": True, **gave, **kept}, f"It has left{what}, {end}.{words_of(kept)}")
     return 0
 
 
