@@ -49,6 +49,16 @@ def is_global(address: str) -> bool:
     return ip is not None and ip.is_global and not ip.is_multicast
 
 
+def site_of(address: str) -> str:
+    """What one household has: its IPv4 address or its IPv6 /64, of a link's remote address."""
+    parts = address.split("/")
+    if len(parts) < 3:
+        return address
+    if parts[1] != "ip6":
+        return parts[2]
+    return str(ipaddress.ip_network((parts[2], 64), strict=False).network_address)
+
+
 def port_to_map(listened: Iterable[str]) -> int | None:
     """The port that a router should forward: of an IPv4 address that is not only this machine's."""
     for address in listened:

@@ -23,7 +23,6 @@ The rules are in `Places`, which is pure; `Relay` talks and carries.
 from __future__ import annotations
 
 import enum
-import ipaddress
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -34,6 +33,7 @@ import base58
 import trio
 
 from nat import messages
+from nat.addresses import site_of
 from nat.messages import Hop, HopType, Status, Stop, StopType
 from nat.relay_limits import RelayLimits
 from protocols.errors import PotluckError, RemoteMisbehaviour
@@ -53,6 +53,7 @@ ANSWER_SECONDS: Final = 8.0  # for the target of a circuit; the asker still wait
 TELL_AGAIN_SECONDS: Final = 60.0  # between two log lines on refusals for the same reason
 MOST_ASKING: Final = 256  # streams that ask at the same time; each costs a task and little memory
 MOST_ASKING_PER_PEER: Final = 32  # of those; one that says nothing holds a place for TALK_SECONDS
+MOST_ASKING_PER_SITE: Final = 128  # of those; behind a provider's address many lose a relay at once
 
 log = logging.getLogger("potluck.relay")
 
@@ -210,6 +211,7 @@ class Relay:
         self._places = RelayPlaces(limits)
         self._pace = Pace(limits.bytes_per_second)
         self._asking: Counter[PeerId] = Counter()
+        self._asking_sites: Counter[str] = Counter()
         self._reserved = self._connected = self._carried = 0
         self.refusals: Counter[Refusal] = Counter()
         self._told_at: dict[Refusal, float] = {}
@@ -239,12 +241,17 @@ class Relay:
     # ---- what peers ask
 
     async def _answer(self, stream: Stream) -> None:
-        peer = stream.remote_peer
-        if self._asking.total() >= MOST_ASKING or self._asking[peer] >= MOST_ASKING_PER_PEER:
+        peer, site = stream.remote_peer, self._site(stream.remote_peer)
+        if (
+            self._asking.total() >= MOST_ASKING
+            or self._asking[peer] >= MOST_ASKING_PER_PEER
+            or self._asking_sites[site] >= MOST_ASKING_PER_SITE
+        ):
             self._refuse(peer, Refusal.BUSY, "a question")
             stream.reset()
             return
         self._asking[peer] += 1
+        self._asking_sites[site] += 1
         circuit = None
         try:
             with trio.fail_after(TALK_SECONDS):
@@ -262,6 +269,7 @@ class Relay:
             stream.reset()  # the asker has gone, or says nothing
         finally:
             _less(self._asking, peer)
+            _less(self._asking_sites, site)
         if circuit is not None:
             await circuit.run()
 
@@ -355,6 +363,11 @@ class Relay:
         if self._month_left is not None and self._month_left() <= 0:
             return Refusal.MONTH
         return None
+
+    def _site(self, peer: PeerId) -> str:
+        """From where a peer asks; of one that has just left, nowhere."""
+        link = self._network.link(peer)
+        return "" if link is None else site_of(link.remote_address)
 
     def _refuse(self, peer: PeerId, refusal: Refusal, what: str) -> None:
         """Count it. The log has one line a minute for each reason, however often peers ask."""
@@ -469,13 +482,3 @@ class _Circuit:
 
 async def _say(stream: Stream, status: Status) -> None:
     await messages.send(stream, Hop(type=HopType.STATUS, status=status))
-
-
-def site_of(address: str) -> str:
-    """What one household has: its IPv4 address or its IPv6 /64, of a link's remote address."""
-    parts = address.split("/")
-    if len(parts) < 3:
-        return address
-    if parts[1] != "ip6":
-        return parts[2]
-    return str(ipaddress.ip_network((parts[2], 64), strict=False).network_address)

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nat import messages
+from nat.addresses import site_of
 from nat.messages import Hop, HopType, Status, Stop, StopType
 from nat.relay_limits import RelayLimits
 from nat.relaying import (
@@ -22,6 +23,7 @@ from nat.relaying import (
     IDLE_SECONDS,
     MOST_ASKING,
     MOST_ASKING_PER_PEER,
+    MOST_ASKING_PER_SITE,
     STOP,
     TALK_SECONDS,
     TELL_AGAIN_SECONDS,
@@ -29,7 +31,6 @@ from nat.relaying import (
     Refusal,
     RelayCounts,
     RelayPlaces,
-    site_of,
 )
 from nat.reservations import RelayRefused, reserve
 from protocols.identity import PeerId
@@ -661,6 +662,23 @@ async def test_silent_questions_of_one_peer_leave_room_for_others(world: Simulat
         assert hub.relay.refusals == {Refusal.BUSY: 1}
         assert sum(hub.relay._asking.values()) == MOST_ASKING_PER_PEER
         await honest.reserve()
+
+
+@simulated
+async def test_silent_questions_from_one_site_leave_room_for_others(world: SimulatedWorld) -> None:
+    async with hub_in(world) as hub:
+        (honest,) = await hub.guests(1)
+        machine = world.add_node("machine")
+        crowd = MOST_ASKING // MOST_ASKING_PER_PEER
+        strangers = [await hub.guest("", machine=machine) for _ in range(crowd)]
+        async with trio.open_nursery() as nursery:
+            for stranger in strangers * MOST_ASKING_PER_PEER:
+                nursery.start_soon(stranger.network.open, hub.peer, HOP)
+        assert sum(hub.relay._asking.values()) == MOST_ASKING_PER_SITE
+        await honest.reserve()
+        await trio.sleep(TALK_SECONDS)
+        assert not hub.relay._asking
+        assert not hub.relay._asking_sites
 
 
 def _taking_it_badly(how: str) -> StreamHandler:
