@@ -69,6 +69,7 @@ class Refusal(enum.Enum):
     ITSELF = "to_itself"
     CIRCUITS = "circuits"
     PEER = "circuits_per_peer"
+    SHARE = "circuits_per_asker"
     MONTH = "month_bytes"
     UNREACHED = "not_answered"
     BUSY = "busy"
@@ -92,8 +93,12 @@ _STATUS: Final = {
 class RelayPlaces:
     """Who has a reservation and who a circuit. Pure; times are arguments.
 
-    Invariants: never more than the limits; `_sites` and `_ends` count what `_until` and the open
-    circuits hold, and have no entry of zero.
+    An asker has only a share of the circuits, so that neither the relay nor one of its peers can be
+    shut off from others: each site a quarter of all and a half of those with one peer, each key an
+    eighth of those with one peer.
+
+    Invariants: never more than the limits; `_sites`, `_ends` and `_shares` count what `_until` and
+    the open circuits hold, and have no entry of zero.
     """
 
     def __init__(self, limits: RelayLimits) -> None:
@@ -101,6 +106,7 @@ class RelayPlaces:
         self._until: dict[PeerId, tuple[float, str]] = {}  # and its site
         self._sites: Counter[str] = Counter()
         self._ends: Counter[PeerId] = Counter()
+        self._shares: Counter[tuple[str, ...]] = Counter()
         self.circuits = 0
 
     @property
@@ -134,8 +140,8 @@ class RelayPlaces:
         for peer in [peer for peer, (until, _) in self._until.items() if until <= now]:
             self.give_back(peer)
 
-    def join(self, source: PeerId, target: PeerId, now: float) -> Refusal | None:
-        """Count a circuit between these two; `part` gives it back."""
+    def join(self, source: PeerId, site: str, target: PeerId, now: float) -> Refusal | None:
+        """Count a circuit from a peer at this site to another; `part` gives it back."""
         if source == target:
             return Refusal.ITSELF
         if not self.has_place(target, now):
@@ -144,15 +150,29 @@ class RelayPlaces:
             return Refusal.CIRCUITS
         if max(self._ends[source], self._ends[target]) >= self.limits.circuits_per_peer:
             return Refusal.PEER
+        shares = self._shares_of(source, site, target)
+        if any(self._shares[share] >= most for share, most in shares.items()):
+            return Refusal.SHARE
         self.circuits += 1
-        self._ends[source] += 1
-        self._ends[target] += 1
+        self._ends.update((source, target))
+        self._shares.update(shares.keys())
         return None
 
-    def part(self, source: PeerId, target: PeerId) -> None:
+    def part(self, source: PeerId, site: str, target: PeerId) -> None:
         self.circuits -= 1
-        _less(self._ends, source)
-        _less(self._ends, target)
+        for end in (source, target):
+            _less(self._ends, end)
+        for share in self._shares_of(source, site, target):
+            _less(self._shares, share)
+
+    def _shares_of(self, source: PeerId, site: str, target: PeerId) -> dict[tuple[str, ...], int]:
+        """The shares that this circuit is of, and the most circuits of each."""
+        per_peer = self.limits.circuits_per_peer
+        return {
+            (site,): max(1, self.limits.circuits // 4),
+            (site, target): max(1, per_peer // 2),
+            (source, target): max(1, per_peer // 8),
+        }
 
 
 def _less(counts: Counter[Any], key: Any) -> None:
@@ -259,7 +279,7 @@ class Relay:
                 if asked.type == HopType.RESERVE:
                     await self._reserve(stream)
                 elif asked.type == HopType.CONNECT:
-                    circuit = await self._connect(stream, asked.peer.id)
+                    circuit = await self._connect(stream, site, asked.peer.id)
                 else:
                     await _say(stream, Status.UNEXPECTED_MESSAGE)
         except RemoteMisbehaviour:
@@ -293,16 +313,16 @@ class Relay:
         self._add_limit(answer)
         await messages.send(stream, answer)
 
-    async def _connect(self, stream: Stream, target_bytes: bytes) -> _Circuit | None:
+    async def _connect(self, stream: Stream, site: str, target_bytes: bytes) -> _Circuit | None:
         source = stream.remote_peer
         target = PeerId(base58.b58encode(target_bytes[:64]).decode())
         refusal = await self._why_not(source)
-        refusal = refusal or self._places.join(source, target, trio.current_time())
+        refusal = refusal or self._places.join(source, site, target, trio.current_time())
         if refusal is not None:
             self._refuse(source, refusal, f"a circuit to {target}")
             await _say(stream, refusal.status)
             return None
-        joined = _Joined(self._places, source, target)
+        joined = _Joined(self._places, source, site, target)
         far = None
         try:
             far = await self._ask_target(source, target)
@@ -412,15 +432,14 @@ class Relay:
 class _Joined:
     """The place of one circuit. Giving it back twice counts once."""
 
-    def __init__(self, places: RelayPlaces, source: PeerId, target: PeerId) -> None:
+    def __init__(self, places: RelayPlaces, source: PeerId, site: str, target: PeerId) -> None:
         self._places: RelayPlaces | None = places
-        self.source = source
-        self.target = target
+        self._of = (source, site, target)
 
     def part(self) -> None:
         places, self._places = self._places, None
         if places is not None:
-            places.part(self.source, self.target)
+            places.part(*self._of)
 
 
 class _Circuit:

@@ -52,10 +52,12 @@ A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 # ---- the rules, without a network
 
 TIGHT = RelayLimits(
-    reservations=4, reservations_per_site=2, reservation_seconds=10, circuits=4, circuits_per_peer=2
+    reservations=4, reservations_per_site=2, reservation_seconds=10, circuits=8, circuits_per_peer=3
 )
+OF_A_SITE, OF_A_SITE_TO_A_PEER, OF_A_PAIR = 2, 1, 1
 peers = some.sampled_from([PeerId(name) for name in "abcdef"])
 sites = some.sampled_from(["home", "lab", "train"])
+places_to_ask = some.sampled_from([f"place {number}" for number in range(6)])
 
 
 class PlacesAgainstLists(RuleBasedStateMachine):
@@ -66,7 +68,10 @@ class PlacesAgainstLists(RuleBasedStateMachine):
         self.now = 0.0
         self.places = RelayPlaces(TIGHT)
         self.reserved: dict[PeerId, tuple[str, float]] = {}
-        self.circuits: list[tuple[PeerId, PeerId]] = []
+        self.circuits: list[tuple[PeerId, str, PeerId]] = []
+
+    def ends(self) -> list[PeerId]:
+        return [end for source, _, target in self.circuits for end in (source, target)]
 
     def live(self) -> dict[PeerId, str]:
         return {peer: site for peer, (site, until) in self.reserved.items() if self.now < until}
@@ -96,22 +101,27 @@ class PlacesAgainstLists(RuleBasedStateMachine):
         self.places.give_back(peer)
         self.reserved.pop(peer, None)
 
-    @rule(ends_asked=some.tuples(peers, peers))
-    def join(self, ends_asked: tuple[PeerId, PeerId]) -> None:
-        source, target = ends_asked
-        refusal = self.places.join(source, target, self.now)
-        ends = [end for circuit in self.circuits for end in circuit]
+    @rule(asked=some.tuples(peers, places_to_ask, peers))
+    def join(self, asked: tuple[PeerId, str, PeerId]) -> None:
+        source, site, target = asked
+        refusal = self.places.join(source, site, target, self.now)
+        ends = self.ends()
         most = max(ends.count(source), ends.count(target))
+        from_site = [circuit[2] for circuit in self.circuits if circuit[1] == site]
+        of_pair = [circuit for circuit in self.circuits if circuit[::2] == (source, target)]
         expected = (
             Refusal.ITSELF if source == target
             else Refusal.NO_RESERVATION if target not in self.live()
             else Refusal.CIRCUITS if len(self.circuits) == TIGHT.circuits
             else Refusal.PEER if most == TIGHT.circuits_per_peer
+            else Refusal.SHARE if len(from_site) == OF_A_SITE
+            else Refusal.SHARE if from_site.count(target) == OF_A_SITE_TO_A_PEER
+            else Refusal.SHARE if len(of_pair) == OF_A_PAIR
             else None
         )  # fmt: skip
         assert refusal is expected
         if refusal is None:
-            self.circuits.append((source, target))
+            self.circuits.append(asked)
 
     @precondition(lambda self: self.circuits)
     @rule(which=some.integers(0, 3))
@@ -129,8 +139,10 @@ class PlacesAgainstLists(RuleBasedStateMachine):
     def counts_what_is_held_and_nothing_else(self) -> None:
         sites = [site for _, site in self.places._until.values()]
         assert dict(self.places._sites) == {site: sites.count(site) for site in sites}
-        ends = [end for circuit in self.circuits for end in circuit]
+        ends = self.ends()
         assert dict(self.places._ends) == {end: ends.count(end) for end in ends}
+        assert sum(self.places._shares.values()) == 3 * len(self.circuits)
+        assert all(count > 0 for count in self.places._shares.values())
 
 
 TestPlaces = pytest.mark.slow(PlacesAgainstLists.TestCase)
@@ -144,6 +156,28 @@ def test_a_peer_that_moves_to_a_full_site_gets_no_place_there() -> None:
     assert places.reserve(C, "home", 0) is None
     assert places.reserve(C, "lab", 1) is Refusal.SITE
     assert places.has_place(C, 1), "and keeps the one that it has"
+
+
+def test_one_asker_and_one_site_have_a_share_of_the_circuits() -> None:
+    limits = RelayLimits(circuits_per_peer=16)
+    places = RelayPlaces(limits)
+    for number in range(limits.reservations):
+        assert places.reserve(PeerId(str(number)), f"site {number}", 0) is None
+
+    def taken(source: str, site: str, target: PeerId) -> int:
+        count = 0
+        while places.join(PeerId(source), site, target, 0) is None:
+            count += 1
+        return count
+
+    target = PeerId("0")
+    assert taken("greedy", "home", target) == 2, "an eighth of those with this peer"
+    assert sum(taken(f"invented {number}", "home", target) for number in range(10)) == 6
+    assert taken("honest", "lab", target) == 2
+    others = (PeerId(str(number)) for number in range(1, 60))
+    assert sum(taken(f"to {other}", "home", other) for other in others) == 64 - 8
+    assert taken("late", "home", PeerId("99")) == 0, "a quarter of the relay"
+    assert taken("late", "lab", PeerId("99")) == 2
 
 
 @given(
