@@ -84,15 +84,19 @@ class CircuitTaker:
             if refusal is not None:
                 await messages.send(stream, Stop(type=StopType.STATUS, status=refusal))
                 return
+        self.open += 1  # from the check on, or many that come at once would all pass it
+        try:
+            await self._take(stream, PeerId(base58.b58encode(asked.peer.id[:64]).decode()))
+        finally:
+            self.open -= 1
+
+    async def _take(self, stream: Stream, peer: PeerId) -> None:
+        with trio.fail_after(TALK_SECONDS):
             await messages.send(stream, Stop(type=StopType.STATUS, status=Status.OK))
-        peer = PeerId(base58.b58encode(asked.peer.id[:64]).decode())
-        self.open += 1
         try:
             await self._network.carry_circuit(stream, peer)
         except PotluckError:
             stream.reset()  # the peer at the other end failed to prove itself
-        finally:
-            self.open -= 1
 
     def _why_not(self, relay: PeerId, kind: int) -> Status | None:
         if kind != StopType.CONNECT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nat import messages
 from nat.addresses import site_of
+from nat.circuits import MOST_CIRCUITS, CircuitTaker
 from nat.messages import Hop, HopType, Status, Stop, StopType
 from nat.relay_limits import RelayLimits
 from nat.relaying import (
@@ -35,6 +37,7 @@ from nat.relaying import (
 from nat.reservations import RelayRefused, reserve
 from protocols.identity import PeerId
 from protocols.network import Reach, Stream, StreamHandler
+from protocols.testing.traversal import CIRCUIT_SECONDS
 from protocols.testing.world import LinkSettings, SimulatedWorld
 from tests.nat.relays import hub_in
 from tests.simulated.worlds import (
@@ -749,6 +752,31 @@ async def test_a_target_that_does_not_take_a_circuit_costs_the_asker_only_that(
         assert hub.relay.refusals == {Refusal.UNREACHED: 1}
         assert hub.relay.counts().circuits == 0
         await hub.circuit(source, honest)
+
+
+@simulated
+async def test_a_node_takes_so_many_circuits_also_if_they_come_at_once(
+    world: SimulatedWorld,
+) -> None:
+    async with hub_in(world) as hub:
+        (guest,) = await hub.guests(1)
+        taker = CircuitTaker(guest.network, lambda _: True)
+        guest.network.stop_serving(STOP)
+        guest.network.serve(STOP, taker.answer)
+        said: Counter[int] = Counter()
+
+        async def bring() -> None:
+            stream = await hub.network.open(guest.peer, STOP)
+            await messages.send(stream, Stop(type=StopType.CONNECT))
+            said[(await messages.read(stream, Stop)).status] += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(MOST_CIRCUITS + 3):
+                nursery.start_soon(bring)
+        assert said == {Status.OK: MOST_CIRCUITS, Status.RESOURCE_LIMIT_EXCEEDED: 3}
+        assert taker.open == MOST_CIRCUITS
+        await trio.sleep(CIRCUIT_SECONDS)
+        assert taker.open == 0, "nobody came over them"
 
 
 @simulated
