@@ -9,7 +9,7 @@ port, and hands over the number that came with the question. Only a number that 
 connection that somebody made to us counts: nobody can tell us that we can be dialled if we cannot.
 
 A server could be used to send packets to somebody else's address. So it dials only the address that
-the asker's own link comes from, with limits per asker and in all.
+the asker's own link comes from, with limits per asker, per site and in all.
 
 `Verdicts` adds up what several servers say, and is pure. A server that this node has lately sent
 something to *from its listening port* must not be asked: many routers let in whatever comes from an
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from nat import messages
-from nat.addresses import host_of, ip_of, port_of
+from nat.addresses import host_of, ip_of, port_of, site_of
 from nat.messages import (
     AutoNat,
     DialBack,
@@ -36,7 +36,7 @@ from nat.messages import (
 )
 from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour, Unreachable
 from protocols.identity import PeerId
-from protocols.network import Reach, Stream, TraversableNetwork
+from protocols.network import LinkFacts, Reach, Stream, TraversableNetwork
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the stubs of trio that libp2p brings know it only there
@@ -50,6 +50,7 @@ ASK_SECONDS: Final = 20.0  # for the whole: the server's dial, and its answer
 QUESTIONS_PER_MINUTE: Final = 20  # of one asker: a node has a few addresses, and asks again rarely
 MOST_AT_ONCE: Final = 32
 MOST_AT_ONCE_PER_ASKER: Final = 4  # as many addresses as a node lets judge
+MOST_AT_ONCE_PER_SITE: Final = 16  # four machines of one household or lab
 ASKERS_REMEMBERED: Final = 1024
 NONCE_BITS: Final = 64
 SERVERS_HEARD: Final = 8  # per address, the newest
@@ -177,6 +178,7 @@ class Judge:
         self._network = network
         self._asked: OrderedDict[PeerId, tuple[float, int]] = OrderedDict()
         self._at_once: Counter[PeerId] = Counter()
+        self._at_once_sites: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -195,15 +197,17 @@ class Judge:
         answer = AutoNat()
         peer = stream.remote_peer
         addresses = messages.unpacked_in_place(asked.request.addrs)
-        index = self._address_to_dial(peer, addresses)
-        if not self._may_ask(peer):
+        link = self._network.link(peer)
+        site = "" if link is None else site_of(link.remote_address)
+        index = self._address_to_dial(link, addresses)
+        if not self._may_ask(peer, site):
             self.outcomes["rejected"] += 1
             answer.response.status = ResponseStatus.REQUEST_REJECTED
         elif index is None:
             self.outcomes["refused"] += 1
             answer.response.status = ResponseStatus.DIAL_REFUSED
         else:
-            status = await self._dial(peer, addresses[index], asked.request.nonce)
+            status = await self._dial(peer, site, addresses[index], asked.request.nonce)
             self.outcomes[status.name.lower()] += 1
             answer.response.status = ResponseStatus.OK
             answer.response.index = index
@@ -211,9 +215,8 @@ class Judge:
         with trio.fail_after(MESSAGE_SECONDS):
             await messages.send(stream, answer)
 
-    def _address_to_dial(self, peer: PeerId, addresses: tuple[str, ...]) -> int | None:
+    def _address_to_dial(self, link: LinkFacts | None, addresses: tuple[str, ...]) -> int | None:
         """The first address at the place that the asker's own link comes from."""
-        link = self._network.link(peer)
         if link is None or link.reach is not Reach.DIRECT:
             return None
         home = host_of(link.remote_address)
@@ -222,7 +225,7 @@ class Judge:
                 return index
         return None
 
-    def _may_ask(self, peer: PeerId) -> bool:
+    def _may_ask(self, peer: PeerId, site: str) -> bool:
         now = trio.current_time()
         minute_began, count = self._asked.pop(peer, (now, 0))
         if now - minute_began >= 60.0:
@@ -233,11 +236,13 @@ class Judge:
         return (
             count < QUESTIONS_PER_MINUTE
             and self._at_once[peer] < MOST_AT_ONCE_PER_ASKER
+            and self._at_once_sites[site] < MOST_AT_ONCE_PER_SITE
             and self._at_once.total() < MOST_AT_ONCE
         )
 
-    async def _dial(self, peer: PeerId, address: str, nonce: int) -> DialStatus:
+    async def _dial(self, peer: PeerId, site: str, address: str, nonce: int) -> DialStatus:
         self._at_once[peer] += 1
+        self._at_once_sites[site] += 1
         status = DialStatus.DIAL_ERROR
         try:
             with trio.move_on_after(DIAL_SECONDS):
@@ -252,4 +257,5 @@ class Judge:
             return status
         finally:
             self._at_once -= Counter([peer])  # which drops what is zero
+            self._at_once_sites -= Counter([site])
         return status

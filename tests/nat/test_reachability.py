@@ -22,6 +22,7 @@ from nat.reachability import (
     MESSAGE_SECONDS,
     MOST_AT_ONCE,
     MOST_AT_ONCE_PER_ASKER,
+    MOST_AT_ONCE_PER_SITE,
     QUESTIONS_PER_MINUTE,
     SAID_SECONDS,
     SERVERS_HEARD,
@@ -261,6 +262,27 @@ async def test_a_judge_dials_so_many_at_once(world: SimulatedWorld) -> None:
         judge.outcomes.clear()
         await ask(askers[0], network, question([askers[0].place]))
         assert judge.outcomes == {"dial_error": 1}
+
+
+@simulated
+async def test_many_askers_at_one_site_leave_room_for_others(world: SimulatedWorld) -> None:
+    async with judging(world) as (network, judge):
+        honest = await asker_of(world, network)
+        crowd = [await asker_of(world, network, CLOSED, "machine")]
+        for _ in range(MOST_AT_ONCE):
+            stranger = world.add_stranger(crowd[0])
+            stranger.learn_addresses(network.peer_id, network.addresses())
+            await stranger.connect(network.peer_id)
+            crowd.append(stranger)
+        async with trio.open_nursery() as nursery:
+            for one in crowd:
+                nursery.start_soon(ask, one, network, question([crowd[0].place]))
+            await trio.sleep(1)
+            assert judge._at_once.total() == MOST_AT_ONCE_PER_SITE
+            found = await dial_backs_of(honest).ask(network.peer_id, honest.place)
+            assert found is DialVerdict.PUBLIC
+        assert judge.outcomes["rejected"] == len(crowd) - MOST_AT_ONCE_PER_SITE
+        assert not judge._at_once_sites
 
 
 @simulated
