@@ -30,7 +30,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -60,6 +60,9 @@ LOOK_AGAIN_UNKNOWN_SECONDS: Final = 60.0
 SIGHTING_KEPT_SECONDS: Final = 30.0  # for the next punches; a router keeps a closed one for longer
 LISTENING_CONTACT_SECONDS: Final = 300.0  # a router may remember a closed connection for 2 minutes
 MOST_JUDGED: Final = 4
+# A helper's dial takes five round trips, and is given up after four seconds, of which a lost packet
+# takes one. On a line that is slower than this it comes to nothing, whatever the router does.
+PROMPT_SECONDS: Final = 0.5
 
 log = logging.getLogger("potluck.nat")
 
@@ -279,14 +282,14 @@ class Connectivity:
     async def _look(self, nursery: trio.Nursery) -> bool:
         """Steps 1 to 4, once. False if that told nothing, so that what was known still counts."""
         helpers = await self._wait_for_helpers()
-        self._nobody = not helpers
+        self._nobody, known = not helpers, True
         if helpers:
             sightings = from_outside(await self._sightings(helpers))
             if self._judged and not sightings:  # the line is full, or the helpers are
                 return False
             self._judged = self._worth_judging(sightings)
             self._verdicts.keep(list(self._judged))
-            await self._let_judge(helpers)
+            known = await self._let_judge(helpers)
             if mode_of(self.facts()).is_dialable:
                 self.nat = Nat.NONE
                 self.reservations.need(is_needed=False)
@@ -299,7 +302,7 @@ class Connectivity:
                     self.nat = Nat.CONE
                 self._knows_filter = True
         self._restate()
-        return self._mode is not ReachMode.UNKNOWN
+        return known and self._mode is not ReachMode.UNKNOWN
 
     async def _wait_for_helpers(self) -> list[PeerId]:
         """The peers to ask: those that this node has dialled itself, over a direct link."""
@@ -363,25 +366,39 @@ class Connectivity:
             found.insert(0, mapped)
         return tuple(dict.fromkeys(found))[:MOST_JUDGED]
 
-    async def _let_judge(self, helpers: list[PeerId]) -> None:
+    async def _let_judge(self, helpers: list[PeerId]) -> bool:
+        """False if dials failed that would have failed anyway, because the line is full, and no
+        others told anything. Those do not count."""
         now = trio.current_time()
         clean = [
             helper
             for helper in helpers
             if now - self._contacted.get(helper, float("-inf")) > LISTENING_CONTACT_SECONDS
         ]
+        counted: set[bool] = set()
 
         async def ask(helper: PeerId, address: str) -> None:
+            was_prompt = await self._is_prompt(helper)
             verdict = await self._dial_backs.ask(helper, address)
-            if verdict is not DialVerdict.UNKNOWN:
-                now = trio.current_time()
-                reached = verdict is DialVerdict.PUBLIC
-                self._verdicts.heard(address, helper, now, reached=reached)
+            if verdict is DialVerdict.UNKNOWN:
+                return
+            reached = verdict is DialVerdict.PUBLIC
+            counts = reached or (was_prompt and await self._is_prompt(helper))
+            counted.add(counts)
+            if counts:
+                self._verdicts.heard(address, helper, trio.current_time(), reached=reached)
 
         async with trio.open_nursery() as nursery:
             for helper in clean:
                 for address in self._judged:
                     nursery.start_soon(ask, helper, address)
+        return counted != {False}
+
+    async def _is_prompt(self, helper: PeerId) -> bool:
+        with trio.move_on_after(PROMPT_SECONDS), suppress(Unreachable):
+            await self._network.ping(helper)
+            return True
+        return False
 
     async def _filters_by_address(self) -> bool:
         """Whether the router lets in what comes from any port of an address that was sent to."""

@@ -19,12 +19,14 @@ from nat.connectivity import (
     mode_of,
 )
 from nat.kinds import Nat, can_punch
+from nat.reachability import DIAL_SECONDS, Judge
 from nat.relay_limits import RelayLimits
 from nat.relaying import Relay
 from protocols.errors import Unreachable
 from protocols.network import Reach, Sighting
+from protocols.testing.link_model import LinkSettings
 from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
-from tests.simulated.worlds import PROTOCOL, echo, read_exactly, simulated
+from tests.simulated.worlds import PROTOCOL, SETTINGS, echo, read_exactly, simulated
 
 KINDS = (Nat.NONE, Nat.CONE, Nat.PORT_RESTRICTED, Nat.SYMMETRIC)
 MODES = {
@@ -53,14 +55,17 @@ class Town:
         self.nursery = nursery
         self.backbones: list[SimulatedNetwork] = []
         self.relays: list[Relay] = []
+        self.judges: list[Judge] = []
 
     async def add_backbone(self, limits: RelayLimits | None = None) -> Relay:
         network = self.world.add_node(f"backbone-{len(self.backbones)}")
         relay = Relay(network, limits or RelayLimits())
         await self.nursery.start(relay.run)
-        await self.nursery.start(Connectivity(network, lambda: []).run)
+        connectivity = Connectivity(network, lambda: [])
+        await self.nursery.start(connectivity.run)
         self.backbones.append(network)
         self.relays.append(relay)
+        self.judges.append(connectivity.judge)
         return relay
 
     async def add_home(self, name: str, nat: Nat) -> Home:
@@ -170,6 +175,34 @@ async def test_what_is_known_still_counts_if_a_look_tells_nothing(
         before = looks
         await trio.sleep(2 * LOOK_AGAIN_UNKNOWN_SECONDS)
         assert looks > before, "it looks again soon"
+
+
+@simulated
+async def test_a_dial_that_fails_because_the_line_is_full_does_not_count(
+    world: SimulatedWorld,
+) -> None:
+    async with town(world) as here:
+        home = await here.add_home("home", Nat.NONE)
+        await home.connectivity.stated.wait()
+        usual = world.settings.link
+
+        def make_paths(path: LinkSettings) -> None:
+            world.settings = replace(world.settings, link=path)
+            for backbone in here.backbones:
+                for one, other in ((home.network, backbone), (backbone, home.network)):
+                    end = one.link_end(other.peer_id)
+                    assert end is not None
+                    end.path = path
+
+        latency = 0.6 * DIAL_SECONDS / SETTINGS.connect_round_trips
+        make_paths(replace(usual, latency_seconds=latency))
+        await trio.sleep(LOOK_AGAIN_SECONDS + STATED_SECONDS)
+        assert any(judge.outcomes["dial_error"] for judge in here.judges), "it was dialled"
+        assert home.connectivity.mode is ReachMode.DIRECT
+        make_paths(usual)
+        home.network.settings = NodeSettings(nat=Nat.PORT_RESTRICTED)
+        await trio.sleep(LOOK_AGAIN_UNKNOWN_SECONDS + STATED_SECONDS)
+        assert home.connectivity.mode is ReachMode.PUNCHED, "it looks again soon"
 
 
 def test_a_helper_in_the_own_network_does_not_say_how_the_internet_sees_a_node() -> None:
