@@ -10,7 +10,8 @@ side can be dialled, this node first just dials it.
 
 Both sides also tell how their routers map ports (`kinds.py`; a field of ours, which others skip).
 Where two such routers cannot meet nothing is tried; otherwise it is tried again after each of
-RETRY_SECONDS, as long as the link is still relayed.
+RETRY_SECONDS, as long as the link is still relayed. No verdict is final: after VERDICT_SECONDS all
+of it begins anew, because a router may be another one by then, or have been taken for another kind.
 
 What a peer says is hostile. It could name other people's addresses, to make us send packets there.
 So at most MOST_DIALLED addresses are tried, only for a peer with a relayed link, once in
@@ -50,6 +51,7 @@ TALK_SECONDS: Final = 10.0  # for the messages of one attempt, through a slow re
 PUNCH_SECONDS: Final = 5.0  # a SYN that the router dropped is sent again after 1 and 3 s
 DIAL_SECONDS: Final = 3.0  # for a peer that says that it can be dialled
 RETRY_SECONDS: Final = (0.5, 5.0, 60.0, 600.0)
+VERDICT_SECONDS: Final = 4000.0  # twice as long as a helper's word counts (reachability.py)
 LONGEST_ROUND_TRIP_SECONDS: Final = 4.0
 MOST_DIALLED: Final = 4
 MOST_AT_ONCE: Final = 32
@@ -80,9 +82,13 @@ class PunchOutcome(enum.Enum):
     FLOOD = "flood"
 
     @property
-    def is_final(self) -> bool:
-        """Whether another attempt on this link would be of no use."""
-        return self is not PunchOutcome.FAILED
+    def is_direct(self) -> bool:
+        return self in (PunchOutcome.PUNCHED, PunchOutcome.DIALLED)
+
+    @property
+    def is_verdict(self) -> bool:
+        """Whether another attempt on this link would be of no use for VERDICT_SECONDS."""
+        return self in (PunchOutcome.HOPELESS, PunchOutcome.NOT_SPOKEN)
 
 
 def worth_dialling(claimed: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
@@ -143,6 +149,8 @@ class Puncher:
                     async for event in events:
                         if event.reach is Reach.NONE:
                             self._let_go(event.peer)
+                        elif event.reach is Reach.DIRECT and event.peer not in self._attempting:
+                            self._let_go(event.peer)  # somebody else has made it so
                         elif event.reach is Reach.RELAYED:
                             self._drive_if_relayed(event.peer, nursery)
             finally:
@@ -159,24 +167,27 @@ class Puncher:
             nursery.start_soon(self._drive, peer, scope)
 
     def _let_go(self, peer: PeerId) -> None:
-        """The link is gone. A new one begins anew, without the delays of this one."""
+        """The relayed link is gone. A new one begins anew, without the delays of this one."""
         scope = self._driving.pop(peer, None)
         if scope is not None:
             scope.cancel()
 
     async def _drive(self, peer: PeerId, scope: trio.CancelScope) -> None:
+        delays = iter((0.0, *RETRY_SECONDS))
         try:
             with scope:
-                for delay in (0.0, *RETRY_SECONDS):
-                    await trio.sleep(delay)
+                while True:
+                    await trio.sleep(next(delays, VERDICT_SECONDS))
                     async with self._attempts_at_once:
                         if not self._is_relayed(peer):
                             return
                         attempt = await self._attempt(peer)
                     self.attempts[attempt] += 1
                     log.info("a direct link to %s: %s", peer, attempt.value)
-                    if attempt.is_final:
+                    if attempt.is_direct:
                         return
+                    if attempt.is_verdict:
+                        delays = iter((VERDICT_SECONDS, *RETRY_SECONDS))
         finally:
             if self._driving.get(peer) is scope:
                 del self._driving[peer]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -26,6 +27,7 @@ from nat.punching import (
     PUNCH_SECONDS,
     RETRY_SECONDS,
     TALK_SECONDS,
+    VERDICT_SECONDS,
     Outside,
     Puncher,
     PunchOutcome,
@@ -37,6 +39,7 @@ from nat.relaying import STOP
 from nat.reservations import reserve
 from protocols.identity import PeerId
 from protocols.network import Reach
+from protocols.testing.link_model import LinkSettings
 from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
 from tests.nat.relays import Hub, hub_in
 from tests.simulated.worlds import LATENCY_SECONDS, simulated, time_until_broken
@@ -246,6 +249,42 @@ async def test_a_peer_that_does_not_speak_it_is_not_asked_again(world: Simulated
         await left.calls(right)
         await trio.sleep(3600)
         assert right.puncher.attempts == {PunchOutcome.NOT_SPOKEN: 1}
+
+
+@pytest.mark.parametrize("verdict", [PunchOutcome.NOT_SPOKEN, PunchOutcome.HOPELESS])
+@simulated
+async def test_a_verdict_ages(world: SimulatedWorld, verdict: PunchOutcome) -> None:
+    async with street(world) as here:
+        serves = verdict is PunchOutcome.HOPELESS
+        left, right = await here.home("left", punches=serves), await here.home("right")
+        usual = left.outside
+        left.outside = replace(usual, nat=Nat.SYMMETRIC)
+        await left.calls(right)
+        await trio.sleep(VERDICT_SECONDS - 1.0)
+        assert right.puncher.attempts == {verdict: 1}
+        left.outside = usual
+        async with trio.open_nursery() as nursery:
+            if not serves:
+                await nursery.start(left.puncher.run)
+            await trio.sleep(3.0)
+            assert right.puncher.attempts == {verdict: 1, PunchOutcome.PUNCHED: 1}
+            assert left.reach_of(right) is Reach.DIRECT
+            nursery.cancel_scope.cancel()
+
+
+@simulated
+async def test_a_link_that_became_direct_otherwise_is_not_driven_any_more(
+    world: SimulatedWorld,
+) -> None:
+    async with street(world) as here:
+        left, right = await here.home("left", punches=False), await here.home("right")
+        await left.calls(right)
+        await trio.sleep(1)
+        assert right.puncher._driving
+        world.punch(left.network, right.network, LinkSettings(latency_seconds=LATENCY_SECONDS))
+        await trio.sleep(1)
+        assert right.reach_of(left) is Reach.DIRECT
+        assert not right.puncher._driving
 
 
 @simulated
