@@ -13,11 +13,14 @@ Where two such routers cannot meet nothing is tried; otherwise it is tried again
 RETRY_SECONDS, as long as the link is still relayed. No verdict is final: after VERDICT_SECONDS all
 of it begins anew, because a router may be another one by then, or have been taken for another kind.
 
-What a peer says is hostile. It could name other people's addresses, to make us send packets there.
-So at most MOST_DIALLED addresses are tried, only for a peer with a relayed link, once in
-LEAST_GAP_SECONDS for each, and at most MOST_AT_ONCE times at once, of which MOST_OF_A_PEER are for
-one peer. A private address is tried only if our own outside address is private as well, and one of
-this machine only if ours is.
+What a peer says is hostile. It could name other people's addresses, to make us send packets there,
+and nobody tells us where it is: its relay does not, and the protocol has no bound of its own. So at
+most MOST_DIALLED addresses are tried, those at one IPv4 address and in one IPv6 /64, only for a
+peer with a relayed link, once in LEAST_GAP_SECONDS for each, and at most MOST_AT_ONCE times at
+once, of which MOST_OF_A_PEER are for one peer. We connect to what one peer names for at most
+DIALLED_SECONDS in ten minutes. No hole is punched to a port of a well-known service. A private
+address is tried only if our own outside address is private as well, and one of this machine only if
+ours is.
 
 Both sides may drive at once, if each has asked a relay for a circuit to the other. Then the one
 with the smaller peer id does not answer, so that only one attempt goes on.
@@ -28,14 +31,15 @@ from __future__ import annotations
 import enum
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from nat import messages
-from nat.addresses import host_of, ip_of, is_global, port_of, without_peer
+from nat.addresses import host_of, ip_of, is_global, port_of, site_of, without_peer
 from nat.kinds import Nat, can_punch
 from nat.messages import HolePunch, PunchType
 from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour, Unreachable
@@ -54,6 +58,9 @@ RETRY_SECONDS: Final = (0.5, 5.0, 60.0, 600.0)
 VERDICT_SECONDS: Final = 4000.0  # twice as long as a helper's word counts (reachability.py)
 LONGEST_ROUND_TRIP_SECONDS: Final = 4.0
 MOST_DIALLED: Final = 4
+LEAST_PORT: Final = 1024  # routers map no ports to those below, which are of well-known services
+DIALLED_SECONDS: Final = 60.0  # a series of attempts that all fail takes up to 40
+DIALLED_WITHIN_SECONDS: Final = 600.0
 MOST_AT_ONCE: Final = 32
 MOST_OF_A_PEER: Final = 4  # an attempt that hangs does not keep it from trying again
 MOST_DRIVEN: Final = 256  # peers whose links are relayed now, most of them waiting for the next try
@@ -91,6 +98,18 @@ class PunchOutcome(enum.Enum):
         return self in (PunchOutcome.HOPELESS, PunchOutcome.NOT_SPOKEN)
 
 
+def at_one_home(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Of addresses of TCP, the first MOST_DIALLED at the sites of the first of each IP version.
+    Pure."""
+    homes: dict[str, str] = {}
+    at_home = (
+        one
+        for one in dict.fromkeys(addresses)
+        if homes.setdefault(one.split("/")[1], site_of(one)) == site_of(one)
+    )
+    return tuple(islice(at_home, MOST_DIALLED))
+
+
 def worth_dialling(claimed: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
     """Of a peer's outside addresses, those to connect to. Pure."""
     ips = [ip for ip in map(ip_of, own) if ip is not None]
@@ -99,14 +118,14 @@ def worth_dialling(claimed: tuple[str, ...], own: tuple[str, ...]) -> tuple[str,
 
     def is_usable(address: str) -> bool:
         ip = ip_of(address)
-        if ip is None or not port_of(address) or ip.is_multicast or ip.is_unspecified:
+        if ip is None or port_of(address) < LEAST_PORT or ip.is_multicast or ip.is_unspecified:
             return False
         if ip.is_loopback:
             return is_this_machine
         return ip.is_global or is_private_place
 
     plain = (without_peer(one) for one in claimed)
-    return tuple(dict.fromkeys(one for one in plain if is_usable(one)))[:MOST_DIALLED]
+    return at_one_home(one for one in plain if is_usable(one))
 
 
 def worth_punching(claimed: tuple[str, ...], own: Outside, their_nat: Nat) -> tuple[str, ...]:
@@ -132,6 +151,7 @@ class Puncher:
         self._outside = outside
         self._answering: Counter[PeerId] = Counter()
         self._last: dict[PeerId, float] = {}
+        self._paid_until: dict[PeerId, float] = {}
         self._driving: dict[PeerId, trio.CancelScope] = {}
         self._attempting: set[PeerId] = set()
         self._attempts_at_once = trio.CapacityLimiter(MOST_AT_ONCE)
@@ -200,8 +220,8 @@ class Puncher:
             self._attempting.discard(peer)
 
     async def _try(self, peer: PeerId) -> PunchOutcome:
-        claimed = (without_peer(one) for one in self._network.addresses_of(peer))
-        dialable = tuple(one for one in claimed if is_global(one))[:MOST_DIALLED]
+        newest_first = reversed(self._network.addresses_of(peer))
+        dialable = at_one_home(one for one in map(without_peer, newest_first) if is_global(one))
         if dialable and await self._connect(peer, dialable, DIAL_SECONDS, initiates=True):
             return PunchOutcome.DIALLED
         try:
@@ -274,6 +294,8 @@ class Puncher:
         self, peer: PeerId, addresses: tuple[str, ...], seconds: float, *, initiates: bool
     ) -> bool:
         """Whether there is a direct link, after connecting for at most this time."""
+        if not self._may_connect(peer, seconds):
+            return False
         with trio.move_on_after(seconds):
             try:
                 await self._network.punch(peer, addresses, initiates=initiates)
@@ -281,6 +303,20 @@ class Puncher:
                 log.debug("no direct link to %s: %s", peer, error)
         link = self._network.link(peer)
         return link is not None and link.reach is Reach.DIRECT
+
+    def _may_connect(self, peer: PeerId, seconds: float) -> bool:
+        """Whether this peer may have us connect to what it names for so long; then it counts."""
+        now = trio.current_time()
+        price = seconds * DIALLED_WITHIN_SECONDS / DIALLED_SECONDS
+        paid_until = max(now, self._paid_until.get(peer, now)) + price
+        if paid_until > now + DIALLED_WITHIN_SECONDS:
+            log.debug("%s had us connect to its addresses too often", peer)
+            return False
+        self._paid_until.pop(peer, None)
+        self._paid_until[peer] = paid_until
+        if len(self._paid_until) > PEERS_REMEMBERED:
+            del self._paid_until[next(iter(self._paid_until))]
+        return True
 
     def _is_relayed(self, peer: PeerId) -> bool:
         link = self._network.link(peer)

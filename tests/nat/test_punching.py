@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -13,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from nat import messages
-from nat.addresses import ip_of, is_global, port_of, without_peer
+from nat.addresses import ip_of, is_global, port_of, site_of, without_peer
 from nat.circuits import CircuitTaker
 from nat.kinds import Nat, can_punch
 from nat.messages import HolePunch, PunchType
 from nat.punching import (
     DCUTR,
+    DIALLED_SECONDS,
+    DIALLED_WITHIN_SECONDS,
     LEAST_GAP_SECONDS,
+    LEAST_PORT,
     MOST_AT_ONCE,
     MOST_DIALLED,
     MOST_OF_A_PEER,
@@ -38,7 +41,7 @@ from nat.relay_limits import RelayLimits
 from nat.relaying import STOP
 from nat.reservations import reserve
 from protocols.identity import PeerId
-from protocols.network import Reach
+from protocols.network import LinkFacts, Reach
 from protocols.testing.link_model import LinkSettings
 from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
 from tests.nat.relays import Hub, hub_in
@@ -51,6 +54,7 @@ HOME = ("/ip4/192.168.1.7/tcp/4001",)
 LOOPBACK = ("/ip4/127.0.0.1/tcp/4001",)
 
 octets = some.integers(0, 255)
+ports = some.sampled_from([0, 22, 1023, 1024, 4001, 65535])
 claims = some.lists(
     some.one_of(
         some.sampled_from(
@@ -59,7 +63,9 @@ claims = some.lists(
              "/ip4/8.8.8.8/tcp/0", "/ip4/8.8.8.8/udp/53", "/dns/example.org/tcp/80",
              "/ip4/8.8.8.8/tcp/1/p2p-circuit", f"{PUBLIC[0]}/p2p/12D3Koo", "", "nonsense"]
         ),
-        some.builds("/ip4/{}.{}.{}.{}/tcp/{}".format, octets, octets, octets, octets, octets),
+        some.builds("/ip4/{}.{}.{}.{}/tcp/{}".format, octets, octets, octets, octets, ports),
+        some.builds("/ip4/8.8.8.8/tcp/{}".format, ports),
+        some.builds("/ip6/2001:4860:{}::{}/tcp/4001".format, some.integers(0, 2), octets),
     ),
     max_size=40,
 ).map(tuple)  # fmt: skip
@@ -74,22 +80,26 @@ def test_what_is_dialled_is_little_and_of_the_kind_of_our_own(
     for address in worth:
         ip = ip_of(address)
         assert ip is not None
-        assert port_of(address)
+        assert port_of(address) >= LEAST_PORT
         assert not ip.is_multicast
         assert not ip.is_unspecified
         assert is_global(address) or own in (HOME, LOOPBACK)
         assert not ip.is_loopback or own == LOOPBACK
+    for version in ("/ip4/", "/ip6/"):
+        assert len({site_of(one) for one in worth if one.startswith(version)}) <= 1
 
 
 @given(claims)
-def test_public_addresses_are_dialled_from_anywhere_in_their_order(
+def test_public_addresses_at_one_home_are_dialled_from_anywhere_in_their_order(
     claimed: tuple[str, ...],
 ) -> None:
-    plain = (without_peer(one) for one in claimed)
-    public = tuple(dict.fromkeys(one for one in plain if is_global(one) and port_of(one)))
-    assert worth_dialling(claimed, PUBLIC)[: len(public)] or not public
-    if len(public) <= MOST_DIALLED:
-        assert set(public) <= set(worth_dialling(claimed, PUBLIC))
+    plain = dict.fromkeys(without_peer(one) for one in claimed)
+    public = [one for one in plain if is_global(one) and port_of(one) >= LEAST_PORT]
+    first: dict[str, str] = {}
+    for one in public:
+        first.setdefault(one[:5], site_of(one))
+    at_home = tuple(one for one in public if first[one[:5]] == site_of(one))
+    assert worth_dialling(claimed, PUBLIC) == at_home[:MOST_DIALLED]
 
 
 @pytest.mark.parametrize("ours", Nat)
@@ -428,6 +438,43 @@ async def test_addresses_of_others_are_not_dialled_if_they_are_of_no_use(
             await messages.read(stream, HolePunch)
             assert await stream.receive_some() == b"", "it says good-bye"
         assert not right.network.punching
+
+
+@pytest.mark.parametrize("drives", [True, False], ids=["we drive", "it drives"])
+@simulated
+async def test_one_peer_has_us_connect_to_others_for_a_while_only(
+    world: SimulatedWorld, monkeypatch: pytest.MonkeyPatch, drives: bool
+) -> None:
+    async with street(world) as here:
+        left, right = await here.home("left", punches=False), await here.home("right")
+        dialled: list[tuple[str, ...]] = []
+        punch = right.network.punch
+
+        async def noted(peer: PeerId, addresses: Iterable[str], *, initiates: bool) -> LinkFacts:
+            dialled.append(tuple(addresses))
+            return await punch(peer, dialled[-1], initiates=initiates)
+
+        monkeypatch.setattr(right.network, "punch", noted)
+        left.outside = Outside(Nat.UNKNOWN, tuple(f"/ip4/10.9.9.{n}/tcp/4001" for n in range(9)))
+        if drives:
+            left.network.serve(DCUTR, left.puncher._answer)
+        seconds = 1500.0  # within its reservation
+        end = trio.current_time() + seconds
+        while trio.current_time() < end:
+            await left.calls(right)
+            if drives:
+                await trio.sleep(PUNCH_SECONDS + 1.0)
+            else:
+                await left.puncher._try(right.peer)
+            world.break_link(left.network, right.network)
+            await trio.sleep(1.0)
+        assert set(dialled) == {left.outside.addresses[:1]}, "one of those that it names"
+        most = (seconds / DIALLED_WITHIN_SECONDS + 1) * DIALLED_SECONDS / PUNCH_SECONDS
+        assert most - 2 <= len(dialled) <= most
+        honest = await here.home("honest")
+        await honest.calls(right)
+        await trio.sleep(2)
+        assert honest.reach_of(right) is Reach.DIRECT
 
 
 @simulated
