@@ -60,9 +60,9 @@ LOOK_AGAIN_UNKNOWN_SECONDS: Final = 60.0
 SIGHTING_KEPT_SECONDS: Final = 30.0  # for the next punches; a router keeps a closed one for longer
 LISTENING_CONTACT_SECONDS: Final = 300.0  # a router may remember a closed connection for 2 minutes
 MOST_JUDGED: Final = 4
-# A helper's dial takes five round trips, and is given up after four seconds, of which a lost packet
-# takes one. On a line that is slower than this it comes to nothing, whatever the router does.
-PROMPT_SECONDS: Final = 0.5
+# A helper's dial takes five round trips, and is given up after four seconds. On a line that is
+# slower than this, as a full one is, it comes to nothing, whatever the router does.
+PROMPT_SECONDS: Final = 0.8
 
 log = logging.getLogger("potluck.nat")
 
