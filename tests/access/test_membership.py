@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from auth.documents import encode
 from auth.keyring import endorse
 from auth.keys import SigningKey
 from auth.refusals import Reason
@@ -33,7 +34,7 @@ from node.core.directory import FAMILIES
 from node.core.failure import failure_of
 from node.core.key_file import load_identity
 from node.core.node import Node
-from node.core.private_file import UnusableFile
+from node.core.private_file import UnusableFile, replace_private_file
 from protocols.dht import DhtSettings, SlotRefused, open_dht
 from protocols.errors import Unreachable
 from protocols.network import Network
@@ -495,7 +496,8 @@ async def a_list_reaches_all(run: Run, nodes: list[Node]) -> None:
     for node in nodes:
         await eventually(lambda node=node: node.status().membership.revocations == 7)
         kept = node.configuration.places.revocations_file
-        await eventually(lambda kept=kept: kept.exists() and kept.read_bytes() == signed)
+        content = encode(notice_of(signed, run.impostor.records))
+        await eventually(lambda kept=kept: kept.exists() and kept.read_bytes() == content)
 
 
 async def test_a_false_list_changes_nothing(run: Run) -> None:
@@ -534,6 +536,33 @@ async def test_a_restart_remembers_who_was_revoked(run: Run) -> None:
     again = open_membership(configuration, identity)
     assert again is not None
     assert again.following.revocations.number == 3
+
+
+async def test_a_restart_remembers_a_list_of_a_key_that_is_newer_than_the_pass(run: Run) -> None:
+    configuration = await run.member("alice")
+    identity = load_identity(configuration.key_file)
+    assert identity is not None
+    membership = open_membership(configuration, identity)
+    assert membership is not None
+    newer = SigningKey(b"\5" * 32)
+    run.impostor.records += (endorse(RUN, newer.public_key, 1, FAR_FUTURE_MS, ROOT),)
+    signed = run.impostor.revoke(3, by=newer, withdrawn=(ROOT.key_id,))
+    membership.following.take(signed, run.impostor.records)
+    await membership.following.save()
+    again = open_membership(configuration, identity)
+    assert again is not None
+    assert again.following.revocations.number == 3
+    assert again.keyring.withdrawn == {ROOT.key_id}
+
+
+async def test_a_list_that_an_earlier_version_kept_is_read(run: Run) -> None:
+    configuration = await run.member("alice")
+    identity = load_identity(configuration.key_file)
+    assert identity is not None
+    replace_private_file(configuration.places.revocations_file, run.impostor.revoke(3))
+    membership = open_membership(configuration, identity)
+    assert membership is not None
+    assert membership.following.revocations.number == 3
 
 
 async def test_a_node_that_finds_itself_revoked_is_out(run: Run) -> None:

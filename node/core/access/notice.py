@@ -1,4 +1,5 @@
-"""The value under `revocations/RUN` in the directory: a list, and the keys to check it.
+"""The value under `revocations/RUN` in the directory: a list, and the keys to check it. A node keeps
+it on disk in the same form.
 
 Both are signed by auth keys, so any node may publish them. The keys are included because a list
 that is signed by a new key may reach a node before the key does.
@@ -13,6 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from auth.documents import WHAT_BAD_BYTES_RAISE
 from auth.keyring import KeyRecord, KeyRecords
 from auth.revocations import LIMIT_BYTES
 from protocols.dht import LARGEST_VALUE_BYTES, Family
@@ -43,3 +45,11 @@ def notice_of(signed_list: bytes, keys: tuple[KeyRecord, ...]) -> RevocationNoti
     """A notice within the size limit: as many of the newest keys as there is room for."""
     room = (LARGEST_VALUE_BYTES - len(signed_list) - 16) // KEY_RECORD_BYTES
     return RevocationNotice(signed_list, keys[-room:] if room > 0 else ())
+
+
+def kept_notice(content: bytes) -> RevocationNotice:
+    """The notice in a node's file. Earlier versions kept a list without its keys there."""
+    try:
+        return msgspec.msgpack.decode(content, type=RevocationNotice)
+    except WHAT_BAD_BYTES_RAISE:
+        return RevocationNotice(content)

@@ -28,14 +28,15 @@ from pathlib import Path
 
 import trio
 
+from auth.documents import encode
 from auth.errors import AuthError, UntrustedDocument
 from auth.keyring import KeyRecord, Keyring
-from auth.revocations import LIMIT_BYTES, Revocations
+from auth.revocations import Revocations
 from node.core.access.auth_client import DEFAULT_POLL_SECONDS, AuthClient
 from node.core.access.auth_http import Outage
-from node.core.access.notice import REVOCATIONS, RevocationNotice, notice_of
+from node.core.access.notice import REVOCATIONS, RevocationNotice, kept_notice, notice_of
 from node.core.private_file import UnusableFile, read_private_file, replace_private_file
-from protocols.dht import Dht, Family
+from protocols.dht import LARGEST_VALUE_BYTES, Dht, Family
 from protocols.errors import PotluckError
 from protocols.identity import PeerId
 from protocols.not_allowed import NotAllowed
@@ -83,10 +84,12 @@ class RevocationFollower:
     def _load(self) -> None:
         """Load the list of the last run. If it is damaged, only log that: it is fetched again."""
         try:
-            known = read_private_file(self._path, LIMIT_BYTES)
+            known = read_private_file(self._path, LARGEST_VALUE_BYTES)
             if known:
-                self.revocations.accept(known, self._keyring)
-                self._kept = known
+                notice = kept_notice(known)
+                self._keyring.add(notice.keys)
+                self.revocations.accept(notice.revocations, self._keyring)
+                self._kept = notice.revocations
         except (UnusableFile, AuthError) as error:
             log.warning("the revocations on disk cannot be used: %s", error)
 
@@ -124,13 +127,15 @@ class RevocationFollower:
                 await changed.wait()
 
     async def save(self) -> None:
-        """Save the newest list, if it is not saved yet."""
+        """Save the newest list, if it is not saved yet, with the keys to check it: the pass on disk
+        may be older than the key that has signed the list."""
         newest = self.revocations.newest
         if newest == self._kept:
             return
+        content = encode(notice_of(newest, self._keyring.records))
         try:
             with trio.CancelScope(shield=True):  # a few milliseconds in a thread
-                await trio.to_thread.run_sync(replace_private_file, self._path, newest)
+                await trio.to_thread.run_sync(replace_private_file, self._path, content)
         except OSError as error:
             log.warning("the revocations could not be kept at %s: %s", self._path, error)
         else:
