@@ -20,7 +20,7 @@ import msgspec
 
 from protocols.errors import LimitExceeded, MalformedMessage
 
-LARGEST_ASK_BYTES = 65_536  # a command and its arguments
+LARGEST_ASK_BYTES = 131_072  # the longest revocation list and its keys have 90,000, in base64
 LARGEST_ANSWER_BYTES = 4_194_304  # a status with 10,000 links has about 3 MB
 LENGTH = struct.Struct(">I")
 

@@ -15,10 +15,10 @@ import pytest
 import trio
 
 from auth.documents import encode
-from auth.keyring import endorse
+from auth.keyring import MOST_KEYS, endorse
 from auth.keys import SigningKey
 from auth.refusals import Reason
-from auth.revocations import NameEntry, PeerEntry, SerialEntry
+from auth.revocations import LIMIT_BYTES, NameEntry, PeerEntry, SerialEntry
 from auth.roles import Role
 from nat import messages
 from nat.messages import Status
@@ -486,6 +486,7 @@ async def test_a_list_spreads_through_the_directory_while_the_server_is_down(run
 
 async def a_list_reaches_all(run: Run, nodes: list[Node]) -> None:
     signed = run.impostor.revoke(7, NameEntry("code:mallory", 1, FAR_FUTURE_MS))
+    content = encode(notice_of(signed, run.impostor.records))
     answer = await trio.to_thread.run_sync(
         ask_once,
         nodes[0].configuration.places.control_socket,
@@ -496,8 +497,29 @@ async def a_list_reaches_all(run: Run, nodes: list[Node]) -> None:
     for node in nodes:
         await eventually(lambda node=node: node.status().membership.revocations == 7)
         kept = node.configuration.places.revocations_file
-        content = encode(notice_of(signed, run.impostor.records))
         await eventually(lambda kept=kept: kept.exists() and kept.read_bytes() == content)
+
+
+async def test_the_longest_list_is_taken_from_the_owner_with_the_keys_of_all_rotations(
+    run: Run,
+) -> None:
+    by = ROOT
+    for number in range(1, MOST_KEYS):
+        newer = SigningKey(number.to_bytes(32, "big"))
+        run.impostor.records += (endorse(RUN, newer.public_key, 1, FAR_FUTURE_MS, by),)
+        by = newer
+    entries = [PeerEntry(number.to_bytes(32, "big"), 1, FAR_FUTURE_MS) for number in range(1303)]
+    signed = run.impostor.revoke(7, *entries, by=by)
+    assert LIMIT_BYTES - 200 < len(signed) <= LIMIT_BYTES
+    async with run.nodes("alice") as (alice,):
+        told = {"list": signed, "keys": encode(run.impostor.records)}
+        answer = await trio.to_thread.run_sync(
+            ask_once,
+            alice.configuration.places.control_socket,
+            "access revocations",
+            {name: base64.b64encode(data).decode() for name, data in told.items()},
+        )
+    assert answer == {"news": True, "number": 7}
 
 
 async def test_a_false_list_changes_nothing(run: Run) -> None:

@@ -77,6 +77,14 @@ def test_a_withdrawn_key_is_told_by_a_courier_whom_the_nodes_still_know(tmp_path
     assert "START THE SERVER NOW" in told
 
 
+def test_a_withdrawn_key_is_told_through_the_node_here(tmp_path: Path) -> None:
+    home = stopped_server(tmp_path / "s", here=tmp_path / "s")
+    (key,) = answer(home, "keys", "list")["keys"]
+    with running_node(home):
+        withdrawn = answer(home, "keys", "withdraw", key["key_id"])
+    assert withdrawn["spread"] == {"way": "node", "number": withdrawn["list_number"]}
+
+
 def _number(home: Path) -> int:
     number: int = answer(home, "list", "--revocations")["list_number"]
     return number

@@ -123,12 +123,18 @@ class RevocationCourier:
         return {"way": "directory", "replicas": replicas}
 
     def _to_the_node_here(self) -> dict[str, Any]:
+        from auth.documents import encode
         from node.core.access.questions import REVOCATIONS
         from node.core.control_client import ask_once
 
-        document = base64.b64encode(self._published().revocations.signed).decode("ascii")
+        published = self._published()
+        told = {"list": published.revocations.signed, "keys": encode(published.keys.records)}
         socket = self._configuration.places.control_socket
-        answer = ask_once(socket, REVOCATIONS, {"list": document})
+        answer = ask_once(
+            socket,
+            REVOCATIONS,
+            {name: base64.b64encode(data).decode("ascii") for name, data in told.items()},
+        )
         return {"way": "node", "number": answer["number"]}
 
     def _published(self) -> Any:

@@ -1,5 +1,6 @@
-"""The value under `revocations/RUN` in the directory: a list, and the keys to check it. A node keeps
-it on disk in the same form.
+"""The value under `revocations/RUN` in the directory: a list, and the keys to check it.
+
+A node keeps the newest on disk in the same form.
 
 Both are signed by auth keys, so any node may publish them. The keys are included because a list
 that is signed by a new key may reach a node before the key does.

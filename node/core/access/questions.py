@@ -1,11 +1,12 @@
 """The commands for the membership of a running node, through the control socket.
 
     access reload               take the pass that `potluck login` has just put on disk
-    access revocations LIST     take a signed revocation list, and spread it through the directory
+    access revocations LIST KEYS
+                                take a signed revocation list, and spread it through the directory
 
 The second is for an outage of the auth server: its moderator signs a list (`potluck auth revoke`),
 and any node of the run can spread it. The node trusts the signature, not the person who brings the
-list.
+list. The auth keys come with it, because it may be signed by one that the node does not know yet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from auth.documents import WHAT_BAD_BYTES_RAISE
 from auth.errors import AuthError
+from auth.keyring import KeyRecord, KeyRecords
 from node.core.access.membership import Membership
 from node.core.control import Answering, ControlServer
 from node.core.wrong_use import WrongUse
@@ -40,7 +45,9 @@ def add_access_questions(control: ControlServer, membership: Membership | None, 
     async def revocations(arguments: Mapping[str, Any], answer: Answering) -> None:
         following = _member(membership).following
         try:
-            is_news = following.take(_bytes_of(arguments.get("list")))
+            is_news = following.take(
+                _bytes_of(arguments.get("list")), _keys_in(arguments.get("keys"))
+            )
         except AuthError as error:
             raise PotluckError(error.what, why=error.why, advice=error.advice) from None
         await following.save()
@@ -76,3 +83,13 @@ def _bytes_of(value: object) -> bytes:
         except binascii.Error:
             pass
     raise WrongUse("A revocation list has to be in base64.")
+
+
+def _keys_in(value: object) -> tuple[KeyRecord, ...]:
+    """The key records; none from a command of an earlier version."""
+    if value is None:
+        return ()
+    try:
+        return msgspec.msgpack.decode(_bytes_of(value), type=KeyRecords)
+    except WHAT_BAD_BYTES_RAISE:
+        raise WrongUse("The keys have to be records of auth keys.") from None
