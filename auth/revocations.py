@@ -82,10 +82,12 @@ class RevocationsFull(AuthError):
     def __init__(self, size: int) -> None:
         super().__init__(
             f"The revocation list would have {size:,} bytes; {LIMIT_BYTES:,} can be spread.",
-            why="Very many were revoked within the life of a token.",
-            advice="Revoke people by name rather than peers or serials (one entry for all of a "
-            "person's keys), or rotate the auth key and withdraw the old one: that refuses every "
-            "token at once, and all who are still allowed get new ones.",
+            why="Very many were revoked within the life of a token. (Revoking a person by name "
+            "takes one entry, for all of their keys.)",
+            advice="Withdraw the auth key that signs (`potluck auth keys list` shows it): "
+            "`potluck auth keys withdraw KEY` refuses every token that it has signed, and takes "
+            "the entries for those off the list. Nodes that are still allowed get new tokens by "
+            "themselves. Then repeat this command.",
         )
 
 

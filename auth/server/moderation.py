@@ -540,6 +540,7 @@ class Moderation:
                 made = keys.rows[-1]
             signing_keys.withdraw(transaction.connection, row.key_id, now_ms)
             after = keys.without(row.key_id, now_ms)
+            self._shed_revocations(transaction, after)
             self._store.publish(transaction, keys=after)
             transaction.log(
                 Act.KEY_WITHDRAWN, actor, reason,
@@ -555,6 +556,16 @@ class Moderation:
             )
 
         return self._do(operation)
+
+    def _shed_revocations(self, transaction: Transaction, keys: SigningKeys) -> None:
+        """Drop what only tokens of withdrawn keys need. While there may be tokens that the database
+        does not know, that is certain only once every key that may have signed is withdrawn."""
+        connection, now_ms = transaction.connection, transaction.now_ms
+        may_have_signed = any(
+            row.withdrawn_ms is None and row.made_ms < now_ms for row in keys.rows
+        )
+        if not (may_have_signed and self._store.is_unsure(transaction)):
+            revoked.shed(connection, now_ms, self._store.grace_ms)
 
     def courier_token(self, peer: bytes, *, actor: str, reason: str = "") -> bytes:
         """A token for a key of the server's own, to bring a list to the peers while it is stopped.

@@ -2,8 +2,9 @@
 
 An entry names an account, a key or a token. It stays on the signed list for as long as a token that
 it refuses could still be valid (its expiry, the grace of a run whose server is away, and the
-difference of two clocks). The ban of a *key* lasts longer: the server issues nothing to it until a
-moderator lifts it. The ban of a *name* is the state of its account.
+difference of two clocks), or until the auth keys of all those tokens are withdrawn. The ban of a
+*key* lasts longer: the server issues nothing to it until a moderator lifts it. The ban of a *name*
+is the state of its account.
 
 The list only refuses tokens issued *before* an entry's time, so not one issued in the same
 millisecond. So the time of an entry is later than every token that it should refuse.
@@ -109,6 +110,20 @@ def lift(connection: sqlite3.Connection, kind: str, value: Value, now_ms: int) -
         "UPDATE revocations SET lifted_ms = ? WHERE kind = ? AND value = ? AND lifted_ms IS NULL",
         (now_ms, kind, value),
     ).rowcount
+
+
+def shed(connection: sqlite3.Connection, now_ms: int, grace_ms: int) -> None:
+    """Take the entries off the list that refuse only tokens of withdrawn auth keys."""
+    connection.execute(
+        "WITH alive AS (SELECT serial, account, peer FROM tokens WHERE expires_ms > ? AND key_id"
+        " NOT IN (SELECT key_id FROM signing_keys WHERE withdrawn_ms IS NOT NULL))"
+        " UPDATE revocations SET forget_ms = ? WHERE lifted_ms IS NULL AND forget_ms > ?"
+        " AND NOT (kind = 'serial' AND value IN (SELECT serial FROM alive))"
+        " AND NOT (kind = 'peer' AND value IN (SELECT peer FROM alive))"
+        " AND NOT (kind = 'name' AND value IN"
+        " (SELECT provider || ':' || login FROM alive JOIN accounts USING (account)))",
+        (now_ms - grace_ms - MARGIN_MS, now_ms, now_ms),
+    )
 
 
 def listed(connection: sqlite3.Connection, now_ms: int, limit: int) -> list[Revocation]:

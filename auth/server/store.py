@@ -178,11 +178,12 @@ class Store:
 
     def forget_ms(self, transaction: Transaction, end_ms: int) -> int:
         """Until when a token that ends then may be valid anywhere; 0 if there is none (0)."""
-        (unsure_ms,) = transaction.connection.execute(
-            "SELECT unsure_until_ms FROM store"
-        ).fetchone()
-        latest_ms = max(end_ms, int(unsure_ms))
+        latest_ms = max(end_ms, _unsure_until_ms(transaction))
         return latest_ms + self.grace_ms + revoked.MARGIN_MS if latest_ms else 0
+
+    def is_unsure(self, transaction: Transaction) -> bool:
+        """Whether there may be valid tokens that the database does not know."""
+        return _unsure_until_ms(transaction) > transaction.now_ms
 
     def can_sign(self) -> bool:
         """Whether there is a key that signs now, and is within its time."""
@@ -235,6 +236,11 @@ class Store:
         wanted = revoked.entries(transaction.connection, transaction.now_ms)
         if held.key_id != key.key_id or set(held.entries) != set(wanted):
             self.publish(transaction)
+
+
+def _unsure_until_ms(transaction: Transaction) -> int:
+    (until_ms,) = transaction.connection.execute("SELECT unsure_until_ms FROM store").fetchone()
+    return int(until_ms)
 
 
 @contextlib.contextmanager

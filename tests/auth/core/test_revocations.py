@@ -204,7 +204,7 @@ def test_a_full_list_says_what_to_do() -> None:
     many = [PeerEntry(number.to_bytes(32, "big"), NOW, NOW + HOUR) for number in range(2000)]
     with pytest.raises(RevocationsFull, match="by name") as caught:
         listed(*many)
-    assert "rotate" in caught.value.advice
+    assert "potluck auth keys withdraw" in caught.value.advice
     fits = listed(*many[:1000])
     assert len(fits) <= LIMIT_BYTES
     held = Revocations(RUN)

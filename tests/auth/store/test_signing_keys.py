@@ -9,9 +9,10 @@ import pytest
 from auth.keyring import MOST_KEYS, Keyring
 from auth.keys import SigningKey, fingerprint
 from auth.refusals import AccessRefused
-from auth.revocations import Revocations, read_list
+from auth.revocations import Revocations, RevocationsFull, read_list
 from auth.server.join_refused import JoinReason
 from auth.server.moderation import SHORTEST_OVERLAP_MS, NoSuchKey
+from auth.server.revoked import MARGIN_MS
 from auth.server.signing_keys import TooManyKeys
 from auth.tokens import read_token
 from auth.verified_tokens import VerifiedTokens
@@ -126,6 +127,76 @@ async def test_a_stolen_key_is_out_and_all_who_are_allowed_go_on(
     with pytest.raises(NoSuchKey, match="was withdrawn already"):
         server.moderation.key_withdraw(stolen.key_id, actor=ROOT)
     assert server.acts()[-3:] == ["key made", "key withdrawn", "renewed"]
+
+
+async def test_a_full_list_has_room_again_once_the_key_of_its_tokens_is_withdrawn(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("auth.revocations.LIMIT_BYTES", 400)
+    nodes = [Node(number, server) for number in range(1, 20)]
+    for node in nodes:
+        server.allow(f"person-{node.peer_id}")
+        await node.join(Person(f"person-{node.peer_id}"))
+    peer = Peer(server, server.fingerprint)
+    done = 0
+    with pytest.raises(RevocationsFull) as full:  # noqa: PT012 - one of them is too many
+        while True:
+            server.moderation.revoke(f"person-{nodes[done].peer_id}", actor=ROOT)
+            done += 1
+    assert 0 < done < len(nodes) - 1
+    assert "keys withdraw" in full.value.advice
+    server.moderation.key_withdraw(server.fingerprint, actor=ROOT)
+    assert read_list(server.store.revocation_list().signed).entries == ()
+    server.moderation.revoke(f"person-{nodes[done].peer_id}", actor=ROOT)
+    server.store.writer.run(server.store.refresh_list)
+    peer.hear()
+    old = [node.token for node in nodes]
+    assert not any(map(peer.takes, old))
+    for node in nodes[: done + 1]:
+        with refused(JoinReason.REVOKED):
+            await node.renew()
+    await nodes[-1].renew()
+    assert peer.takes(nodes[-1].token)
+
+
+async def test_a_key_that_is_withdrawn_leaves_the_entries_for_tokens_of_others_on_the_list(
+    server: Server,
+) -> None:
+    for number, name in enumerate(("alice", "bob"), 1):
+        server.allow(name)
+        await Node(number, server).join(Person(name))
+    first = server.moderation.keys().keys[0]
+    made = server.moderation.key_rotate(overlap_ms=0, actor=ROOT)
+    server.clock.now_ms = made.signs_from_ms
+    late = Node(3, server, pinned=first.fingerprint)
+    await late.join(Person("bob"))
+    for target in ("alice", "bob", late.peer_id, str(read_token(late.token).serial)):
+        server.moderation.revoke(target, actor=ROOT)
+    server.moderation.key_withdraw(first.key_id, actor=ROOT)
+    kept = read_list(server.store.revocation_list().signed).entries
+    assert [type(entry).__name__ for entry in kept] == ["NameEntry", "PeerEntry", "SerialEntry"]
+    server.clock.forward(2 * HOUR_MS + MARGIN_MS)
+    server.moderation.key_withdraw(made.new.key_id, actor=ROOT)
+    assert read_list(server.store.revocation_list().signed).entries == ()
+
+
+async def test_a_server_that_does_not_know_all_tokens_sheds_no_entry_that_they_may_need(
+    folder: Path, tmp_path: Path
+) -> None:
+    clock, backup = Clock(), tmp_path / "backup"
+    with running(folder, clock) as server:
+        server.allow("alice")
+        await Node(1, server).join(ALICE)
+        first = server.fingerprint
+        made = server.moderation.key_rotate(overlap_ms=0, actor=ROOT)
+        clock.now_ms = made.signs_from_ms
+        server.moderation.backup(backup, actor=ROOT)
+    with running(backup, clock) as server:
+        server.moderation.revoke("alice", actor=ROOT)
+        server.moderation.key_withdraw(first, actor=ROOT)
+        assert len(read_list(server.store.revocation_list().signed).entries) == 1
+        server.moderation.key_withdraw(made.new.key_id, actor=ROOT)
+        assert read_list(server.store.revocation_list().signed).entries == ()
 
 
 def test_the_file_of_a_withdrawn_key_that_a_crash_left_goes_at_the_next_start(
