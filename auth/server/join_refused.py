@@ -115,7 +115,8 @@ _SENTENCES: dict[JoinReason, tuple[str, str, str]] = {
     JoinReason.CLOCK: (
         "The auth server cannot issue a token now.",
         "Its clock went back to before this name was last revoked.",
-        "The server's operator has to set its clock; then ask again.",
+        "The server's operator has to set its clock. If that was far ahead then and is right now, "
+        "a moderator allows the name once more (`potluck auth allow NAME`); then ask again.",
     ),
     JoinReason.LOGIN: (
         "The login did not succeed.",

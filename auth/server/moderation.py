@@ -58,7 +58,7 @@ from auth.server.database import spell_roles
 from auth.server.signing_keys import SigningKeys
 from auth.server.store import Store, StoreReader
 from auth.server.writer import Transaction
-from auth.tokens import DEFAULT_LIFE_MS, Token, sign_token
+from auth.tokens import CLOCK_TOLERANCE_MS, DEFAULT_LIFE_MS, Token, sign_token
 
 T = TypeVar("T")
 
@@ -196,6 +196,8 @@ class Moderation:
                     codes.forget_uses(connection, account.account)
                 if rebind or before.state is not AccountState.ALLOWED:
                     accounts.let_go_of_keys(connection, account)
+                if self._date_back(transaction, account, actor, reason) and change == "unchanged":
+                    change = "was revoked"
             if change != "unchanged":
                 roles_text = spell_roles(account.roles)
                 transaction.log(
@@ -305,6 +307,29 @@ class Moderation:
         )  # fmt: skip
         self._store.publish(transaction)
         return live, forget_ms
+
+    def _date_back(
+        self, transaction: Transaction, account: Account, actor: str, reason: str
+    ) -> bool:
+        """If a clock that was far ahead has dated the name's revocation, revoke instead up to now,
+        and each token from then on by itself: a new token must not have to wait for that time."""
+        connection, now_ms = transaction.connection, transaction.now_ms
+        ahead = revoked.standing(connection, revoked.NAME, account.name)
+        if ahead is None or ahead.revoked_ms <= now_ms + CLOCK_TOLERANCE_MS:
+            return False
+        revoked.lift(connection, revoked.NAME, account.name, now_ms)
+        revoked.add(
+            connection, revoked.NAME, account.name, by=actor, reason=reason,
+            revoked_ms=now_ms, forget_ms=ahead.forget_ms,
+        )  # fmt: skip
+        for token in tokens_issued.since(connection, account.account, now_ms):
+            revoked.add(
+                connection, revoked.SERIAL, token.serial, by=actor, reason=reason,
+                revoked_ms=token.issued_ms + 1,
+                forget_ms=self._store.forget_ms(transaction, token.expires_ms),
+            )  # fmt: skip
+        self._store.publish(transaction)
+        return True
 
     def _revoke_peer(
         self, transaction: Transaction, peer: bytes, actor: str, reason: str

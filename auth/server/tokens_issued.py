@@ -89,6 +89,12 @@ def latest_issue(connection: sqlite3.Connection, account: int) -> int:
     return int(issued)
 
 
+def since(connection: sqlite3.Connection, account: int, from_ms: int) -> list[IssuedToken]:
+    """An account's tokens that were issued at that time or later."""
+    where = "WHERE account = ? AND issued_ms >= ? ORDER BY serial"
+    return rows_of(connection, IssuedToken, f"FROM tokens {where}", (account, from_ms))
+
+
 def latest_of_peer(connection: sqlite3.Connection, peer: bytes) -> tuple[int, int]:
     """When the last of a key's tokens expires, and when it was issued; zeros if it has none."""
     end, issued = connection.execute(

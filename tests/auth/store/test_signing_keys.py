@@ -307,6 +307,40 @@ async def test_after_the_clock_went_back_a_name_that_was_revoked_has_to_wait(
     assert peer.takes(node.token)
 
 
+@pytest.mark.parametrize("again", ["allow", "revoke and allow", "rebind"])
+async def test_a_name_that_was_revoked_by_a_clock_a_year_ahead_comes_back(
+    server: Server, again: str
+) -> None:
+    year_ms = 365 * 24 * HOUR_MS
+    server.allow("alice")
+    node, other = Node(1, server), Node(2, server)
+    await other.join(ALICE)
+    server.clock.forward(year_ms)
+    await node.join(ALICE)
+    server.moderation.revoke("alice", actor=ROOT)
+    server.moderation.allow("alice", actor=ROOT)
+    server.clock.forward(HOUR_MS - year_ms)
+    with refused(JoinReason.CLOCK):
+        await node.join(ALICE)
+    if again == "revoke and allow":
+        server.moderation.revoke("alice", actor=ROOT)
+    allowed = server.moderation.allow("alice", rebind=again == "rebind", actor=ROOT)
+    assert allowed.change == ("rebound" if again == "rebind" else "was revoked")
+    early, ahead = other.token, node.token
+    await node.join(ALICE)
+    peer = Peer(server, server.fingerprint)
+    peer.hear()
+    assert peer.takes(node.token)
+    assert not peer.takes(early)
+    server.clock.forward(year_ms - HOUR_MS)
+    server.store.writer.run(server.store.refresh_list)
+    peer.hear()
+    assert not peer.takes(ahead), "its time has come, and it is still revoked"
+    server.moderation.revoke("alice", actor=ROOT)
+    peer.hear()
+    assert not peer.takes(node.token)
+
+
 async def test_after_the_clock_was_a_year_ahead_a_revocation_still_reaches_everybody(
     server: Server,
 ) -> None:
