@@ -39,6 +39,7 @@ MOST_PROVIDERS = 16
 LONGEST_LIFE_SECONDS = 7 * 86_400  # a revoked peer goes on for so long while the server is down
 SHORTEST_LIFE_SECONDS = 10
 LARGEST_COUNT = 1_000_000
+USUAL_PORTS = {"https": 443, "http": 80}
 
 Value = str | int | tuple[str, ...]
 
@@ -125,6 +126,7 @@ def _run(value: Any) -> str:
 
 
 def _url(value: Any) -> str:
+    """The address as browsers name it in `Origin`: in lower case, without a port that is usual."""
     text = _text(value).rstrip("/")
     try:
         parts = urlsplit(text)
@@ -137,7 +139,9 @@ def _url(value: Any) -> str:
         raise ValueError("must be an address like https://auth.example.org, without a path")
     if parts.scheme == "http" and not _is_loopback(parts.hostname):
         raise ValueError("must begin with https: (http is for this machine alone)")
-    return text
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    is_usual = parts.port in (None, USUAL_PORTS[parts.scheme])
+    return f"{parts.scheme}://{host}" + ("" if is_usual else f":{parts.port}")
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,6 +17,7 @@ from node.core.access.auth_client import (
     AuthClient,
     GrantedPass,
     OfferedProvider,
+    PendingLogin,
     WrongServer,
     open_auth_client,
 )
@@ -199,6 +200,18 @@ async def test_text_that_must_not_be_shown_to_a_person_ends_the_login(
         await client.meet()
         with pytest.raises(WrongServer):
             await client.log_in(OfferedProvider("hub", "browser"))
+
+
+@pytest.mark.parametrize("page", ["https://auth.example", "https://auth.example:443"])
+@pytest.mark.parametrize("url", ["https://Auth.example:443", "https://auth.example"])
+async def test_a_page_of_the_server_is_at_its_address_with_the_usual_port_or_without(
+    url: str, page: str
+) -> None:
+    time = ServerTime(machine_clocks())
+    async with open_auth_client(ME, url=url, run=RUN, fingerprint="", time=time) as client:
+        client._check_shown(PendingLogin("s", 1, 600, url=f"{page}/login/p1"))
+        with pytest.raises(WrongServer, match="at another address"):
+            client._check_shown(PendingLogin("s", 1, 600, url="https://auth.example:8443/login/p1"))
 
 
 async def test_server_time_comes_with_each_pass_and_when_asked(tmp_path: Path) -> None:

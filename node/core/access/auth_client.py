@@ -357,10 +357,11 @@ async def open_auth_client(
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None] | None:
-    """Scheme, host and port; None if one is missing."""
+    """Scheme, host and port; None for what is no address."""
     try:
         parts = urlsplit(url)
-        return parts.scheme, parts.hostname, parts.port
+        port = parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+        return parts.scheme, parts.hostname, port
     except ValueError:
         return None
 

@@ -36,6 +36,22 @@ def test_two_lines_are_enough() -> None:
     assert [provider.id for provider in settings.providers] == ["code"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "origin"),
+    [
+        ("https://auth.example:443", "https://auth.example"),
+        ("HTTPS://Auth.Example:443/", "https://auth.example"),
+        ("https://Auth.Example:8443", "https://auth.example:8443"),
+        ("https://[2001:DB8::1]:443", "https://[2001:db8::1]"),
+        ("https://[2001:db8::1]:8443", "https://[2001:db8::1]:8443"),
+        ("http://127.0.0.1:80", "http://127.0.0.1"),
+        ("http://127.0.0.1:443", "http://127.0.0.1:443"),
+    ],
+)
+def test_the_public_address_is_what_a_browser_calls_it(typed: str, origin: str) -> None:
+    assert read(LEAST.replace("https://auth.example", typed)).public_url == origin
+
+
 def test_every_key_has_a_meaning_and_an_example_or_a_default() -> None:
     for key in KEYS:
         assert key.what
