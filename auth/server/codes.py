@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import msgspec
 
 from auth.roles import Role
+from auth.server import accounts
 from auth.server.database import row_of, rows_of, spell_roles
 
 CODE_RANDOM_BYTES = 13  # 104 bits, of which 100 are spelled
@@ -71,9 +72,16 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
         return CodeState.OPEN
 
 
-def made_up_login(code: Code) -> str:
-    """The name of the next person to use a code without a name: `c7-1`."""
-    return f"{code.code_id}-{code.uses + 1}"
+def made_up_login(connection: sqlite3.Connection, code: Code) -> str:
+    """The name of the next person to use a code without a name: `c7-1`.
+
+    A name that is there already is somebody else's: after a backup was put back, moderators deny
+    people whose use of the code is not known any more.
+    """
+    number = code.uses + 1
+    while accounts.by_name(connection, accounts.AccountName(PROVIDER, f"{code.code_id}-{number}")):
+        number += 1
+    return f"{code.code_id}-{number}"
 
 
 def is_made_up(login: str) -> bool:

@@ -438,7 +438,8 @@ class Granting:
             return JoinRefused(JoinReason.CODE_USED_UP)
         if state is codes.CodeState.EXPIRED:
             return JoinRefused(JoinReason.CODE_EXPIRED)
-        name = AccountName(codes.PROVIDER, code.login or codes.made_up_login(code))
+        login = code.login or codes.made_up_login(connection, code)
+        name = AccountName(codes.PROVIDER, login)
         found = accounts.by_name(connection, name)
         if found is not None:
             return found, code, False

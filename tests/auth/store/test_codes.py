@@ -14,7 +14,7 @@ from auth.server import codes
 from auth.server.join_refused import JoinReason
 from auth.server.moderation import NotDone
 from auth.tokens import read_token
-from tests.auth.store.stores import HOUR_MS, ROOT, Node, Server
+from tests.auth.store.stores import HOUR_MS, ROOT, Node, Server, running
 from tests.auth.store.test_issuing import refused
 
 
@@ -100,6 +100,22 @@ async def test_a_person_who_was_denied_does_not_get_in_by_their_code(server: Ser
     assert server.moderation.codes().codes[0].uses == 0
     with pytest.raises(NotDone, match="code:bob may not take part"):
         new(server, name="bob")
+
+
+async def test_a_code_goes_on_after_a_backup_was_put_back_and_its_people_were_denied(
+    server: Server, tmp_path: Path
+) -> None:
+    code = new(server, uses=5)
+    await Node(1, server).join_by_code(code)
+    server.moderation.backup(tmp_path / "backup", actor=ROOT)
+    for number in (2, 3):
+        await Node(number, server).join_by_code(code)
+    with running(tmp_path / "backup", server.clock) as restored:
+        for name in ("code:c1-2", "code:c1-3"):
+            restored.moderation.deny(name, actor=ROOT)
+        assert await username(Node(4, restored), code) == "code:c1-4"
+        assert await username(Node(5, restored), code) == "code:c1-5"
+        assert restored.moderation.codes().codes[0].uses == 3
 
 
 async def test_two_codes_for_one_name_are_the_same_person(server: Server) -> None:
