@@ -4,9 +4,9 @@ clean end.
 `serve` runs until it is cancelled. Then it accepts no new connection, closes those that are idle,
 and gives requests in flight GRACE_SECONDS to be answered; after that every socket is closed.
 
-A stranger cannot hold connections forever: when there is no room, the one that has been idle for
-longest is closed. Handshakes cost us more than the client, so each address may begin only a limited
-number.
+A stranger cannot hold connections forever: when there is no room, the one is closed whose client
+has been waited for longest, for a request or for the rest of its body. Handshakes cost us more than
+the client, so each address may begin only a limited number.
 
 Requests in flight must not be cancelled with the rest, so they are shielded. Every shield needs a
 timeout of its own, or Ctrl-C hangs.
@@ -250,7 +250,8 @@ class LingeringSocket(trio.abc.Stream):
 class Connection:
     """One client, from its handshake until it leaves or is dropped.
 
-    It is idle while no request is being answered; only then can it time out.
+    It is idle while we wait for the client: for a request, or for the rest of its body. Only then
+    can it be dropped. A body is timed by the application, a request's head here.
     """
 
     def __init__(
@@ -266,8 +267,10 @@ class Connection:
         self._unsent = b""
         self._idle = trio.CancelScope()
         self._is_ending = False
+        self._head_came = 0.0
         self.idle_since: float | None = trio.current_time()
-        """Since when no request is being answered; None while one is, and once it is ending."""
+        """Since when the client is waited for: for a request, or for the rest of one whose head
+        came then. None while a request is being answered, and once the connection is ending."""
 
     def end_if_idle(self) -> None:
         """Drop it, unless a request is being answered: then it ends after the answer."""
@@ -326,6 +329,7 @@ class Connection:
                 except h11.RemoteProtocolError as error:
                     await self._send_status(error.error_status_hint)
             self.idle_since = None
+            self._head_came = trio.current_time()
         return event if isinstance(event, h11.Request) else None
 
     async def _answer(self, request: h11.Request, connection: Scope, *, is_last: bool) -> None:
@@ -345,15 +349,22 @@ class Connection:
             pass
         except Exception as error:  # noqa: BLE001 - as one that answered nothing
             _log.exception("the application failed: %r", error)
-        if self._http.our_state is h11.SEND_RESPONSE:
+        if self._http.our_state is h11.SEND_RESPONSE and not self._idle.cancelled_caught:
             await self._send_status(400 if self._http.their_state is h11.ERROR else 500)
 
     async def _receive(self) -> Message:
-        """The next piece of the request's body, for the application."""
+        """The next piece of the request's body, for the application. A client that is slow with it
+        makes way for others, like one that is slow with its head."""
+        event: object = h11.ConnectionClosed()
+        if not self._is_ending:
+            self.idle_since = self._head_came
         try:
-            event = await self._next_event()
+            with trio.CancelScope() as self._idle:
+                event = await self._next_event()
         except h11.RemoteProtocolError:
-            event = h11.ConnectionClosed()
+            pass
+        finally:
+            self.idle_since = None
         if isinstance(event, h11.Data):
             return {"type": "http.request", "body": bytes(event.data), "more_body": True}
         if isinstance(event, h11.EndOfMessage):

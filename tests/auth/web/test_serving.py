@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 import trio
 from starlette.requests import Request
@@ -24,7 +25,7 @@ from auth.server.answers import json_answer
 from auth.server.boundary import read_body
 from auth.server.certificates import LOOK_SECONDS, Certificate
 from auth.server.rate_limits import AllowedRate, Network
-from auth.server.serving import HttpServer
+from auth.server.serving import Connection, HttpServer
 from tests.auth.web.authority import LOOPBACK, Authority
 from tests.auth.web.http_client import HttpClient, connect, request
 from tests.waiting import PATIENCE_SECONDS, until
@@ -306,6 +307,62 @@ async def test_a_connection_that_is_being_answered_does_not_make_way() -> None:
         go.set()
         for client in clients:
             assert (await client.answer()).status == 200
+
+
+async def test_without_room_the_slowest_sender_of_a_body_makes_way() -> None:
+    part = request("POST", "/", b"x", content_length="2")
+    async with listening(most=3) as here, contextlib.AsyncExitStack() as stack:
+        clients = []
+        for number in range(1, 4):
+            clients.append(await stack.enter_async_context(connect(here.port, None)))
+            await clients[-1].send(part)
+            await until(lambda n=number: len(bodies_awaited(here)) == n, PATIENCE_SECONDS)
+        async with connect(here.port, None) as newest:
+            assert (await newest.ask("GET", "/")).status == 200
+            with pytest.raises(EOFError):
+                await clients[0].answer()
+        for client in clients[1:]:
+            await client.send(b"y")
+            assert (await client.answer()).json()["bytes"] == 2
+        assert here.refused == ["idle"]
+
+
+def bodies_awaited(here: Listening) -> list[Connection]:
+    return [
+        each
+        for each in here.server.open
+        if each.idle_since is not None and each._http.their_state is h11.SEND_BODY
+    ]
+
+
+async def test_a_body_that_is_not_all_here_does_not_hold_up_the_end() -> None:
+    async with listening() as here, connect(here.port, None) as client:
+        await client.send(request("POST", "/", b"x", content_length="2"))
+        await until(lambda: bool(bodies_awaited(here)), PATIENCE_SECONDS)
+        with trio.fail_after(serving.GRACE_SECONDS / 2):
+            here.stop()
+            await client.is_closed()
+
+
+async def test_a_body_that_the_application_gives_up_is_no_longer_waited_for(
+    hurried: MockClock,
+) -> None:
+    go = trio.Event()
+
+    async def impatient(scope: Scope, receive: Receive, send: Send) -> None:
+        with trio.move_on_after(1):
+            await read_body(Request(scope, receive))
+        await go.wait()
+        await json_answer({}, 408)(scope, receive, send)
+
+    async with listening(impatient, most=1) as here, connect(here.port, None) as client:
+        await client.send(request("POST", "/", b"x", content_length="2"))
+        await until(lambda: bool(bodies_awaited(here)), PATIENCE_SECONDS * hurried.rate)
+        await until(lambda: not bodies_awaited(here), PATIENCE_SECONDS * hurried.rate)
+        async with connect(here.port, None) as one_too_many:
+            await one_too_many.is_closed()
+        go.set()
+        assert (await client.answer()).status == 408
 
 
 async def test_handshakes_of_one_address_are_limited() -> None:
