@@ -44,6 +44,7 @@ from auth.server.accounts import Account, AccountName, AccountState, NotAName, a
 from auth.server.audit import Act
 from auth.server.join_refused import JoinReason, JoinRefused
 from auth.server.store import Store
+from auth.server.store_errors import StoreFailed
 from auth.server.writer import Transaction
 from auth.statements import SignedRefusal, SignedTime, sentence, sign_refusal, sign_time
 from auth.tokens import DEFAULT_LIFE_MS, Token, is_genuine, read_token, sign_token
@@ -178,10 +179,16 @@ class Issuer:
         """The next pass of a node that has logged in before. Its token may have expired already.
 
         `check` is called with the genuine token before anything is written; it may raise.
+
+        A token of an unknown auth key is no reason to refuse a node for ever: this server was put
+        back from a backup, and gets the key again. The log has it as a refusal; raises StoreFailed.
         """
         token = self._genuine(token_bytes, proven)
         if isinstance(token, JoinRefused):
-            raise await self.refused(token, address, peer=proven.peer)
+            refusal = await self.refused(token, address, peer=proven.peer)
+            if token.reason is JoinReason.UNKNOWN_KEY:
+                raise StoreFailed(refusal.what, why=refusal.why, advice=refusal.advice)
+            raise refusal
         if check is not None:
             check(token)
         outcome = await self._store.writer.perform(
@@ -238,14 +245,15 @@ class Issuer:
             token = read_token(token_bytes)
         except AccessRefused as error:
             return JoinRefused(JoinReason.TOKEN, why=error.why)
-        ours = token.run == self._store.run and token.peer == proven.peer
-        if ours and (token_bytes in self._issued or self._is_signed(token_bytes, token)):
+        if token.run != self._store.run or token.peer != proven.peer:
+            return JoinRefused(JoinReason.TOKEN)
+        key = self._store.keys.all_verifying.get(token.key_id)
+        if key is None:
+            what = f"This auth server does not know the auth key {token.key_id.hex()} of the token."
+            return JoinRefused(JoinReason.UNKNOWN_KEY, what)
+        if token_bytes in self._issued or is_genuine(token_bytes, key):
             return token
         return JoinRefused(JoinReason.TOKEN)
-
-    def _is_signed(self, token_bytes: bytes, token: Token) -> bool:
-        key = self._store.keys.all_verifying.get(token.key_id)
-        return key is not None and is_genuine(token_bytes, key)
 
     def _remember(self, token_bytes: bytes) -> None:
         self._issued[token_bytes] = None

@@ -18,6 +18,7 @@ class JoinReason(enum.StrEnum):
     CHALLENGE = "challenge"
     SIGNATURE = "signature"
     TOKEN = "token"
+    UNKNOWN_KEY = "unknown-key"  # in the log alone: a node that gets it asks again
     NOT_ON_THE_LIST = "not-on-the-list"
     DENIED = "denied"
     REVOKED = "revoked"
@@ -51,6 +52,12 @@ _SENTENCES: dict[JoinReason, tuple[str, str, str]] = {
         "The token is not one of this peer in this run.",
         "It belongs to another peer or run, or was changed.",
         "Run `potluck login INVITE` again.",
+    ),
+    JoinReason.UNKNOWN_KEY: (
+        "This auth server does not know the auth key of the token.",
+        "It was put back from a backup that is older than that key.",
+        "Its moderators give it the key (`potluck auth keys rotate --key FILE`), or new invites to "
+        "everybody if the key is lost.",
     ),
     JoinReason.NOT_ON_THE_LIST: (
         "You are not on the list of those who may take part.",

@@ -58,7 +58,13 @@ from auth.server.database import spell_roles
 from auth.server.signing_keys import SigningKeys
 from auth.server.store import Store, StoreReader
 from auth.server.writer import Transaction
-from auth.tokens import CLOCK_TOLERANCE_MS, DEFAULT_LIFE_MS, Token, sign_token
+from auth.tokens import (
+    CLOCK_TOLERANCE_MS,
+    DEFAULT_LIFE_MS,
+    LONGEST_LIFE_MS,
+    Token,
+    sign_token,
+)
 
 T = TypeVar("T")
 
@@ -523,13 +529,32 @@ class Moderation:
     # So the new key is made first, in the same transaction, and signs at once.
 
     def key_rotate(
-        self, *, overlap_ms: int = DEFAULT_LIFE_MS, actor: str, reason: str = ""
+        self,
+        *,
+        overlap_ms: int = DEFAULT_LIFE_MS,
+        key_file: Path | None = None,
+        actor: str,
+        reason: str = "",
     ) -> KeyRotated:
-        """A new key: published now, signing after the overlap (usually the life of a token)."""
+        """A new key: published now, signing after the overlap (usually the life of a token).
+
+        Or the one in `key_file`, to which this run changed after the backup that was restored: it
+        signs at once, and counts for all tokens that it may have signed already.
+        """
+        known_key = None if key_file is None else _key_in(key_file)
 
         def operation(transaction: Transaction) -> KeyRotated:
             now_ms, keys = transaction.now_ms, self._store.latest_keys()
             old = keys.active_row(now_ms)
+            if known_key is not None:
+                from_ms = now_ms - LONGEST_LIFE_MS
+                after = self._take_key(transaction, keys, known_key, from_ms, actor, reason)
+                self._store.publish(transaction, keys=after)
+                return KeyRotated(
+                    new=views.key_view(after, after.rows[-1], now_ms),
+                    old=views.key_view(after, old, now_ms),
+                    signs_from_ms=now_ms,
+                )
             if keys.newest().record.from_ms > now_ms:
                 raise NoSuchKey(
                     "A new key is on its way already.",
@@ -625,9 +650,28 @@ class Moderation:
         self, transaction: Transaction, keys: SigningKeys, from_ms: int, actor: str, reason: str
     ) -> SigningKeys:
         key = SigningKey(secrets.token_bytes(SEED_BYTES))
+        return self._take_key(transaction, keys, key, from_ms, actor, reason)
+
+    def _take_key(
+        self,
+        transaction: Transaction,
+        keys: SigningKeys,
+        key: SigningKey,
+        from_ms: int,
+        actor: str,
+        reason: str,
+    ) -> SigningKeys:
+        if any(row.key_id == key.key_id for row in keys.rows):
+            raise NoSuchKey(
+                f"The key {key.key_id.hex()} is known here already.",
+                why="Only a key that was made after the backup is missing after a restore.",
+                advice="`potluck auth keys list` shows the keys that this server has.",
+            )
         row = keys.successor(key, transaction.now_ms, from_ms)
-        path = signing_keys.write_key_file(self._store.paths.keys, key)
-        transaction.if_undone(lambda: signing_keys.remove_key_file(path))
+        folder = self._store.paths.keys
+        if signing_keys.read_key_file(folder / signing_keys.file_name(key.key_id)) is None:
+            path = signing_keys.write_key_file(folder, key)
+            transaction.if_undone(lambda: signing_keys.remove_key_file(path))
         signing_keys.keep_row(transaction.connection, row)
         transaction.log(
             Act.KEY_MADE, actor, reason, detail=f"{key.key_id.hex()} {fingerprint(key.public_key)}"
@@ -814,6 +858,17 @@ def _code_login(name: str) -> str:
             advice=f"Use {codes.PROVIDER}:{parsed.login}, or allow the name and let them log in.",
         )
     return parsed.login
+
+
+def _key_in(path: Path) -> SigningKey:
+    key = signing_keys.read_key_file(path)
+    if key is None:
+        raise NoSuchKey(
+            f"There is no file {path}.",
+            why="The file of an auth key is called KEYID.key, in the keys folder of its server.",
+            advice="Look in the folder of the server that was replaced, or in a later backup.",
+        )
+    return key
 
 
 def _key_called(keys: SigningKeys, wanted: str) -> signing_keys.KeyRow:

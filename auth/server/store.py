@@ -310,6 +310,14 @@ def _go_on_from_backup(store: Store, transaction: Transaction, backup_ms: int) -
         "Put back from a backup: what happened after it was made is not known here.",
         detail=f"The backup was made {seconds} s ago; repeat the revocations since then.",
     )
+    log.warning(
+        "This auth server was put back from a backup of %d s ago. If the auth key was changed since"
+        " then, nodes ignore its revocations until it has the newer key again: `potluck auth keys"
+        " rotate --key FILE`, with the file from the keys folder of the server that was replaced."
+        ' Then repeat what moderators have done since, revocations first. "Backup and restore" in'
+        " docs/moderators.md says what to do if that file is lost",
+        seconds,
+    )
     store.publish(transaction)
 
 

@@ -160,9 +160,13 @@ class KeysList(ModeratorsAct):
 
 class KeysRotate(ModeratorsAct):
     overlap: int | None = None  # ms; how long the old key still signs
+    key_file: str | None = None  # absolute: the server's working directory is another one
     reason: str = ""
 
     def do(self, moderation: Moderation, actor: str) -> object:
+        if self.key_file is not None:
+            file = Path(self.key_file)
+            return moderation.key_rotate(key_file=file, actor=actor, reason=self.reason)
         if self.overlap is None:
             return moderation.key_rotate(actor=actor, reason=self.reason)
         return moderation.key_rotate(overlap_ms=self.overlap, actor=actor, reason=self.reason)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from node.app.auth_places import find_auth_places, hold_auth_lock
+from tests.commands.console import potluck
 from tests.commands.moderated import answer, auth, done, made, serving
 from tests.waiting import PATIENCE_SECONDS
 
@@ -277,3 +278,19 @@ def test_keys_rotate_and_the_one_in_use_can_be_withdrawn(home: Path) -> None:
     assert states[0] == "withdrawn"
     assert states[-1] == "signs now"
     assert withdrawn.returncode in (0, 4), "4: no server runs, and no node could be told"
+
+
+def test_a_key_that_came_after_the_backup_is_put_back_by_its_file(tmp_path: Path) -> None:
+    home = made(tmp_path / "home")
+    folder = find_auth_places({}, home=str(home)).folder
+    done(home, "backup", str(tmp_path / "backup"))
+    new = answer(home, "keys", "rotate")["new"]
+    folder.rename(tmp_path / "broken")
+    (tmp_path / "backup").rename(folder)
+    completed = potluck("auth", "keys", "list", home=home)
+    assert "keys rotate --key FILE" in completed.stderr
+    file = tmp_path / "broken" / "keys" / f"{new['key_id']}.key"
+    told = done(home, "keys", "rotate", "--key", str(file))
+    assert f"Key {new['key_id']} is here again, and signs from now on" in told
+    assert answer(home, "keys", "list")["keys"][-1]["state"] == "signs now"
+    assert auth(home, "keys", "rotate", "--key", str(file)).returncode == 1

@@ -154,6 +154,8 @@ def _typed_for(arguments: argparse.Namespace, act: str, places: AuthPlaces) -> d
         _check_filters(arguments)
     if act == "backup":
         typed["folder"] = _backup_folder(arguments.folder, places)
+    if act == "keys-rotate" and arguments.key_file is not None:
+        typed["key_file"] = _absolute(arguments.key_file)
     if act == "audit" and arguments.since is not None:
         kind, ms = arguments.since
         typed["since_ms"] = ms if kind == "at" else now_ms() - ms
@@ -171,12 +173,16 @@ def _check_filters(arguments: argparse.Namespace) -> None:
         )
 
 
-def _backup_folder(typed: str | None, places: AuthPlaces) -> str:
-    """An absolute path: a running server has another working directory than this command."""
+def _absolute(typed: str) -> str:
+    """A running server has another working directory than this command."""
     from pathlib import Path
 
+    return str(Path(typed).expanduser().absolute())
+
+
+def _backup_folder(typed: str | None, places: AuthPlaces) -> str:
     if typed is not None:
-        return str(Path(typed).expanduser().absolute())
+        return _absolute(typed)
     now = time.strftime("%Y-%m-%d-%H%M%S", time.gmtime())
     return str(places.folder.with_name(f"{places.folder.name}-backup-{now}"))
 
@@ -467,16 +473,25 @@ def _add_keys(actions: Subparsers) -> None:
         description="Make a new auth key, endorsed by the present one. Nodes hear of it at once, "
         "and it signs after the overlap. The old key's signatures are valid until they expire, and "
         "earlier invites still work, so nobody notices. If somebody else may have the old key, "
-        "withdraw it instead.",
+        "withdraw it instead. After a restore from a backup that is older than the last rotation, "
+        "--key gives the server that rotation's key back.",
         example="potluck auth keys rotate --reason 'every year in November'\n"
-        "potluck auth keys rotate --overlap 5min",
+        "potluck auth keys rotate --overlap 5min\n"
+        "potluck auth keys rotate --key auth-broken/keys/5f3a9c01d2e4b677.key",
     )
-
-    rotate.add_argument(
+    how = rotate.add_mutually_exclusive_group()
+    how.add_argument(
         "--overlap",
         type=life,
         metavar="TIME",
         help="how long the old key still signs, while nodes hear of the new one (1h)",
+    )
+    how.add_argument(
+        "--key",
+        dest="key_file",
+        metavar="FILE",
+        help="instead of a new key, the one in this file, which signs at once: a key that nodes "
+        "know and a restored backup does not",
     )
     withdraw = keys.add_parser(
         "withdraw",

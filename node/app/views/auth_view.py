@@ -304,6 +304,13 @@ def keys(answer: Answer) -> Sequence[Part]:
 
 def rotated(answer: Answer) -> str:
     new, old = answer["new"], answer["old"]
+    if new["state"] == "signs now":
+        return (
+            f"Key {new['key_id']} is here again, and signs from now on: nodes that know it accept "
+            "this server's revocations again.\n"
+            "Repeat what moderators have done since the backup, revocations first; then make a new "
+            "one (`potluck auth backup`)."
+        )
     return (
         f"Key {new['key_id']} is made, endorsed by {new['endorsed_by']}. It signs from "
         f"{utc(answer['signs_from_ms'])} on; until then {old['key_id']} signs, while the nodes "

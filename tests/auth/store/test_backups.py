@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 import trio
 
-from auth.keyring import Keyring
+from auth.keyring import Keyring, endorse
+from auth.keys import SigningKey
 from auth.revocations import Revocations
+from auth.server.join_refused import JoinReason, JoinRefused
+from auth.server.moderation import NoSuchKey
+from auth.server.signing_keys import read_key_file
 from auth.server.store import SERIALS_A_SECOND
 from auth.server.store_errors import StoreFailed
 from auth.tokens import read_token
-from tests.auth.store.stores import ROOT, RUN, Clock, Node, Person, Server, running
+from tests.auth.store.stores import HOUR_MS, ROOT, RUN, Clock, Node, Person, Server, running
 
 ALICE = Person("alice")
 
@@ -126,6 +130,110 @@ async def test_going_back_to_a_backup_goes_on_from_there(tmp_path: Path) -> None
         assert server.moderation.revocations().entries[0].on_list
     with running(folder, clock) as server:
         assert len(server.moderation.audit(act="restored").rows) == 1
+
+
+async def restored_before_a_rotation(
+    tmp_path: Path, clock: Clock
+) -> tuple[Node, Path, Revocations]:
+    """The server in `auth` is put back from before its present key. Returns a node with a token of
+    that key, the key's file, and the revocations of a peer, which knows it as well."""
+    folder, backup, broken = (tmp_path / name for name in ("auth", "backup", "broken"))
+    with running(folder, clock) as server:
+        server.allow("alice")
+        server.allow("bob")
+        node = Node(1, server)
+        await node.join(ALICE)
+        server.moderation.backup(backup, actor=ROOT)
+        made = server.moderation.key_rotate(actor=ROOT)
+        clock.now_ms = made.signs_from_ms
+        node.next_challenge = None
+        await node.renew()
+        server.moderation.revoke("bob", actor=ROOT)
+        server.store.writer.run(server.store.refresh_list)
+        peer = Revocations(RUN)
+        keyring = Keyring.from_pinned(RUN, node.pinned, server.store.keys.records)
+        peer.accept(server.store.revocation_list().signed, keyring)
+    folder.rename(broken)
+    shutil.copytree(backup, folder)
+    clock.forward(3_000)
+    node.next_challenge = None
+    return node, broken / "keys" / f"{made.new.key_id}.key", peer
+
+
+def known_to_all(node: Node, key: SigningKey, server: Server) -> Keyring:
+    """What a peer trusts that knew the lost key before, and has heard the restored server."""
+    first = server.store.keys.records[0]
+    lost = endorse(RUN, key.public_key, 1, first.until_ms, SigningKey(b"\x07" * 32))
+    keyring = Keyring.from_pinned(RUN, node.pinned, (first, lost))
+    keyring.add(server.store.keys.records)
+    return keyring
+
+
+async def test_after_a_restore_the_key_of_a_later_rotation_is_put_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    node, file, peer = await restored_before_a_rotation(tmp_path, clock)
+    key = read_key_file(file)
+    assert key is not None
+    with running(tmp_path / "auth", clock) as server:
+        assert "`potluck auth keys rotate --key FILE`" in caplog.text
+        node.server = server
+        with pytest.raises(StoreFailed, match=f"does not know the auth key {key.key_id.hex()}"):
+            await node.renew()
+        assert server.newest("refused").startswith("unknown-key: ")
+        server.moderation.revoke("alice", actor=ROOT)
+        server.moderation.allow("alice", actor=ROOT)
+        keyring = known_to_all(node, key, server)
+        assert not peer.accept(server.store.revocation_list().signed, keyring)
+        done = server.moderation.key_rotate(key_file=file, actor=ROOT)
+        assert (done.new.state, done.old.state) == ("signs now", "older")
+        keyring = known_to_all(node, key, server)
+        assert peer.accept(server.store.revocation_list().signed, keyring)
+        assert peer.refuses(read_token(node.token))
+        with pytest.raises(JoinRefused) as refused:  # known again; alice has to log in again
+            await node.renew()
+        assert refused.value.reason is JoinReason.LOGIN_OVER
+        await node.join(ALICE)
+        assert read_token(node.token).key_id == key.key_id
+        assert server.is_sound()
+        # a peer that hears of the key now accepts tokens that it signed before the restore
+        newcomer = Keyring.from_pinned(RUN, node.pinned, server.store.keys.records)
+        found = newcomer.find(key.key_id)
+        assert found is not None
+        assert found.signs_at(clock() - HOUR_MS)
+        assert found.depth == 1
+    with running(tmp_path / "auth", clock) as server:
+        assert server.store.fingerprint == done.new.fingerprint
+
+
+async def test_after_a_restore_without_the_later_key_a_new_invite_counts(tmp_path: Path) -> None:
+    clock = Clock()
+    node, file, peer = await restored_before_a_rotation(tmp_path, clock)
+    key = read_key_file(file)
+    assert key is not None
+    with running(tmp_path / "auth", clock) as server:
+        made = server.moderation.key_rotate(overlap_ms=0, actor=ROOT)
+        clock.now_ms = made.signs_from_ms
+        server.moderation.revoke("bob", actor=ROOT)
+        server.store.writer.run(server.store.refresh_list)
+        newest = server.store.revocation_list().signed
+        assert not peer.accept(newest, known_to_all(node, key, server))
+        invited = Node(1, server, pinned=made.new.fingerprint)
+        opened = await invited.join(ALICE)
+        keyring = Keyring.from_pinned(RUN, invited.pinned, opened.keys)
+        assert Revocations(RUN).accept(newest, keyring)
+
+
+def test_a_key_that_is_known_or_not_there_is_not_put_back(server: Server, folder: Path) -> None:
+    known = server.moderation.keys().keys[0].key_id
+    acts = server.acts()
+    with pytest.raises(NoSuchKey, match="is known here already"):
+        server.moderation.key_rotate(key_file=folder / "keys" / f"{known}.key", actor=ROOT)
+    with pytest.raises(NoSuchKey, match="There is no file"):
+        server.moderation.key_rotate(key_file=folder / "keys" / "none.key", actor=ROOT)
+    assert server.acts() == acts
+    assert len(server.moderation.keys().keys) == 1
 
 
 async def test_a_backup_does_not_stop_the_server(server: Server, tmp_path: Path) -> None:
