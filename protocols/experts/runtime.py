@@ -6,9 +6,9 @@
             outputs = await runtime.work(Work(backend, inputs))
 
 Requests of one expert and one kind that wait at the same time are computed as one batch, up to the
-expert's `largest_batch` rows. The oldest request goes first, with all that fit into its batch and
-came after it. The thread never waits while a request does, so nothing is deferred to fill a batch.
-Rows are put together as they are, without padding.
+expert's `largest_batch` rows and `LARGEST_BATCH_BYTES`. The oldest request goes first, with those
+that came after it, up to the first that does not fit. The thread never waits while a request does,
+so nothing is deferred to fill a batch. Rows are put together as they are, without padding.
 
 Promises:
 
@@ -38,7 +38,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar, TypeVarTuple, Unpack
+from typing import Final, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 import outcome
 import torch
@@ -52,6 +52,7 @@ from protocols.blocking import in_thread, is_done_at_once
 from protocols.errors import Busy, HandlerFailed, PotluckError, ProtocolMisuse, again
 from protocols.experts.grid import Uid, parse_uid
 from protocols.experts.messages import (
+    LARGEST_TENSOR_BYTES,
     EncodedTensor,
     Rows,
     UnknownExpert,
@@ -67,6 +68,9 @@ Result = TypeVar("Result")
 log = logging.getLogger("potluck.experts")
 
 LARGEST_BATCH = 4096  # rows: twice the paper's batch
+LARGEST_BATCH_BYTES: Final = LARGEST_TENSOR_BYTES
+"""The decoded inputs of one batch. A codec may send a hundredth of what it decodes to, so the bytes
+of the requests that wait do not bound the memory that their batch takes."""
 MOST_REQUESTS = 1024
 MOST_BYTES = 384 << 20  # two largest backward passes of one peer: 2 × 3 × 32 MiB in its half
 SHARE_OF_A_PEER = 0.5
@@ -206,6 +210,7 @@ class Work:
         self.inputs = inputs
         self.gradients = gradients
         self.rows: int = inputs.header.shape[0]
+        self.decoded_bytes = inputs.header.decoded_bytes  # the gradients have as many
         self.done = trio.Event()
         self.outcome: Outcome | None = None
 
@@ -248,18 +253,19 @@ class WorkQueue:
                 del self._lines[work.line]
 
     def take_batch(self) -> list[Work]:
-        """The oldest work, with all that come after it in its line and fit into the batch. Empty
-        if nothing waits."""
+        """The oldest work, with those that come after it in its line, up to the first that does
+        not fit into the batch. Empty if nothing waits."""
         oldest = next(iter(self._all), None)
         if oldest is None:
             return []
         batch: list[Work] = []
-        room = oldest.line.backend.largest_batch
+        room, room_bytes = oldest.line.backend.largest_batch, LARGEST_BATCH_BYTES
         for work in self._lines[oldest.line]:
-            if batch and work.rows > room:
+            if batch and (work.rows > room or work.decoded_bytes > room_bytes):
                 break
             batch.append(work)
             room -= work.rows
+            room_bytes -= work.decoded_bytes
         for work in batch:
             self.remove(work)
         return batch

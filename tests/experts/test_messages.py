@@ -22,7 +22,7 @@ from protocols.experts.messages import (
     TransferOpening,
     encode_tensor,
 )
-from protocols.experts.runtime import LARGEST_BATCH, MOST_BYTES, MOST_REQUESTS
+from protocols.experts.runtime import LARGEST_BATCH, LARGEST_BATCH_BYTES, MOST_BYTES, MOST_REQUESTS
 from protocols.rpc import LARGEST_UNARY_BYTES, decode, encode
 from protocols.tensors import TensorHeader
 
@@ -40,6 +40,7 @@ def test_every_method_and_every_code_is_described_with_its_limits() -> None:
         f"up to {MOST_INFOS}; an expert is",
         f"at most {LARGEST_TENSOR_BYTES:,} bytes ({LARGEST_TENSOR_BYTES >> 20} MiB)",
         f"1 to `largest batch` rows ({LARGEST_BATCH:,} unless said)",
+        f"`largest batch` rows and {LARGEST_BATCH_BYTES >> 20} MiB of decoded inputs at most",
         f"up to {MOST_BYTES >> 20} MiB and up to {MOST_REQUESTS:,} in number",
         f"1 to {MOST_DIMENSIONS} times a point",
         f"up to {LARGEST_DIMENSION - 1}.",

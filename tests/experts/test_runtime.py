@@ -24,7 +24,12 @@ from models.experts import build_expert
 from models.schedules import Schedule, ScheduleSettings
 from protocols.errors import Busy, HandlerFailed, MalformedMessage, PotluckError, ProtocolMisuse
 from protocols.experts import ExpertBackend, ExpertGrid, Rows, UnknownExpert, WrongUid, open_runtime
-from protocols.experts.messages import EncodedTensor, decode_tensor, encode_tensor
+from protocols.experts.messages import (
+    LARGEST_TENSOR_BYTES,
+    EncodedTensor,
+    decode_tensor,
+    encode_tensor,
+)
 from protocols.experts.runtime import (
     MOST_BYTES,
     MOST_REQUESTS,
@@ -129,6 +134,20 @@ def test_batches_have_one_kind_are_oldest_first_and_full(
             assert sum(rows[: len(batch) + 1]) > 64, "one more would have fitted"
         waiting = [work for work in waiting if work not in batch]
     assert queue.take_batch() == []
+
+
+def test_a_batch_decodes_to_no_more_than_one_request_may() -> None:
+    wide = 1 << 20
+    backend = ExpertBackend(GRID.at(0), nn.Identity(), Rows((wide,)))
+    row = encode_tensor(torch.zeros(1, wide), "sparse-sign", "values")
+    assert 100 * len(row.data) < row.header.decoded_bytes, "what waits does not bound the memory"
+    queue = WorkQueue()
+    for _ in range(20):
+        queue.add(Work(backend, row))
+    most = LARGEST_TENSOR_BYTES // row.header.decoded_bytes
+    assert [len(queue.take_batch()) for _ in range(3)] == [most, most, 20 - 2 * most]
+    queue.add(Work(backend, encode_tensor(torch.zeros(most, wide), "sparse-sign", "values")))
+    assert len(queue.take_batch()) == 1, "one request always fits"
 
 
 # ---- passes
