@@ -17,7 +17,8 @@ One expert has one host. If two servers announce the same uid, both order the cl
 
 Easy to get wrong: everything in a slot is a claim of its publisher. A false one costs a trainer
 some calls that fail, after which the publisher is out of its searches until it announces itself
-again (`forget`).
+again (`forget`). For the server on the same node it still hosts what it announces: one call that
+failed is no reason to take its experts.
 
 Servers also keep copies of experts that others host (copies.py). They announce these in the same
 way, in a tree of its own: `experts/RUN/~PREFIX`. `ExpertDirectory.of_copies` is the directory of
@@ -29,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
@@ -224,9 +225,11 @@ def hosts_by_index(slots: Iterable[tuple[PeerId, ExpertSlot]]) -> Below:
 @dataclass(frozen=True)
 class _Reading:
     below: Below
+    usable: Below
+    """Without the servers that failed (`forget`)."""
     servers: frozenset[PeerId]
     read_at: float
-    pairs: int  # of an index and a host
+    pairs: int  # of an index and a host, in `below`
 
 
 class ExpertDirectory:
@@ -369,35 +372,45 @@ class ExpertDirectory:
     # -- for trainers
 
     async def active(self, prefixes: Iterable[Uid]) -> dict[Uid, Below]:
-        """The active next indices of each prefix, and the servers there.
+        """The active next indices of each prefix, and the servers there that have not failed since
+        they announced themselves.
 
         The prefixes that were not read in the last seconds are read together. Tasks that want the
         same ones at the same time share a reading; while one of them reads anew what it has read
         before, the others use the old reading.
         """
+        readings = await self._recent(prefixes)
+        return {prefix: reading.usable for prefix, reading in readings.items()}
+
+    async def hosts(self, prefixes: Iterable[Uid]) -> dict[Uid, Below]:
+        """The same with the servers that have failed: for a server that asks who hosts what."""
+        readings = await self._recent(prefixes)
+        return {prefix: reading.below for prefix, reading in readings.items()}
+
+    async def _recent(self, prefixes: Iterable[Uid]) -> dict[Uid, _Reading]:
         prefixes = list(dict.fromkeys(prefixes))
-        found: dict[Uid, Below] = {}
+        found: dict[Uid, _Reading] = {}
         while True:
             now = trio.current_time()
             for prefix in prefixes:
                 reading = self._cache.get(prefix)
                 longest = STALE_SECONDS if prefix in self._reading else CACHED_SECONDS
                 if reading is not None and reading.read_at >= now - longest:
-                    found.setdefault(prefix, reading.below)
+                    found.setdefault(prefix, reading)
             missing = [prefix for prefix in prefixes if prefix not in found]
             if not missing:
                 return found
             unread = [prefix for prefix in missing if prefix not in self._reading]
             if unread:
-                found |= await self.read(unread[:KEYS_AT_ONCE])
+                found |= await self._read(unread[:KEYS_AT_ONCE])
             else:
                 await self._reading[missing[0]].wait()
 
     async def live(self, grid: ExpertGrid) -> dict[Uid, tuple[Host, ...]]:
-        """All experts of a grid, with their hosts: for a server that looks for free cells."""
+        """All experts of a grid, with all their hosts: for a server that looks for free cells."""
         found: dict[Uid, tuple[Host, ...]] = {grid.root: ()}
         for size in grid.sizes:
-            below = await self.active(list(found)[:MOST_PREFIXES])
+            below = await self.hosts(list(found)[:MOST_PREFIXES])
             found = {
                 prefix.child(index): hosts
                 for prefix, indices in below.items()
@@ -407,28 +420,33 @@ class ExpertDirectory:
         return found
 
     def forget(self, peer: PeerId) -> None:
-        """A call to this server failed: leave it out until it has announced itself again."""
+        """A call to this server failed: trainers leave it out until it announces itself again."""
         self._forgotten[peer] = self._last_heard.get(peer, 0) + SAME_ANNOUNCEMENT_MS
         for prefix, reading in self._cache.items():
             if peer in reading.servers:
-                below = {
+                usable = {
                     index: left
-                    for index, hosts in reading.below.items()
+                    for index, hosts in reading.usable.items()
                     if (left := tuple(host for host in hosts if host.peer != peer))
                 }
-                self._cache[prefix] = replace(reading, below=below)
+                self._cache[prefix] = replace(reading, usable=usable)
 
     def forget_expert(self, uid: Uid) -> None:
-        """Its server answered that it does not host it: leave it out until the next reading."""
+        """Its server answered that it does not host it: trainers leave it out until the next
+        reading."""
         reading = self._cache.get(uid.parent)
         if reading is not None:
-            below = {index: at for index, at in reading.below.items() if index != uid.cells[-1]}
-            self._cache[uid.parent] = replace(reading, below=below)
+            usable = {index: at for index, at in reading.usable.items() if index != uid.cells[-1]}
+            self._cache[uid.parent] = replace(reading, usable=usable)
 
     # -- reading
 
     async def read(self, prefixes: Iterable[Uid]) -> dict[Uid, Below]:
-        """Read these prefixes now, whatever was read before."""
+        """Read these prefixes now, whatever was read before: all servers, as `hosts`."""
+        readings = await self._read(prefixes)
+        return {prefix: reading.below for prefix, reading in readings.items()}
+
+    async def _read(self, prefixes: Iterable[Uid]) -> dict[Uid, _Reading]:
         keys = {prefix: self._key(prefix) for prefix in prefixes}
         over = trio.Event()
         self._reading.update(dict.fromkeys(keys, over))
@@ -437,8 +455,8 @@ class ExpertDirectory:
             entries = await self._dht.get_many([*keys.values()], latest_enough=True)
             found = {}
             for prefix, key in keys.items():
-                found[prefix] = hosts_by_index(self._counted(entries[key].values()))
-                self._keep(prefix, found[prefix], began)
+                found[prefix] = self._reading_of(entries[key].values(), began)
+                self._keep(prefix, found[prefix])
                 await trio.lowlevel.checkpoint()
             return found
         finally:
@@ -447,25 +465,27 @@ class ExpertDirectory:
                     del self._reading[prefix]
             over.set()
 
-    def _counted(self, entries: Iterable[SlotEntry]) -> Sequence[tuple[PeerId, ExpertSlot]]:
-        """The slots that count, after noting where their publishers can be dialled."""
-        counted = []
+    def _reading_of(self, entries: Collection[SlotEntry], read_at: float) -> _Reading:
+        """What these slots say, after noting where their publishers can be dialled."""
+        failed = set[PeerId]()
         for entry in entries:
             peer, slot = entry.publisher, entry.value
             if entry.sequence > self._last_heard.get(peer, -1):
                 self._last_heard[peer] = entry.sequence
             if entry.sequence <= self._forgotten.get(peer, -1):
-                continue
+                failed.add(peer)
             known = self._network.addresses_of(peer)
             if peer != self._network.peer_id and not set(slot.addresses) <= set(known):
                 self._network.learn_addresses(peer, slot.addresses)
-            counted.append((peer, slot))
-        return counted
+        slots = [(entry.publisher, entry.value) for entry in entries]
+        below = usable = hosts_by_index(slots)
+        if failed:
+            usable = hosts_by_index(one for one in slots if one[0] not in failed)
+        servers = frozenset(peer for peer, _ in slots)
+        return _Reading(below, usable, servers, read_at, 1 + sum(map(len, below.values())))
 
-    def _keep(self, prefix: Uid, below: Below, read_at: float) -> None:
+    def _keep(self, prefix: Uid, reading: _Reading) -> None:
         self._drop(prefix)
-        servers = frozenset(host.peer for hosts in below.values() for host in hosts)
-        reading = _Reading(below, servers, read_at, 1 + sum(map(len, below.values())))
         self._cache[prefix] = reading
         self._cached_pairs += reading.pairs
         while self._cached_pairs > CACHED_PAIRS:

@@ -696,7 +696,7 @@ class ExpertHost:
 
     async def _other_hosts(self, uid: Uid, *, anew: bool = False) -> list[PeerId]:
         """The other servers that host this expert, the one that keeps it first."""
-        read = self._directory.read if anew else self._directory.active
+        read = self._directory.read if anew else self._directory.hosts
         hosts = (await read([uid.parent]))[uid.parent].get(uid.cells[-1], ())
         return [host.peer for host in in_order_of_claim(uid, hosts) if host.peer != self._me]
 

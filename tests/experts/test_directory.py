@@ -397,14 +397,38 @@ async def test_a_server_that_failed_is_left_out_until_it_announces_itself_again(
     server, trainer = directory(members[1]), directory(members[5])
     await server.announce([ONE, TWO])
     await directory(members[2]).announce([THREE])
-    assert set(await trainer.live(GRID)) == {ONE, TWO, THREE}
+    assert await usable(trainer) == {ONE, TWO, THREE}
     trainer.forget(members[1].network.peer_id)
-    assert set(await trainer.live(GRID)) == {THREE}, "what is cached"
+    assert await usable(trainer) == {THREE}, "what is cached"
     await trio.sleep(CACHED_SECONDS)
-    assert set(await trainer.live(GRID)) == {THREE}, "and what is read anew"
+    assert await usable(trainer) == {THREE}, "and what is read anew"
     await server.announce([ONE, TWO])
     await trio.sleep(CACHED_SECONDS)
-    assert set(await trainer.live(GRID)) == {ONE, TWO, THREE}
+    assert await usable(trainer) == {ONE, TWO, THREE}
+
+
+async def usable(trainer: ExpertDirectory) -> set[Uid]:
+    """The experts below the prefixes of this test that a trainer would call."""
+    below = await trainer.active([ROW, THREE.parent])
+    return {prefix.child(index) for prefix, indices in below.items() for index in indices}
+
+
+@simulated
+async def test_a_server_that_failed_still_hosts_its_experts_for_other_servers(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 6, FAMILIES)
+    failing, server = directory(members[1]), directory(members[5])
+    await failing.announce([ONE])
+    peer = members[1].network.peer_id
+    for _ in range(2):  # what is cached, and what is read anew
+        assert set(await server.live(GRID)) == {ONE}
+        server.forget(peer)
+        server.forget_expert(ONE)
+        assert (await server.active([ROW]))[ROW] == {}
+        assert peers_at(await server.hosts([ROW]), ROW) == {1: {peer}}
+        assert peers_at(await server.read([ROW]), ROW) == {1: {peer}}
+    assert await server.announce([ONE]) == {ONE}
 
 
 @simulated

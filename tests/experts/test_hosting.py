@@ -278,6 +278,25 @@ async def test_the_loser_of_a_conflict_stops(cast: Cast) -> None:
     assert await trainer.live() == {UID: {keeps.peer}}
 
 
+@pytest.mark.slow
+@staged
+async def test_a_server_does_not_take_the_experts_of_one_that_its_own_trainer_cannot_call(
+    cast: Cast,
+) -> None:
+    server, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await server.hosting(1)
+    other = await cast.server(16)
+    await other.hosting(15)
+    await trainer.train(server, UID)
+    await saved(server)
+    assert other.kept() == [UID]
+    ends = trio.current_time() + MINUTE
+    while trio.current_time() < ends:
+        other.host._directory.forget(server.peer)  # as its trainer does after each call that failed
+        await trio.sleep(0.3)
+    assert UID not in other.uids()
+
+
 # ---- leaving and pausing
 
 
