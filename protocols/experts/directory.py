@@ -33,6 +33,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress, count
 from typing import Annotated, Any, Final
 
 import trio
@@ -74,6 +75,10 @@ directory have just died, and all batches in flight would wait for it."""
 
 LEAVING_SECONDS = 2.0  # to withdraw everything; what is left then expires
 CACHED_PAIRS = 1 << 19  # of an index and a host, in all prefixes: some 50 MB
+MOST_PAIRS: Final = 1 << 19
+"""In one reading. 1,024 servers with all the prefixes that each may have make 376,000."""
+PAIRS_AT_ONCE: Final = 4096  # between two checkpoints: some 0.5 ms
+SLOTS_AT_ONCE: Final = 64
 KEYS_AT_ONCE = 1024  # read at once: a lookup each
 MOST_PREFIXES = 8192  # of one length, read for all experts of a grid
 REMEMBERED_SERVERS = 4096
@@ -88,6 +93,7 @@ LONGEST_ADDRESS = 200  # characters; a relayed one has some 150
 LONGEST_LOAD_SECONDS = 1e6
 LATEST_SINCE = 1 << 53  # milliseconds; exact as a float, for all languages
 LARGEST_BITMAP_BYTES = LARGEST_DIMENSION // 8
+_IS_SET: Final = bytes.maketrans(b"01", b"\0\1")
 RECORD_LIMIT_BYTES = 2048
 
 
@@ -200,23 +206,40 @@ def bitmap_of(indices: Iterable[int]) -> bytes:
 
 
 def indices_of(bitmap: bytes) -> list[int]:
-    bits = f"{int.from_bytes(bitmap, 'little'):b}"
-    return [index for index, bit in enumerate(reversed(bits)) if bit == "1"]
+    bits = f"{int.from_bytes(bitmap, 'little'):b}".encode()
+    return list(compress(count(), reversed(bits.translate(_IS_SET))))
 
 
-def hosts_by_index(slots: Iterable[tuple[PeerId, ExpertSlot]]) -> Below:
-    """The content of these slots, which are all under one prefix."""
-    hosts: dict[int, list[Host]] = {}
+def index_count(slot: ExpertSlot) -> int:
+    return int.from_bytes(slot.active, "little").bit_count()
+
+
+async def hosts_by_index(slots: Iterable[tuple[PeerId, ExpertSlot]]) -> Below:
+    """The content of these slots, which are all under one prefix. The event loop goes on meanwhile.
+    If they have more than `MOST_PAIRS`, those with the most indices are left out."""
     alone: dict[int, tuple[Host, ...]] = {}  # mostly an index has one host: its tuple is shared
-    for peer, slot in slots:
+    several: dict[int, list[Host]] = {}
+    room, since_pause = MOST_PAIRS, 0
+    for peer, slot in sorted(slots, key=lambda one: index_count(one[1])):
+        indices = indices_of(slot.active)
+        room -= len(indices)
+        if room < 0:
+            break
         host = Host(peer, slot.load, slot.since)
         one = (host,)
-        for index in indices_of(slot.active):
-            if index in alone:
-                hosts.setdefault(index, [*alone[index]]).append(host)
+        for index in indices:
+            if index in several:
+                several[index].append(host)
+            elif index in alone:
+                several[index] = [*alone[index], host]
             else:
                 alone[index] = one
-    return alone | {index: tuple(several) for index, several in hosts.items()}
+        since_pause += len(indices)
+        if since_pause >= PAIRS_AT_ONCE:
+            await trio.lowlevel.checkpoint()
+            since_pause = 0
+    await trio.lowlevel.checkpoint()
+    return alone | {index: tuple(hosts) for index, hosts in several.items()}
 
 
 # ---- the directory
@@ -411,13 +434,18 @@ class ExpertDirectory:
         found: dict[Uid, tuple[Host, ...]] = {grid.root: ()}
         for size in grid.sizes:
             below = await self.hosts(list(found)[:MOST_PREFIXES])
-            found = {
-                prefix.child(index): hosts
-                for prefix, indices in below.items()
-                for index, hosts in indices.items()
-                if index < size
-            }
+            found = {}
+            for prefix, indices in below.items():
+                for index, hosts in indices.items():
+                    if index < size:
+                        found[prefix.child(index)] = hosts
+                await trio.lowlevel.checkpoint()
         return found
+
+    async def servers(self, grids: Iterable[ExpertGrid]) -> set[PeerId]:
+        """All servers with experts of these grids, read anew."""
+        readings = await self._read([grid.root for grid in grids])
+        return {peer for reading in readings.values() for peer in reading.servers}
 
     def forget(self, peer: PeerId) -> None:
         """A call to this server failed: trainers leave it out until it announces itself again."""
@@ -455,9 +483,8 @@ class ExpertDirectory:
             entries = await self._dht.get_many([*keys.values()], latest_enough=True)
             found = {}
             for prefix, key in keys.items():
-                found[prefix] = self._reading_of(entries[key].values(), began)
+                found[prefix] = await self._reading_of(entries[key].values(), began)
                 self._keep(prefix, found[prefix])
-                await trio.lowlevel.checkpoint()
             return found
         finally:
             for prefix in keys:
@@ -465,10 +492,12 @@ class ExpertDirectory:
                     del self._reading[prefix]
             over.set()
 
-    def _reading_of(self, entries: Collection[SlotEntry], read_at: float) -> _Reading:
+    async def _reading_of(self, entries: Collection[SlotEntry], read_at: float) -> _Reading:
         """What these slots say, after noting where their publishers can be dialled."""
         failed = set[PeerId]()
-        for entry in entries:
+        for place, entry in enumerate(entries, 1):
+            if place % SLOTS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
             peer, slot = entry.publisher, entry.value
             if entry.sequence > self._last_heard.get(peer, -1):
                 self._last_heard[peer] = entry.sequence
@@ -478,9 +507,9 @@ class ExpertDirectory:
             if peer != self._network.peer_id and not set(slot.addresses) <= set(known):
                 self._network.learn_addresses(peer, slot.addresses)
         slots = [(entry.publisher, entry.value) for entry in entries]
-        below = usable = hosts_by_index(slots)
+        below = usable = await hosts_by_index(slots)
         if failed:
-            usable = hosts_by_index(one for one in slots if one[0] not in failed)
+            usable = await hosts_by_index(one for one in slots if one[0] not in failed)
         servers = frozenset(peer for peer, _ in slots)
         return _Reading(below, usable, servers, read_at, 1 + sum(map(len, below.values())))
 

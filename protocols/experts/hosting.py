@@ -737,9 +737,7 @@ class ExpertHost:
 
     async def _servers(self) -> set[PeerId]:
         """The other servers of this run, read anew: one that came just now can keep copies."""
-        below = await self._directory.read([grid.root for grid in self._grids])
-        hosts = (host for indices in below.values() for one in indices.values() for host in one)
-        return {host.peer for host in hosts} - {self._me}
+        return await self._directory.servers(self._grids) - {self._me}
 
     def _note_kept(self, uid: Uid) -> None:
         self._renewed_at[uid] = trio.current_time()

@@ -25,9 +25,13 @@ from protocols.experts.directory import (
     CACHED_PAIRS,
     CACHED_SECONDS,
     LARGEST_BITMAP_BYTES,
+    LARGEST_DIMENSION,
     LONGEST_ADDRESS,
     MOST_ADDRESSES,
+    MOST_PAIRS,
     MOST_RECORDS,
+    MOST_SERVERS,
+    PAIRS_AT_ONCE,
     RECORD_LIMIT_BYTES,
     ExpertSlot,
     bitmap_of,
@@ -469,10 +473,38 @@ def test_only_the_longest_prefixes_say_where_the_server_is() -> None:
     }
 
 
-def test_an_index_has_the_hosts_of_all_slots_that_name_it() -> None:
+async def test_an_index_has_the_hosts_of_all_slots_that_name_it() -> None:
     slots = [(PeerId("a"), ExpertSlot(b"\x03")), (PeerId("b"), ExpertSlot(b"\x06", 2.0, 5))]
     a, b = Host(PeerId("a")), Host(PeerId("b"), 2.0, 5)
-    assert hosts_by_index(slots) == {0: (a,), 1: (a, b), 2: (b,)}
+    assert await hosts_by_index(slots) == {0: (a,), 1: (a, b), 2: (b,)}
+
+
+async def test_others_have_their_turn_while_a_full_prefix_is_read_and_its_pairs_are_bounded() -> (
+    None
+):
+    full = bytes([0xFF]) * LARGEST_BITMAP_BYTES
+    slots = [(PeerId(f"liar-{number}"), ExpertSlot(full)) for number in range(MOST_SERVERS - 1)]
+    honest = PeerId("honest")
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        below = await hosts_by_index([*slots, (honest, ExpertSlot(bitmap_of([7])))])
+        nursery.cancel_scope.cancel()
+    pairs = sum(map(len, below.values()))
+    assert MOST_PAIRS - LARGEST_DIMENSION <= pairs <= MOST_PAIRS
+    assert turns >= pairs // PAIRS_AT_ONCE
+    assert honest in {host.peer for host in below[7]}, "those that claim the most go first"
+
+
+def test_a_reading_of_honest_servers_is_always_whole() -> None:
+    assert MOST_SERVERS * MOST_RECORDS <= MOST_PAIRS
 
 
 def test_the_largest_slot_fits_and_what_is_larger_is_cut() -> None:
