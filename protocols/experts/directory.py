@@ -13,7 +13,9 @@ also says where the server can be dialled, how much work is waiting there, and s
 all these experts. A slot lives for `RECORD_SECONDS`, so a dead server is soon forgotten.
 
 One expert has one host. If two servers announce the same uid, both order the claims in the same way
-(`claim_order`), and the later one learns from `announce` that it has to stop.
+(`claim_order`), and the later one learns from `announce` that it has to stop. If it has trained the
+expert further than the other one, it claims it from a moment before instead, and the other one
+stops. It asks for that: a slot has no room for the steps of all its experts.
 
 Easy to get wrong: everything in a slot is a claim of its publisher. A false one costs a trainer
 some calls that fail, after which the publisher is out of its searches until it announces itself
@@ -165,6 +167,13 @@ class Host:
 Below = Mapping[int, tuple[Host, ...]]
 """The active next indices of a prefix, each with the servers that have experts there."""
 
+Further = Callable[[PeerId, Collection[Uid]], Awaitable[Collection[Uid]]]
+"""Which of these experts this server has trained further than that one."""
+
+
+async def nothing_further(_peer: PeerId, _uids: Collection[Uid]) -> Collection[Uid]:
+    return ()
+
 
 def claim_order(uid: Uid, host: Host) -> tuple[int, bytes]:
     """Of two servers with one uid, the one for which this is smaller keeps it.
@@ -299,6 +308,7 @@ class ExpertDirectory:
         load: Callable[[], float],
         lost: Callable[[frozenset[Uid]], object],
         changed: Callable[[], Awaitable[object]] = trio.sleep_forever,
+        further: Further = nothing_further,
     ) -> None:
         """Announce the experts that `hosted` returns, for ever. Withdraw them when cancelled.
 
@@ -308,7 +318,7 @@ class ExpertDirectory:
         await self.joined()
         try:
             while True:
-                while taken := await self.announce(hosted(), load()):
+                while taken := await self.announce(hosted(), load(), further):
                     lost(taken)
                 pause = ANNOUNCE_SECONDS * self._network.random.uniform(0.8, 1.0)
                 with trio.move_on_after(pause):
@@ -321,12 +331,16 @@ class ExpertDirectory:
             ):
                 await self.withdraw()
 
-    async def announce(self, uids: Iterable[Uid], load: float = 0.0) -> frozenset[Uid]:
+    async def announce(
+        self, uids: Iterable[Uid], load: float = 0.0, further: Further = nothing_further
+    ) -> frozenset[Uid]:
         """Publish for `RECORD_SECONDS` that this node hosts these experts, and no others.
 
-        Returns those of them that another server keeps (`claim_order`): stop serving them. Cannot
-        be called by two tasks at once. If peers refuse a slot, that is logged, and so is it if the
-        experts have more prefixes than a server may have slots; then some are not announced.
+        Returns those of them that another server keeps (`claim_order`): stop serving them. What
+        `further` says of these stays here: from the next time on it is announced with an earlier
+        claim than the other server's. Cannot be called by two tasks at once. If peers refuse a
+        slot, that is logged, and so is it if the experts have more prefixes than a server may have
+        slots; then some are not announced.
         """
         uids = self._announceable(frozenset(uids))
         self._note_added(uids)
@@ -341,7 +355,7 @@ class ExpertDirectory:
             if not one.replicas and (one.refused or one.not_allowed):  # else they may be slow
                 log.warning("These experts cannot be announced: %s", one.error())
                 break
-        return await self._lost()
+        return await self._lost(further)
 
     def _announceable(self, uids: frozenset[Uid]) -> frozenset[Uid]:
         """As many as there may be slots for; first those that were announced before."""
@@ -377,7 +391,7 @@ class ExpertDirectory:
         if added:
             self._check_at = -math.inf
 
-    async def _lost(self) -> frozenset[Uid]:
+    async def _lost(self, further: Further) -> frozenset[Uid]:
         """The hosted uids that another server keeps."""
         now = trio.current_time()
         if now < self._check_at or not self._hosted or self._tree:
@@ -385,11 +399,21 @@ class ExpertDirectory:
         self._check_at = now + CHECK_SECONDS
         below = await self.read({uid.parent for uid in self._hosted})
         me = self._network.peer_id
-        lost = set()
+        claims: dict[PeerId, dict[Uid, int]] = {}
         for uid in self._hosted:
             hosts = below[uid.parent].get(uid.cells[-1], ())
-            if hosts and in_order_of_claim(uid, hosts)[0].peer != me:
-                lost.add(uid)
+            if hosts and (first := in_order_of_claim(uid, hosts)[0]).peer != me:
+                claims.setdefault(first.peer, {})[uid] = first.since
+        lost = {uid for claimed in claims.values() for uid in claimed}
+
+        async def contest(peer: PeerId, claimed: Mapping[Uid, int]) -> None:
+            for uid in await further(peer, claimed.keys()):
+                lost.discard(uid)
+                self._since[uid.parent] = max(0, min(self._since[uid.parent], claimed[uid] - 1))
+
+        async with trio.open_nursery() as nursery:
+            for peer, claimed in claims.items():
+                nursery.start_soon(contest, peer, claimed)
         return frozenset(lost)
 
     # -- for trainers

@@ -9,8 +9,8 @@ free cells (allocation.py). It saves each expert every `checkpoint_seconds`, and
 other servers (keepers.py). When a server dies, its slots in the directory expire, and its experts
 are *orphans*: copies without a host. Every server with room looks for orphans every few seconds,
 waits for a time that depends on the expert and on the server, looks again, and takes the expert
-over from the newest copy. So mostly one server takes it; if two do, the directory decides
-who keeps it, and the other one stops.
+over from the newest copy. So mostly one server takes it; if two do, the one that has trained it
+further keeps it, else the directory decides, and the other one stops.
 
 Promises:
 
@@ -42,6 +42,7 @@ from auth.bounded_map import BoundedMap
 from protocols.blocking import in_thread
 from protocols.errors import Busy, PotluckError
 from protocols.experts.allocation import free_cells
+from protocols.experts.client import ExpertClient
 from protocols.experts.copies import (
     BrokenCopy,
     CopyStore,
@@ -97,6 +98,12 @@ HANDING_ON_SECONDS: Final = 20.0
 still take its experts over within a minute."""
 
 RESUMING_SECONDS: Final = 5.0  # to see which experts others have taken over meanwhile
+
+COMPARING_SECONDS: Final = 5.0
+"""For another server to say how far its experts are. Announcements wait for it, and live for 30."""
+
+CLEARLY_FURTHER: Final = 1.1
+"""A few steps more decide nothing: while both servers are called, either may soon be ahead."""
 
 TAKEN_AT_ONCE: Final = 4  # experts: each takes memory twice for a moment, and a transfer
 FETCHING_SECONDS: Final = 1800.0  # for all tries to get the copy of one expert
@@ -452,6 +459,7 @@ class ExpertHost:
             lambda: self.load,
             self._lose,
             self._hosts_changed.wait,
+            self._trained_further,
         )
 
     async def _keep_announcing_copies(self) -> None:
@@ -701,6 +709,25 @@ class ExpertHost:
         return [host.peer for host in in_order_of_claim(uid, hosts) if host.peer != self._me]
 
     # -- losing and saving them
+
+    async def _trained_further(self, peer: PeerId, uids: Collection[Uid]) -> set[Uid]:
+        """Those of these experts that have made clearly more steps here than at this server."""
+        steps = {
+            uid: self._hosted[uid].backend.statistics.steps for uid in uids & self._hosted.keys()
+        }
+        asked = sorted(uid for uid, own in steps.items() if own)[:MOST_INFOS]
+        if not asked:
+            return set()
+        try:
+            there = await ExpertClient(self._rpc).info(peer, asked, timeout=COMPARING_SECONDS)
+        except PotluckError as error:
+            log.info("%s did not say how far its experts are: %s", peer, error)
+            return set()
+        return {
+            uid
+            for uid in asked
+            if uid not in there or steps[uid] > CLEARLY_FURTHER * there[uid].steps
+        }
 
     def _lose(self, uids: Iterable[Uid]) -> None:
         """Other servers keep these: stop."""

@@ -280,6 +280,32 @@ async def test_the_loser_of_a_conflict_stops(cast: Cast) -> None:
 
 @pytest.mark.slow
 @staged
+async def test_of_two_servers_with_one_expert_the_one_that_has_trained_it_further_keeps_it(
+    cast: Cast,
+) -> None:
+    nodes = [await cast.node(name) for name in ("early", "late")]
+    cast.world.partition([nodes[0].network], [nodes[1].network])
+    servers = []
+    for one, uids in zip(nodes, [(UID, OTHER), (UID,)], strict=True):
+        settings = HostSettings(len(uids), uids)
+        servers.append(await cast.start(Server(one, cast.folder / one.peer, settings)))
+        await servers[-1].hosting(len(uids))
+        await trio.sleep(MINUTE / 10)
+    early, late = servers
+    for server, steps in ((early, 2), (late, 5)):
+        for _ in range(steps):
+            server.backend(UID).backward(batch(), batch())
+    cast.world.heal()
+    await until(lambda: any(server.told(ExpertLost) for server in servers), 5 * MINUTE)
+    await trio.sleep(2 * MINUTE)
+    assert (early.uids(), late.uids()) == ([OTHER], [UID])
+    assert early.told(ExpertLost) == [ExpertLost(UID)]
+    trainer = await cast.trainer()
+    assert await trainer.live() == {UID: {late.peer}, OTHER: {early.peer}}
+
+
+@pytest.mark.slow
+@staged
 async def test_a_server_does_not_take_the_experts_of_one_that_its_own_trainer_cannot_call(
     cast: Cast,
 ) -> None:
