@@ -416,7 +416,8 @@ class ExpertHost:
         self._hosted.clear()
 
     async def _hand_on(self, seconds: float) -> None:
-        """Save all experts and send their copies, within this time."""
+        """Save all experts and send their copies, within this time: each as soon as it is saved,
+        those with the most unsaved steps first."""
         limit = trio.CapacityLimiter(PUSHED_AT_ONCE)
 
         async def send(copy: KeptCopy) -> None:
@@ -424,11 +425,16 @@ class ExpertHost:
                 await self._send(copy, LEAST_KEEPERS)
 
         with trio.move_on_after(seconds):
-            copies = [await self._save(uid, one) for uid, one in list(self._hosted.items())]
             async with trio.open_nursery() as nursery:
-                for copy in copies:
+                for uid, one in sorted(self._hosted.items(), key=self._unsaved_steps, reverse=True):
+                    copy = await self._save(uid, one)
                     if copy is not None:
                         nursery.start_soon(send, copy)
+
+    def _unsaved_steps(self, hosted: tuple[Uid, _Hosted]) -> int:
+        uid, one = hosted
+        copy = self._store.find(uid)
+        return one.backend.statistics.steps - (copy.steps if copy else 0)
 
     # -- the tasks
 

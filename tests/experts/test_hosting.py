@@ -362,6 +362,30 @@ async def test_a_server_leaves_in_time_if_nobody_takes_its_copies(cast: Cast) ->
     assert len(again.names()) == 3, "they are saved here"
 
 
+@pytest.mark.slow
+@staged
+async def test_a_server_that_has_no_time_to_save_all_sends_those_with_most_unsaved_steps(
+    cast: Cast,
+) -> None:
+    keeper = await cast.server(1, [GRID.at(0)])
+    experts = [GRID.at(number) for number in range(4, 8)]
+    leaving, trainer = await cast.server(4, experts), await cast.trainer()
+    await leaving.hosting(4)
+    await trio.sleep(CACHED_SECONDS)
+    for steps, uid in enumerate(experts, 1):
+        await trainer.train(leaving, uid, steps)
+    save = leaving.host._save
+
+    async def slowly(uid: Uid, one: Any) -> KeptCopy | None:
+        await trio.sleep(0.8)  # of the 2 seconds in which it has to leave
+        return await save(uid, one)
+
+    leaving.host._save = slowly  # type: ignore[method-assign]
+    await leaving.leave()
+    assert keeper.kept() == experts[2:]
+    assert [one.uid for one in leaving.told(ExpertSaved)] == [experts[3], experts[2]]
+
+
 @staged
 async def test_a_paused_server_is_not_found_and_answers_busy(cast: Cast) -> None:
     server, trainer = await cast.server(1, [UID]), await cast.trainer()
