@@ -44,6 +44,7 @@ from protocols.network import Network, Stream
 from protocols.rpc.frames import (
     CANCEL,
     ERROR,
+    MOST_AT_ONCE,
     REQUEST,
     RESPONSE,
     FrameParser,
@@ -68,10 +69,6 @@ from protocols.rpc.remote_errors import NO_ERRORS, describe, known_error, receiv
 from protocols.rpc.state import RpcState
 
 CLOSE_SECONDS = 1.0  # if closing an idle stream takes longer, it is reset
-
-MOST_AT_ONCE = 512
-"""Messages that are handled in one go, however little the guard's judgement costs. An honest peer
-has a quarter as many calls in flight; another one may send ten thousand in one read."""
 
 MOST_UNKNOWN_CANCELLED = 128  # calls that never came here; no honest peer cancels any
 

@@ -28,6 +28,7 @@ from protocols.rpc.frames import (
     CONGESTED_BYTES,
     ERROR,
     FRAME_HEADER_BYTES,
+    MOST_AT_ONCE,
     REQUEST,
     RESPONSE,
     message_frame,
@@ -197,6 +198,21 @@ def test_a_flood_of_cancelled_calls_that_were_never_made_breaks_the_protocol() -
         await stream.send_all(request(1) + 2 * MOST_UNKNOWN_CANCELLED * cancel)
         await everything_from(stream)
         assert pair.answering.statistics().misbehaviours == 1
+
+    between_two(scenario)
+
+
+def test_thousands_of_requests_that_come_together_are_all_answered() -> None:
+    count = 2 * MOST_AT_ONCE + 1
+
+    async def scenario(pair: Pair) -> None:
+        pair.answering.serve(DOUBLE, double)
+        stream = await pair.alice.open(pair.bob_id, PROTOCOL)
+        await stream.send_all(b"".join(request(number + 1) for number in range(count)))
+        await stream.send_eof()
+        data, was_reset = await everything_from(stream)
+        assert not was_reset
+        assert len(errors_in(data)) + pair.answering.statistics().requests_served == count
 
     between_two(scenario)
 

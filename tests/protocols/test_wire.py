@@ -18,6 +18,7 @@ from protocols.rpc.frames import (
     FRAME_HEADER_BYTES,
     HEAD_LIMIT_BYTES,
     KIND_NAMES,
+    MOST_AT_ONCE,
     REQUEST,
     RESPONSE,
     FrameParser,
@@ -90,6 +91,19 @@ def test_every_single_cut_and_byte_by_byte_give_the_same_messages() -> None:
         assert two.feed(stream[:cut]) + two.feed(stream[cut:]) == at_once
     single = parser()
     assert [m for byte in stream for m in single.feed(bytes([byte]))] == at_once
+
+
+def test_of_many_messages_that_came_together_a_few_are_parsed_at_once() -> None:
+    one, rest = parser(), cancel(9)[:-1]
+    stream = b"".join(cancel(number) for number in range(2 * MOST_AT_ONCE)) + rest
+    messages = one.feed(stream)
+    assert len(messages) == MOST_AT_ONCE
+    assert one.holds_messages
+    messages += one.feed(b"")
+    messages += one.feed(b"")
+    assert [head.id for _, head, _ in messages] == list(range(2 * MOST_AT_ONCE))
+    assert not one.holds_messages
+    assert one.held_bytes == len(rest)
 
 
 def test_feeding_nothing_yields_nothing() -> None:

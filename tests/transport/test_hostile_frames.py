@@ -21,7 +21,8 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
 from node.net.transport import YamuxConnection, YamuxSettings
 from node.net.transport.frames import DATA, PING, SYN, encode_header
-from node.net.transport.incoming import MOST_EMPTY_FRAMES_PER_SECOND
+from node.net.transport.incoming import FRAMES_AT_ONCE, MOST_EMPTY_FRAMES_PER_SECOND
+from node.net.transport.packets import PACKET_LIMIT_BYTES
 from node.net.transport.settings import INITIAL_WINDOW_BYTES
 from tests.transport.links import HostilePeer, hostile_pair
 
@@ -186,3 +187,34 @@ async def test_a_flood_of_frames_with_a_byte_each_is_refused_and_lets_others_run
             await connection.event_closed.wait()
             nursery.cancel_scope.cancel()
     assert turns > 5
+
+
+@pytest.mark.parametrize("frames_per_packet", [1, 2000])
+async def test_what_came_in_one_read_is_handled_a_few_frames_at_a_time(
+    frames_per_packet: int,
+) -> None:
+    message = bytes(16)
+    packet = frames_per_packet * (encode_header(DATA, 0, 1, len(message)) + message)
+    most_in_a_turn = 0
+
+    async def others(connection: YamuxConnection) -> None:
+        nonlocal most_in_a_turn
+        while True:
+            before = connection.unread_bytes
+            await trio.lowlevel.checkpoint()
+            most_in_a_turn = max(most_in_a_turn, connection.unread_bytes - before)
+
+    with trio.fail_after(60):
+        async with hostile_pair(LIMITS) as (connection, peer), trio.open_nursery() as nursery:
+            await peer.send(encode_header(DATA, SYN, 1, 0))
+            nursery.start_soon(others, connection)
+            sealed = memoryview(bytearray(PACKET_LIMIT_BYTES))
+            seal = peer.session._sealer.seal_into
+            packets = [
+                sealed[: seal(packet, sealed)].tobytes() for _ in range(2000 // frames_per_packet)
+            ]
+            await peer.wire.write(b"".join(packets))
+            await wait_for_the_end_of(peer)
+            assert connection.unread_bytes == 2000 * len(message)
+            nursery.cancel_scope.cancel()
+    assert most_in_a_turn <= FRAMES_AT_ONCE * len(message)

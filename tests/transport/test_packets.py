@@ -14,6 +14,7 @@ from node.net.transport.packets import (
     LARGE_BUFFER_BYTES,
     LAST_NONCE,
     MOST_EMPTY_PACKETS,
+    OPENED_AT_ONCE,
     PACKET_LIMIT_BYTES,
     PLAINTEXT_LIMIT_BYTES,
     SMALL_BUFFER_BYTES,
@@ -87,6 +88,14 @@ def test_a_flood_of_empty_packets_is_refused() -> None:
     flood = seal(*[b""] * (MOST_EMPTY_PACKETS + 1))
     with pytest.raises(LimitExceeded, match="without content"):
         feed(opener(), flood)
+
+
+def test_of_many_small_packets_that_came_together_a_few_are_opened_at_once() -> None:
+    receiver, sealed = opener(), seal(*[b"x"] * (2 * OPENED_AT_ONCE + 1))
+    receiver.free_space()[: len(sealed)] = sealed
+    receiver.filled(len(sealed))
+    opened = [len(receiver.open()) for _ in range(4)]
+    assert opened == [OPENED_AT_ONCE, OPENED_AT_ONCE, 1, 0]
 
 
 def test_packets_are_numbered_from_where_the_handshake_left_off() -> None:

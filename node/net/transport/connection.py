@@ -48,8 +48,6 @@ FAREWELL_SECONDS = 0.2
 # Closing a socket takes no time, but closing a relayed connection must not delay a node's end.
 CLOSE_SECONDS = 1.0
 
-FRAMES_AT_ONCE = 500  # of a packet with more, three milliseconds of this node's time
-
 SILENT = "The other side has been silent for too long."
 
 
@@ -277,7 +275,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         while True:
             plaintexts = await self.secured_conn.receive()
             for plaintext in plaintexts:
-                if self._incoming.feed(plaintext) > FRAMES_AT_ONCE:  # of an honest peer it has one
+                for _ in self._incoming.feed(plaintext):
                     await trio.lowlevel.checkpoint()
             size = sum(map(len, plaintexts))
             self._received.received(size, trio.current_time(), self.round_trip_seconds)

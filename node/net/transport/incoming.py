@@ -10,7 +10,7 @@ the stream ends for another reason before, the rest of the payload is skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from node.net.transport.stream_table import StreamTable
 
 
+FRAMES_AT_ONCE: Final = 500
+"""Frames, pieces and packets that are handled in one go: two milliseconds of this node's time. A
+peer may send 50,000 in one read."""
+
+
 class Incoming:
     """Passes the frames of one connection to it and to its streams."""
 
@@ -46,20 +51,23 @@ class Incoming:
         self._payload_stream: YamuxStream | None = None
         self._payload_left = 0
         self._payload_flags = 0
+        self._at_once = 0
 
-    def feed(self, plaintext: bytes) -> int:
-        """Handle everything that one packet completes; returns how many frames began in it. Raises
-        MalformedMessage, LimitExceeded."""
-        frames = 0
+    def feed(self, plaintext: bytes) -> Iterator[None]:
+        """Handle everything that one packet completes, and yield when others should have a turn.
+        Raises MalformedMessage, LimitExceeded."""
+        self._at_once += 1
         if len(plaintext) < LEAST_CONTENT_BYTES:
             self._empty_frames.another()
         for event in self._parser.feed(plaintext):
             if isinstance(event, FrameHeader):
-                frames += 1
                 self._on_header(event)
             else:
                 self._on_payload(event)
-        return frames
+            self._at_once += 1
+            if self._at_once >= FRAMES_AT_ONCE:
+                self._at_once = 0
+                yield
 
     def _on_header(self, header: FrameHeader) -> None:
         type, flags, stream_id, length = header

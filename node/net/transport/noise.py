@@ -108,10 +108,10 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
     # ---- what the muxer uses
 
     async def receive(self) -> list[bytes]:
-        """Wait for plaintext; return every whole packet that has arrived, at least one.
+        """Wait for plaintext; return whole packets that have arrived, at least one.
 
-        ConnectionClosedError at the end; MalformedMessage if a packet is not genuine. Cancellation
-        loses nothing.
+        It waits only if none has arrived. ConnectionClosedError at the end; MalformedMessage if a
+        packet is not genuine. Cancellation loses nothing.
         """
         if self._unread:
             await trio.lowlevel.checkpoint()
