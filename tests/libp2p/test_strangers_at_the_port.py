@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,8 @@ import trio
 
 from node.net.libp2p.negotiation import HEADER, encode
 from node.net.network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
+from node.net.transport import YamuxSettings
+from node.net.transport.settings import INITIAL_WINDOW_BYTES, MIB
 from protocols.errors import Unreachable
 from protocols.identity import Identity
 from protocols.network import Stream
@@ -243,3 +245,46 @@ async def test_more_streams_than_a_peer_may_open_are_reset_and_the_others_go_on(
                 except Unreachable:
                     continue  # its handler over there is still ending
                 break
+
+
+async def test_what_nobody_has_read_of_all_connections_stays_within_the_limit_of_the_node() -> None:
+    """Strangers lose their streams, and a peer of which much was read keeps its own."""
+    limit, lazy = 2 * MIB, "/potluck/lazy/1.0.0"
+    full = INITIAL_WINDOW_BYTES - 100  # the negotiation has used some
+    settings = replace(LOOPBACK, yamux=YamuxSettings(node_unread_limit_bytes=limit))
+    lost = 0
+
+    async def sleep(_: Stream) -> None:
+        await trio.sleep_forever()
+
+    async def fill(stranger: Libp2pNetwork) -> None:
+        nonlocal lost
+        stream = await stranger.open(host.peer_id, lazy)
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(bytes(2 * INITIAL_WINDOW_BYTES))
+        lost += 1
+
+    def unread() -> list[int]:
+        return [one.muxed_conn.unread_bytes for one in host._links.every_connection()]
+
+    async with networks(5, settings) as (host, friend, *strangers):
+        host.serve(ECHO, echo)
+        host.serve(lazy, sleep)
+        stream = await friend.open(host.peer_id, ECHO)
+        for _ in range(64):
+            await stream.send_all(bytes(64 * 1024))
+            missing = 64 * 1024
+            while missing:
+                missing -= len(await stream.receive_some(missing))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill, friend)
+            await until(lambda: sum(unread()) > full, PATIENCE_SECONDS)
+            (kept,) = host._links.connections_to(friend.peer_id)
+            for stranger in strangers:
+                for _ in range(8):
+                    nursery.start_soon(fill, stranger)
+            # of 25 windows, 8 fit into the limit
+            await until(lambda: lost == 17, PATIENCE_SECONDS)
+            assert limit / 2 < sum(unread()) <= limit
+            assert kept.muxed_conn.unread_bytes > full
+            nursery.cancel_scope.cancel()

@@ -10,15 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.net.transport.settings import INITIAL_WINDOW_BYTES, MIB
-from node.net.transport.window import ReceiveWindow, SendWindow, WindowBudget
+from node.net.transport.window import NodeBudget, ReceiveWindow, SendWindow, WindowBudget
 from protocols.errors import LimitExceeded
 
 LIMIT = 16 * MIB
 ROUND_TRIP = 0.1
 
 
+def budget_of(limit: int, of_node: NodeBudget | None = None) -> WindowBudget:
+    return WindowBudget(limit, of_node or NodeBudget(1024 * MIB))
+
+
 def window(limit: int = LIMIT, budget: WindowBudget | None = None) -> ReceiveWindow:
-    return ReceiveWindow(limit, budget or WindowBudget(64 * MIB))
+    return ReceiveWindow(limit, budget or budget_of(64 * MIB))
 
 
 def drain(receiver: ReceiveWindow, now: float, round_trip: float | None) -> int:
@@ -62,7 +66,7 @@ def test_a_window_that_is_the_brake_quadruples_every_round_trip() -> None:
 
 
 def test_a_window_that_a_waiting_reader_sees_used_up_quadruples_whatever_the_times() -> None:
-    receiver = ReceiveWindow(LIMIT, WindowBudget(LIMIT))
+    receiver = ReceiveWindow(LIMIT, budget_of(LIMIT))
     receiver.received(INITIAL_WINDOW_BYTES)
     credit = receiver.consumed(INITIAL_WINDOW_BYTES, 100.0, None, starving=True)
     assert credit == 4 * INITIAL_WINDOW_BYTES
@@ -70,7 +74,7 @@ def test_a_window_that_a_waiting_reader_sees_used_up_quadruples_whatever_the_tim
 
 
 def test_a_reader_that_waits_for_a_sender_with_window_left_does_not_make_it_grow() -> None:
-    receiver = ReceiveWindow(LIMIT, WindowBudget(LIMIT))
+    receiver = ReceiveWindow(LIMIT, budget_of(LIMIT))
     for turn in range(10):
         receiver.received(INITIAL_WINDOW_BYTES - 1)
         receiver.consumed(INITIAL_WINDOW_BYTES - 1, turn * 1.0, None, starving=True)
@@ -125,7 +129,7 @@ def test_a_window_never_exceeds_its_limit() -> None:
 
 
 def test_windows_of_one_connection_share_a_budget() -> None:
-    budget = WindowBudget(3 * MIB)
+    budget = budget_of(3 * MIB)
     receivers = [window(budget=budget) for _ in range(4)]
     for turn in range(50):
         for receiver in receivers:
@@ -138,8 +142,25 @@ def test_windows_of_one_connection_share_a_budget() -> None:
     assert budget.promised_bytes == sum(receiver.size_bytes for receiver in receivers) == 3 * MIB
 
 
+def test_windows_of_all_connections_grow_by_half_of_the_nodes_limit() -> None:
+    of_node = NodeBudget(4 * MIB)
+    receivers = [window(budget=budget_of(64 * MIB, of_node)) for _ in range(4)]
+    for turn in range(50):
+        for receiver in receivers:
+            drain(receiver, turn * ROUND_TRIP, ROUND_TRIP)
+    assert sum(one.size_bytes - INITIAL_WINDOW_BYTES for one in receivers) == 2 * MIB
+    fullest = max(receivers, key=lambda one: one.size_bytes)
+    fullest.close()
+    fullest.close()
+    left = [one for one in receivers if one is not fullest]
+    for turn in range(50, 100):
+        for receiver in left:
+            drain(receiver, turn * ROUND_TRIP, ROUND_TRIP)
+    assert sum(one.size_bytes - INITIAL_WINDOW_BYTES for one in left) == 2 * MIB
+
+
 def test_new_streams_get_their_first_window_even_beyond_the_budget() -> None:
-    budget = WindowBudget(MIB)
+    budget = budget_of(MIB)
     receivers = [window(budget=budget) for _ in range(8)]
     drain(receivers[0], 0.0, ROUND_TRIP)
     drain(receivers[0], 0.1, ROUND_TRIP)

@@ -173,6 +173,10 @@ class YamuxChannel:
 
     # ---- receiving
 
+    @property
+    def unread_bytes(self) -> int:
+        return self._unread.size_bytes
+
     async def receive_some(self, max_bytes: int | None = None) -> Piece:
         """Wait for bytes and return some, as bytes or a view of bytes; b"" at the end."""
         if max_bytes is not None and max_bytes < 1:
@@ -260,7 +264,7 @@ class YamuxChannel:
         finally:
             self._is_negotiating = False
             if self._ending is ChannelEnding.RESET_BY_PEER and not self._peer_finished:
-                self._connection.unread_bytes -= self._unread.clear()
+                self._connection.count_unread(-self._unread.clear())
 
     async def aclose(self) -> None:
         """End sending as `send_eof` does, stop receiving, and forget the stream. Never waits."""
@@ -289,7 +293,7 @@ class YamuxChannel:
         if self._receive_stopped:
             return
         self._unread.append(piece)
-        self._connection.unread_bytes += len(piece)
+        self._connection.count_unread(len(piece))
         now = trio.current_time()
         if len(piece) > FEW_BYTES:
             self.last_arrival = now
@@ -346,7 +350,8 @@ class YamuxChannel:
     def _account_for(self, size: int) -> None:
         """The application took `size` bytes: return credit when it is due."""
         connection = self._connection
-        connection.unread_bytes -= size
+        connection.count_unread(-size)
+        connection.read_bytes += size
         if not size or self._peer_finished or self._ending is not None:
             return
         now = trio.current_time()
@@ -363,7 +368,7 @@ class YamuxChannel:
         if self._receive_stopped:
             return
         self._receive_stopped = True
-        self._connection.unread_bytes -= self._unread.clear()
+        self._connection.count_unread(-self._unread.clear())
         self._wake_receiver()
 
     def _wake_receiver(self) -> None:
@@ -464,7 +469,7 @@ class YamuxChannel:
             self._peer_finished or self._is_negotiating
         ):
             # If the peer had finished, everything had arrived, and may still be read.
-            self._connection.unread_bytes -= self._unread.clear()
+            self._connection.count_unread(-self._unread.clear())
         self._receive_window.close()
         self._connection.forget(self)
         self._wake_receiver()

@@ -36,7 +36,7 @@ from node.net.transport.noise import NoiseSession
 from node.net.transport.settings import YamuxSettings
 from node.net.transport.stream import YamuxStream
 from node.net.transport.stream_table import StreamTable
-from node.net.transport.window import WindowBudget
+from node.net.transport.window import NodeBudget, WindowBudget
 from node.net.transport.writer import ConnectionWriter
 from protocols.errors import RemoteMisbehaviour
 
@@ -69,8 +69,10 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         peer_id: ID,
         settings: YamuxSettings | None = None,
         beats: Beats | None = None,
+        of_node: NodeBudget | None = None,
     ) -> None:
-        """`beats` is the node's clock, which the node runs. Without it, this runs its own."""
+        """`beats` is the node's clock, which the node runs, and `of_node` its budget. Without them,
+        this has its own."""
         self.secured_conn = secured_conn
         self.peer_id = peer_id
         self.settings = settings or YamuxSettings()
@@ -79,10 +81,14 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         self.event_started = trio.Event()
         self.event_shutting_down = trio.Event()
         self.event_closed = trio.Event()
-        self.window_budget = WindowBudget(self.settings.connection_window_budget_bytes)
+        self.of_node = of_node or NodeBudget(self.settings.node_unread_limit_bytes)
+        self.window_budget = WindowBudget(
+            self.settings.connection_window_budget_bytes, self.of_node
+        )
         self._writer = ConnectionWriter(secured_conn, self.settings, self._nothing_will_be_sent)
         self.outgoing = self._writer.outgoing
         self.unread_bytes = 0
+        self.read_bytes = 0
         self._streams = StreamTable(self)
         self._incoming = Incoming(self, self._streams)
         self._tasks_scope: trio.CancelScope | None = None
@@ -187,11 +193,13 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
                 if self._runs_beats:
                     nursery.start_soon(self._beats.run)
                 self._beats.join(self._beat)
+                self.of_node.join(self)
                 self._measure()
                 self.event_started.set()
         finally:
             self._beats.leave(self._beat)
             self._end_everything("the connection was closed here")
+            self.of_node.leave(self)
             await self._close_session()
             self.event_closed.set()
 
@@ -244,6 +252,20 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
 
     def await_peer_close(self, stream: YamuxChannel) -> None:
         self._streams.await_peer_close(stream)
+
+    def count_unread(self, more: int) -> None:
+        """So many more bytes wait unread, or fewer."""
+        self.unread_bytes += more
+        if self in self.of_node.holders:
+            self.of_node.unread_bytes += more
+
+    def drop_fullest_stream(self) -> bool:
+        fullest = max(self._streams.every_stream(), key=lambda one: one.unread_bytes, default=None)
+        if fullest is None or not fullest.unread_bytes:
+            return False
+        logger.debug("%r is reset: too much is unread on this node", fullest)
+        fullest.reset_now()
+        return True
 
     # ---- pings
 

@@ -101,8 +101,9 @@ class Incoming:
         stream = self._payload_stream
         if stream is not None:
             stream.on_payload(piece)
-            budget = self._connection.settings.connection_window_budget_bytes
-            if self._connection.unread_bytes > budget:
+            connection = self._connection
+            budget = connection.settings.connection_window_budget_bytes
+            if connection.unread_bytes > budget or not connection.of_node.keep_limit():
                 stream.reset_now()
                 self._payload_stream = None
         self._payload_left -= len(piece)

@@ -6,7 +6,8 @@
 The library takes security transports as an argument, but not the muxer: libp2p 0.8.1 constructs its
 own Yamux class by name (stream_muxer/muxer_multistream.py, `new_conn`). So the host's muxer
 negotiation is replaced by one that offers only Yamux and constructs ours. All connections share one
-clock for their keep-alives (keep_alive.py), which has to run as long as the host.
+clock for their keep-alives (keep_alive.py), which has to run as long as the host, and one budget
+for unread bytes (window.py).
 
 Call `install_muxer` before the host listens or dials: existing connections keep their muxer.
 """
@@ -27,6 +28,7 @@ from node.net.transport.connection import YamuxConnection, beats_for
 from node.net.transport.keep_alive import Beats
 from node.net.transport.noise import NoiseTransport
 from node.net.transport.settings import MIB, YamuxSettings
+from node.net.transport.window import NodeBudget
 
 
 def security_options(libp2p_key_pair: KeyPair) -> dict[str, Any]:
@@ -45,10 +47,11 @@ class YamuxNegotiation(MuxerMultistream):  # type: ignore[misc]  # the library i
         super().__init__({YAMUX_PROTOCOL: YamuxConnection}, negotiate_timeout)
         self._settings = settings
         self._beats = beats
+        self._budget = NodeBudget(settings.node_unread_limit_bytes)
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        connection = YamuxConnection(conn, peer_id, self._settings, self._beats)
+        connection = YamuxConnection(conn, peer_id, self._settings, self._beats, self._budget)
         return self._annotate_connection(connection, conn, protocol)
 
 

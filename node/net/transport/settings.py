@@ -4,8 +4,9 @@ Each limits something: memory that a peer can make us hold, time that we wait fo
 things it may have open. The defaults suit a node that moves hundreds of megabytes over home links
 and talks to strangers.
 
-The two window numbers are limits on *memory*. A reader that stops holds at most one stream window;
-a whole connection holds at most the budget, however many streams it has.
+The window numbers are limits on *memory*. A reader that stops holds at most one stream window; a
+whole connection holds at most the budget, however many streams it has; and all connections of a
+node together hold at most the node's limit.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class YamuxSettings:
     stay within it. Unread data beyond it resets the stream that brings it (which takes a peer that
     fills hundreds of unread streams).
 
+    `node_unread_limit_bytes`: unread data of all connections of a node together. Beyond it, those
+    that hold most lose streams (window.py). The windows of all together grow by half of it, which
+    is what 10 Gbit/s at 50 ms need.
+
     `inbound_stream_limit`: streams that the peer may have open; more are refused by a reset.
     `outbound_stream_limit`: streams that we may have open; more are a fault of ours.
     `accept_backlog`: streams that the peer opened and that were not accepted here yet.
@@ -52,6 +57,7 @@ class YamuxSettings:
 
     stream_window_limit_bytes: int = 16 * MIB
     connection_window_budget_bytes: int = 64 * MIB
+    node_unread_limit_bytes: int = 256 * MIB
     inbound_stream_limit: int = 1024
     outbound_stream_limit: int = 16 * 1024
     accept_backlog: int = 256

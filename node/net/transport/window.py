@@ -10,13 +10,15 @@ bottleneck. A reader that stops never makes its window grow. Nor does one that s
 the collected bytes at the speed of memory: only bytes count that were both received and consumed
 within the round trip, or were waited for.
 
-All streams of a connection share a budget for growth.
+All streams of a connection share a budget for growth, and so do all connections of a node.
 
 Yamux cannot take credit back. A window that has grown stays that large; only credit that the sender
 has used up is withheld or returned.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from node.net.transport.frames import LARGEST_WINDOW_BYTES
 from node.net.transport.settings import INITIAL_WINDOW_BYTES
@@ -41,11 +43,73 @@ WINDOW_PER_CONSUMED_AS_BRAKE = 4
 UPDATES_PER_WINDOW = 3
 
 
-class WindowBudget:
-    """The sum that all receive windows of one connection may promise together."""
+class Holder(Protocol):
+    """A connection, as NodeBudget sees it."""
+
+    unread_bytes: int
+    read_bytes: int
+
+    def drop_fullest_stream(self) -> bool:
+        """Reset the stream with most unread bytes; False if none has any."""
+
+
+class NodeBudget:
+    """The unread bytes of all connections of a node, within a limit.
+
+    The threat: Yamux grants each new stream 256 KiB, so a stranger's connection may bring its whole
+    budget, and strangers may have hundreds of connections. Windows grow by half of the limit in
+    all. So peers whose readers are slow stay below it, and only hundreds of full streams that
+    nobody reads exceed it. The connection that holds most then loses its fullest stream. What is
+    held counts less where much was read before: the connections of strangers go first.
+
+    Invariant: `unread_bytes` is the sum over `holders`.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
+        self._growth_left = limit_bytes // 2
+        self.unread_bytes = 0
+        self.holders: set[Holder] = set()
+
+    def join(self, holder: Holder) -> None:
+        self.holders.add(holder)
+        self.unread_bytes += holder.unread_bytes
+
+    def leave(self, holder: Holder) -> None:
+        """Its bytes no longer count. May be called twice, and without `join`."""
+        if holder in self.holders:
+            self.holders.remove(holder)
+            self.unread_bytes -= holder.unread_bytes
+
+    def keep_limit(self) -> bool:
+        """Drop streams as long as the limit is exceeded; False if that did not help."""
+        while self.unread_bytes > self._limit:
+            fullest = max(self.holders, key=_weight)
+            if not fullest.drop_fullest_stream():
+                return False
+        return True
+
+    def promise_growth(self, wanted_bytes: int) -> int:
+        granted = min(wanted_bytes, self._growth_left)
+        self._growth_left -= granted
+        return granted
+
+    def release_growth(self, grown_bytes: int) -> None:
+        self._growth_left += grown_bytes
+
+
+def _weight(holder: Holder) -> float:
+    """What it holds, times the part that this is of all that it brought."""
+    held = holder.unread_bytes
+    return held * held / (held + holder.read_bytes + 1)
+
+
+class WindowBudget:
+    """The sum that all receive windows of one connection may promise together."""
+
+    def __init__(self, limit_bytes: int, of_node: NodeBudget) -> None:
+        self._limit = limit_bytes
+        self._of_node = of_node
         self._promised = 0
 
     @property
@@ -58,12 +122,15 @@ class WindowBudget:
 
     def promise_growth(self, wanted_bytes: int) -> int:
         """As much of the wanted growth as fits, perhaps nothing."""
-        granted = max(0, min(wanted_bytes, self._limit - self._promised))
+        room = max(0, min(wanted_bytes, self._limit - self._promised))
+        granted = self._of_node.promise_growth(room)
         self._promised += granted
         return granted
 
     def release(self, window_bytes: int) -> None:
+        """A whole window, or 0."""
         self._promised -= window_bytes
+        self._of_node.release_growth(max(0, window_bytes - INITIAL_WINDOW_BYTES))
 
 
 class ReceiveWindow:
