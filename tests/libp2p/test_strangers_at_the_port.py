@@ -199,6 +199,30 @@ async def test_a_stream_on_which_nothing_is_proposed_is_reset_in_time() -> None:
         assert host.link(stranger.peer_id) is not None
 
 
+async def test_a_stranger_that_reads_nothing_holds_no_negotiation_for_long() -> None:
+    poured, opened = 0, 100
+
+    async def pour(stream: Stream) -> None:
+        nonlocal poured
+        poured += 1
+        await stream.send_all(bytes(INITIAL_WINDOW_BYTES))
+        await trio.sleep_forever()
+
+    async with networks(2, HURRIED) as (host, stranger):
+        host.serve(ECHO, pour)
+        await stranger.connect(host.peer_id)
+        link = stranger._links.best(host.peer_id)
+        assert link is not None
+        link.muxed_conn.secured_conn.receive = trio.sleep_forever
+        (inside,) = host._links.connections_to(stranger.peer_id)
+        for _ in range(opened):
+            muxed = await link.open_muxed()
+            await muxed.send_all(encode(HEADER) + encode(ECHO.encode()))
+        await until(lambda: inside._answering > poured, PATIENCE_SECONDS)
+        await until(lambda: inside._answering == poured, PATIENCE_SECONDS)
+        assert poured < opened
+
+
 async def test_a_handler_that_raises_costs_its_stream_and_one_line_of_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

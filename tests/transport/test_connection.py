@@ -6,10 +6,12 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import trio
 import trio.testing
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
 from node.net.transport import YamuxConnection, YamuxSettings, YamuxStream
@@ -28,6 +30,7 @@ from node.net.transport.frames import (
     encode_header,
 )
 from node.net.transport.incoming import MOST_EMPTY_FRAMES_PER_SECOND
+from node.net.transport.keep_alive import STUCK_SECONDS
 from node.net.transport.outgoing import REFUSALS_AT_ONCE
 from node.net.transport.settings import INITIAL_WINDOW_BYTES
 from tests.transport.links import (
@@ -414,6 +417,49 @@ async def test_a_peer_that_opens_streams_and_never_reads_the_refusals_is_cut_off
             await peer.send(frames[start : start + 1200])
         with trio.fail_after(5):
             await connection.event_closed.wait()
+
+
+async def test_a_peer_that_pings_and_takes_nothing_is_given_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    wires = wire_pair(buffer_bytes=1)
+    async with hostile_pair(wires=wires) as (connection, peer), trio.open_nursery() as nursery:
+
+        async def say_something() -> None:
+            with suppress(ConnectionClosedError):
+                while True:
+                    await trio.sleep(1)
+                    await peer.send_frame(PING, SYN, 0, 7)
+
+        nursery.start_soon(say_something)
+        stream = await connection.open_stream()
+        began = trio.current_time()
+        with trio.fail_after(10 * STUCK_SECONDS):
+            with pytest.raises(trio.BrokenResourceError, match="has taken nothing"):
+                await stream.send_all(bytes(MEBIBYTE))
+            await connection.event_closed.wait()
+        assert STUCK_SECONDS <= trio.current_time() - began < STUCK_SECONDS + 5
+        nursery.cancel_scope.cancel()
+
+
+async def test_answers_to_streams_are_not_queued_for_a_peer_that_does_not_read() -> None:
+    settings, answer = YamuxSettings(inbound_stream_limit=8), bytes(1000)
+    wires = wire_pair(buffer_bytes=1)
+    async with hostile_pair(settings, wires) as (connection, peer), trio.open_nursery() as nursery:
+
+        async def serve() -> None:
+            while True:
+                stream = await connection.accept_stream()
+                await stream.send_all(answer)
+                await stream.aclose()
+
+        nursery.start_soon(serve)
+        for number in range(100):
+            await peer.send_frame(WINDOW_UPDATE, SYN | FIN, 2 * number + 1, 0)
+            await trio.testing.wait_all_tasks_blocked()
+        assert connection.outgoing.queued_bytes <= 2 * 8 * len(answer)
+        assert not connection.is_closed
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_thousand_full_streams_that_nobody_reads_stay_within_the_budget() -> None:

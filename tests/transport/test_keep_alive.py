@@ -6,6 +6,8 @@ from node.net.transport.keep_alive import (
     DOUBTED_SECONDS,
     EARLY_MEASUREMENTS,
     MEASURE_EVERY_SECONDS,
+    PROGRESS_BYTES,
+    STUCK_SECONDS,
     UNACKNOWLEDGED_SECONDS,
     KeepAlive,
     LifeVerdict,
@@ -41,6 +43,33 @@ def test_any_byte_is_a_sign_of_life() -> None:
     keep_alive = settled()
     for count in range(1000):
         assert keep_alive.beat(100 + count // 10, None) is not LifeVerdict.GONE
+
+
+def test_a_peer_that_takes_nothing_is_given_up_whatever_it_says() -> None:
+    keep_alive = settled()
+    verdicts = [
+        keep_alive.beat(200 + beat, None, delivered_while_sending=10_000 + beat)
+        for beat in range(int(STUCK_SECONDS / keep_alive.beat_seconds) + 1)
+    ]
+    assert LifeVerdict.GONE not in verdicts[:-1]
+    assert verdicts[-1] is LifeVerdict.GONE
+
+
+def test_a_peer_that_takes_little_at_a_time_is_not_given_up() -> None:
+    keep_alive = settled()
+    beats = int(STUCK_SECONDS / keep_alive.beat_seconds)
+    for beat in range(10 * beats):
+        taken = beat // (beats - 1) * PROGRESS_BYTES
+        verdict = keep_alive.beat(200 + beat, None, delivered_while_sending=taken)
+        assert verdict is not LifeVerdict.GONE
+
+
+def test_sends_that_end_in_between_do_not_add_up() -> None:
+    keep_alive = settled()
+    for beat in range(int(10 * STUCK_SECONDS / keep_alive.beat_seconds)):
+        taken = 10_000 if beat % 50 else None
+        verdict = keep_alive.beat(200 + beat, None, delivered_while_sending=taken)
+        assert verdict is not LifeVerdict.GONE
 
 
 def test_a_slow_link_gets_a_longer_deadline() -> None:

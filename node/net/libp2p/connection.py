@@ -264,12 +264,13 @@ class PeerConnection(SwarmConn):  # type: ignore[misc]  # the library is untyped
         try:
             with trio.fail_after(self.swarm.settings.negotiation_seconds):
                 chosen = await negotiation.answer(muxed_stream, self.swarm.served)
+                # A handler may reset the stream at once, which drops what is queued. The other side
+                # must still learn of the agreement.
+                if chosen is not None:
+                    await muxed_stream.wait_until_sent()
             if chosen is None:
                 muxed_stream.reset_now()
                 return
-            # A handler may reset the stream at once, which drops what is queued. The other side
-            # must still learn of the agreement.
-            await muxed_stream.wait_until_sent()
             protocol = chosen
             await self._handle(muxed_stream, protocol.decode())
         except (trio.BrokenResourceError, RemoteMisbehaviour, trio.TooSlowError) as error:

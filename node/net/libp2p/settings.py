@@ -67,7 +67,8 @@ class Libp2pSettings:
     """For one address, from the first SYN to a link, with time to resend a SYN twice."""
 
     negotiation_seconds: float = 10.0
-    """From a stream's first byte to an agreed protocol, for streams that others open."""
+    """For streams that others open: from the first byte until the agreement on a protocol has been
+    sent."""
 
     sign_of_life_seconds: float = 3.0
     """When a second connection to a peer comes up, the first must answer a ping within this time.

@@ -48,7 +48,7 @@ FAREWELL_SECONDS = 0.2
 # Closing a socket takes no time, but closing a relayed connection must not delay a node's end.
 CLOSE_SECONDS = 1.0
 
-SILENT = "The other side has been silent for too long."
+SILENT = "The other side has been silent, or has taken nothing, for too long."
 
 
 def beats_for(settings: YamuxSettings) -> Beats:
@@ -334,6 +334,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
                 unacknowledged_seconds=self._unacknowledged_for(),
                 slowest_elsewhere=self._beats.slowest_round_trip,
                 doubted=doubted,
+                delivered_while_sending=self.secured_conn.delivered_while_sending,
             )
             if verdict is LifeVerdict.PING:
                 self._measure()

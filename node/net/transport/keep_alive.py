@@ -10,6 +10,10 @@ comes, then the link carries nothing. It is the other kernel that acknowledges, 
 a full queue there is not taken for a dead link. And when one connection of a node was given up, all
 others that are silent are pinged at once, because mostly it is our own network that has lost them.
 
+A peer may also send a byte now and then, and read nothing. Everything here that waits until
+something was sent would wait for ever, and what is queued would stay. So a connection is given up
+as well if the other side takes next to nothing of what is being sent, whatever it says meanwhile.
+
 Time is counted in *beats*, moments at which our own event loop really ran, not in seconds. If this
 process was the one that was stopped (or busy, or asleep), the peer's bytes are unread in our
 socket, and by the clock every peer would seem dead at once. Every beat lets the reader run first.
@@ -47,6 +51,11 @@ UNACKNOWLEDGED_SECONDS = 5.0
 
 # The same, once another connection was given up.
 DOUBTED_SECONDS = 3.0
+
+# A connection that is being sent something must carry so many bytes in so long: 34 a second, below
+# any modem. Through a relay only whole batches are seen to leave, half a megabyte at most.
+STUCK_SECONDS = 120.0
+PROGRESS_BYTES = 4096
 
 # The kernel knows the round trip of a full line as it is now, but it grows while the queue does.
 ROUND_TRIPS_ELSEWHERE = 2
@@ -96,6 +105,8 @@ class KeepAlive:
         self._beats_since_ping = 0
         self._bytes_seen = 0
         self._early_left = EARLY_MEASUREMENTS
+        self._stuck_beats = 0
+        self._stuck_at = 0
 
     def beat(
         self,
@@ -105,11 +116,15 @@ class KeepAlive:
         unacknowledged_seconds: float | None = None,
         slowest_elsewhere: float = 0.0,
         doubted: bool = False,
+        delivered_while_sending: int | None = None,
     ) -> LifeVerdict:
         """`unacknowledged_seconds`: how long ago the last acknowledgement came, if something waits
         for one. `slowest_elsewhere`: the slowest round trip on any connection of the node now; if
         one of them fills the line, all wait in the same queue. `doubted`: another connection was
-        given up since the last beat."""
+        given up since the last beat. `delivered_while_sending`: the bytes that the other side
+        has taken so far, if a send waits for it."""
+        if self._is_stuck(delivered_while_sending):
+            return LifeVerdict.GONE
         self._beats_since_ping += 1
         self._waiting_beats = 0 if unacknowledged_seconds is None else self._waiting_beats + 1
         if bytes_received != self._bytes_seen:
@@ -140,6 +155,14 @@ class KeepAlive:
         if self._silent_beats >= self._asked_at + self._beats(max(self._deadline_seconds, slowest)):
             return LifeVerdict.GONE
         return LifeVerdict.FINE
+
+    def _is_stuck(self, delivered: int | None) -> bool:
+        if delivered is None or delivered >= self._stuck_at + PROGRESS_BYTES:
+            self._stuck_beats = 0
+            self._stuck_at = delivered or 0
+        else:
+            self._stuck_beats += 1
+        return self._stuck_beats >= self._beats(STUCK_SECONDS)
 
     def _ask(self) -> LifeVerdict:
         self._asked_at = self._silent_beats

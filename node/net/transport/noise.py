@@ -137,6 +137,11 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         """Bytes that have arrived of packets that `receive` has not returned yet."""
         return self._opener.held_bytes + self._wire.unread_bytes()
 
+    @property
+    def delivered_while_sending(self) -> int | None:
+        """How many bytes the other side has taken so far, if a send waits for it; else None."""
+        return self._wire.delivered_while_sending()
+
     async def send_frames(self, frames: Sequence[bytes]) -> float:
         """Send these in order, small ones together in one packet. Returns for how many seconds the
         wire had no room.

@@ -4,12 +4,17 @@ The side that dialled gives odd numbers to the streams that it opens, the other 
 stream is in the table from its first frame until it can do nothing more (`forget`). A frame for a
 stream that is not there is answered with a reset.
 
+A stream that was closed may be forgotten while its last bytes still wait to be sent. It counts
+against the peer's limit until they have left, so that a peer that reads nothing cannot have us
+queue the answers to any number of streams.
+
 py-libp2p closes its half of a stream and never uses it again. Such a stream is reset if the peer
 does not close its half in time (`reset_abandoned`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import trio
@@ -22,6 +27,7 @@ from protocols.errors import MalformedMessage
 if TYPE_CHECKING:
     from node.net.transport.channel import YamuxChannel
     from node.net.transport.connection import YamuxConnection
+    from node.net.transport.outgoing import StreamQueue
 
 
 class StreamTable:
@@ -32,6 +38,7 @@ class StreamTable:
         self._settings = connection.settings
         self._streams: dict[int, YamuxStream] = {}
         self._inbound_count = 0
+        self._leaving: deque[StreamQueue] = deque()  # of streams of the peer, already forgotten
         self._next_stream_id = 1 if connection.is_initiator else 2
         self._accept_sender, self._accept_receiver = trio.open_memory_channel[YamuxStream](
             connection.settings.accept_backlog
@@ -70,7 +77,9 @@ class StreamTable:
             raise MalformedMessage(
                 f"A peer opened stream {stream_id}, which is open or not its to open."
             )
-        if self._inbound_count >= self._settings.inbound_stream_limit:
+        while self._leaving and not self._leaving[0].frames:
+            self._leaving.popleft()
+        if self._inbound_count + len(self._leaving) >= self._settings.inbound_stream_limit:
             self._connection.refuse(stream_id)
             return None
         if self._connection.event_shutting_down.is_set():
@@ -91,6 +100,8 @@ class StreamTable:
         """Remove a stream that can do nothing more. May be called twice."""
         if self._streams.pop(stream.stream_id, None) is not None and not stream.is_initiator:
             self._inbound_count -= 1
+            if stream.queue.frames:
+                self._leaving.append(stream.queue)
         self._awaiting_peer_close.pop(stream, None)
 
     def await_peer_close(self, stream: YamuxChannel) -> None:

@@ -73,6 +73,10 @@ class Wire(Protocol):
         """Returns for how many seconds there was no room below. On a busy machine a send takes
         longer than that, which says nothing about the link."""
 
+    def delivered_while_sending(self) -> int | None:
+        """How many bytes the other side has taken so far, as far as known, if a send waits for it;
+        None if none does."""
+
     def unread_bytes(self) -> int:
         """How many bytes have arrived and were not read, as far as known."""
 
@@ -108,6 +112,7 @@ class SocketWire:
         self._socket = stream.socket
         self._least = 1
         self._is_paced = False
+        self._is_sending = False
         self._sent_bytes = 0
 
     async def receive_into(self, buffer: memoryview, least: int) -> int:
@@ -126,6 +131,7 @@ class SocketWire:
             raise ConnectionClosedError(f"reading failed: {error}", transport="tcp") from error
 
     async def send(self, data: memoryview) -> float:
+        self._is_sending = True
         try:
             if not _HAS_VECTORS:
                 began = trio.current_time()
@@ -145,6 +151,11 @@ class SocketWire:
                 await trio.lowlevel.wait_writable(self._descriptor())
         except (OSError, trio.ClosedResourceError, trio.BrokenResourceError) as error:
             raise ConnectionClosedError(f"sending failed: {error}", transport="tcp") from error
+        finally:
+            self._is_sending = False
+
+    def delivered_while_sending(self) -> int | None:
+        return self.carried().arrived_bytes if self._is_sending else None
 
     def _wake_at(self, least: int) -> None:
         """On a slow link a packet comes in dozens of segments: sleep until most have arrived."""
@@ -248,6 +259,8 @@ class RawConnectionWire:
 
     def __init__(self, connection: IRawConnection) -> None:
         self._connection = connection
+        self._is_sending = False
+        self._sent_bytes = 0
 
     async def receive_into(self, buffer: memoryview, least: int) -> int:
         del least  # there is no wake-up for each segment here
@@ -264,11 +277,18 @@ class RawConnectionWire:
 
     async def send(self, data: memoryview) -> float:
         began = trio.current_time()
+        self._is_sending = True
         try:
             await self._connection.write(bytes(data))
+            self._sent_bytes += len(data)
             return trio.current_time() - began
         except (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as e:
             raise ConnectionClosedError(f"sending failed: {e}") from e
+        finally:
+            self._is_sending = False
+
+    def delivered_while_sending(self) -> int | None:
+        return self._sent_bytes if self._is_sending else None
 
     def unread_bytes(self) -> int:
         return 0
