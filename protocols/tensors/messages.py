@@ -129,10 +129,12 @@ def check_header(header: TensorHeader, limit_bytes: int) -> None:
     wrong = _misfit(header.codec, _DTYPES[header.dtype])
     if wrong:
         raise MalformedMessage(wrong)
-    needed = max(header.decoded_bytes, encoded_bytes(header, header.values))
+    # an empty tensor is as large as one of a value per empty dimension: torch multiplies the others
+    values = math.prod(max(length, 1) for length in header.shape)
+    needed = max(values * _VALUE_BYTES[header.dtype], encoded_bytes(header, values))
     if needed > limit_bytes:
         raise LimitExceeded(
-            f"A tensor of {header.values:,} × {header.dtype} was announced, which takes "
+            f"A tensor of {values:,} × {header.dtype} was announced, which takes "
             f"{needed:,} bytes; at most {limit_bytes:,} are allowed."
         )
 

@@ -567,6 +567,13 @@ def test_a_header_that_asks_for_too_much_is_refused_before_memory_is_taken(
     assert peak < 100_000
 
 
+def test_an_empty_tensor_with_dimensions_that_torch_cannot_multiply_is_refused() -> None:
+    header = TensorHeader((1, 0, 1 << 40, 1 << 40), "float32")
+    with pytest.raises(LimitExceeded):
+        decode(header, b"", limit_bytes=1 << 20)
+    assert decode(TensorHeader((1, 0, 40), "float32"), b"", limit_bytes=160).shape == (1, 0, 40)
+
+
 def test_a_codec_that_does_not_suit_the_dtype_is_refused_on_both_sides() -> None:
     with pytest.raises(MalformedMessage):
         check_header(TensorHeader((1,), "int64", "float16"), limit_bytes=100)
