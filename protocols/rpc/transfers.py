@@ -15,7 +15,8 @@ for room to send one, gives up after the method's `stall_seconds`. A trickle doe
 progress: `PROGRESS_BYTES` must arrive in each such period. Sent bytes may be on their way for
 longer than that (a megabyte in the buffers of a slow uplink), and the sender cannot see them move.
 So a side that receives and has nothing to send sends ALIVE, an empty frame, now and then. The other
-side then knows that its bytes arrive.
+side then knows that its bytes arrive. It cannot keep a transfer open for ever with that: after an
+hour without a chunk in either direction, ALIVE no longer counts.
 
 A frame that is cut by cancellation breaks the framing of the stream. So cancelling a send, or a
 receive inside a frame, resets the stream; cancelling the wait for a frame does not. The serving
@@ -86,6 +87,7 @@ Raising an error before or after `accept` ends the transfer with that error on t
 """
 
 ALIVE_PART = 4  # send ALIVE after a silence of `stall_seconds` divided by this
+MOST_ALIVE_SECONDS = 3600.0  # on the slowest line a chunk comes sooner; a round has less time
 LAST_WORD_SECONDS = 1.0  # how long a broken transfer waits for the error that explains it
 
 
@@ -208,6 +210,7 @@ class Transfer(Generic[Accepted, Sent, Received]):
         self._sent.add(header, view)
         self._state.counts.chunk_bytes_sent += len(view)
         await self._send(header, view)
+        self._receiver.only_alive_since = None
 
     async def send_closing(self, closing: Sent) -> None:
         """Send the closing message: no more chunks from this side. The other direction goes on."""
@@ -557,6 +560,7 @@ class ChunkReceiver(Generic[Received]):
         self.count = ChunkCount(bulk.hashed or state.guard.hashes_chunks)
         self.closing: Received | None = None
         self.under_way = 0  # bytes of the unfinished chunk that are here
+        self.only_alive_since: float | None = None  # nothing else came or went
         self.busy = False  # a task is receiving
         self.announced: bytes | None = None  # the header of the next chunk
         self._headers = HeaderReader(stream)
@@ -652,7 +656,7 @@ class ChunkReceiver(Generic[Received]):
         header = self._headers.next_now()  # only once: many frames could block the loop
         if header is not None:
             kind, length = read_frame_header(header, self._limits)
-            self._heard()
+            self._heard_of(kind)
         while kind == ALIVE:
             stall_seconds = self._bulk.stall_seconds
             with trio.move_on_after(stall_seconds) as self._patience:
@@ -668,7 +672,7 @@ class ChunkReceiver(Generic[Received]):
             if header is None:
                 raise MalformedMessage("The transfer ended without a closing message.")
             kind, length = read_frame_header(header, self._limits)
-            self._heard()
+            self._heard_of(kind)
         assert header is not None
         if kind == CHUNK:
             if length == 0:
@@ -683,6 +687,21 @@ class ChunkReceiver(Generic[Received]):
             )
         self._take_closing(_CLOSE_HEAD.decode(head), body)
         return None
+
+    def _heard_of(self, kind: int) -> None:
+        """A frame has come. DeadlineExceeded if for too long only ALIVE does."""
+        self._heard()
+        now = trio.current_time()
+        if kind != ALIVE:
+            self.only_alive_since = None
+        elif self.only_alive_since is None:
+            self.only_alive_since = now
+        elif now - self.only_alive_since > MOST_ALIVE_SECONDS:
+            raise DeadlineExceeded(
+                f"{self._exchange.peer} has said for {MOST_ALIVE_SECONDS:,.0f} seconds that it is "
+                "alive, and nothing else.",
+                why="It waits for something that does not come, or wants to hold us up.",
+            )
 
     def _take_closing(self, head: CloseHead, body: bytes) -> None:
         counted = self.count.head()

@@ -29,6 +29,7 @@ from protocols.rpc import BulkMethod, Empty, Transfer, chunk_header, encode
 from protocols.rpc.frames import ACCEPT, CHUNK, CLOSE, ERROR, OPEN, message_frame
 from protocols.rpc.messages import AcceptHead, CloseHead, ErrorBody, ErrorHead, OpenHead
 from protocols.rpc.state import RpcLimits
+from protocols.rpc.transfers import MOST_ALIVE_SECONDS
 from protocols.tensors import raw_bytes
 from tests.protocols.pair import (
     LATENCY_SECONDS,
@@ -444,6 +445,49 @@ def test_a_handler_that_waits_for_something_else_can_say_that_it_is_alive() -> N
         async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
             assert await transfer.receive_chunk() == b"at last"
             await transfer.finish(Number(0))
+
+    between_two(scenario)
+
+
+async def wait_and_look_up_now_and_then(transfer: Transfer[Any, Any, Any]) -> None:
+    with trio.fail_after(2 * MOST_ALIVE_SECONDS):
+        while True:
+            with trio.move_on_after(20):
+                await transfer.receive_closing()
+
+
+def test_saying_that_one_is_alive_and_nothing_else_keeps_no_transfer_open_for_ever() -> None:
+    async def scenario(pair: Pair) -> None:
+        async def wait(
+            _caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text
+        ) -> None:
+            await transfer.accept(Number(0))
+            while True:
+                await trio.sleep(3)
+                await transfer.say_alive()
+
+        pair.answering.serve_bulk(UPLOAD, wait)
+        async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
+            start = trio.current_time()
+            with pytest.raises(DeadlineExceeded, match="and nothing else"):
+                await wait_and_look_up_now_and_then(transfer)
+            assert MOST_ALIVE_SECONDS < trio.current_time() - start < MOST_ALIVE_SECONDS + 10
+
+    between_two(scenario)
+
+
+def test_a_receiver_may_say_nothing_else_as_long_as_chunks_come() -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.answering.serve_bulk(UPLOAD, count_bytes)
+        async with (
+            pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(transfer.receive_closing)
+            for _ in range(int(2 * MOST_ALIVE_SECONDS / 5)):
+                await trio.sleep(5)
+                await transfer.send_chunk(b"x")
+            await transfer.send_closing(Number(0))
 
     between_two(scenario)
 
