@@ -291,15 +291,6 @@ class Transfer(Generic[Accepted, Sent, Received]):
         header = await self._receiver.next_header()
         return None if header is None else int.from_bytes(header[:4], "big")
 
-    async def receive_chunk(self) -> bytearray | None:
-        """The next chunk in a new buffer; None after the last one."""
-        length = await self.next_chunk_bytes()
-        if length is None:
-            return None
-        chunk = bytearray(length)
-        await self.receive_chunk_into(chunk)
-        return chunk
-
     async def receive_chunk_into(self, buffer: bytearray | memoryview) -> int | None:
         """Receive the next chunk into the start of `buffer`; its size, or None after the last.
 

@@ -16,6 +16,7 @@ from protocols.guard import Caller
 from protocols.network import Network
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
 from protocols.rpc import BulkMethod, Method, Rpc, Transfer, open_rpc
+from tests.chunks import next_chunk
 from tests.contract.neighbourhood import PROTOCOL, Neighbourhood, on_both
 from tests.protocols.admitted import Admission
 from tests.protocols.pair import Number, Text
@@ -41,7 +42,7 @@ async def count(
     _caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text
 ) -> None:
     await transfer.accept(Number(0))
-    while await transfer.receive_chunk() is not None:
+    while await next_chunk(transfer) is not None:
         pass
     await transfer.finish(Number(transfer.bytes_received))
 
@@ -130,7 +131,7 @@ async def test_everything_with_a_revoked_party_ends_with_the_reason_and_the_link
             try:
                 async with those.asking.open_bulk(peer, UPLOAD, Text(), timeout=10) as transfer:
                     await transfer.send_chunk(bytes(1000))
-                    await transfer.receive_chunk()
+                    await next_chunk(transfer)
             except PotluckError as error:
                 errors.append(error)
 

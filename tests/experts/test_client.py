@@ -33,6 +33,7 @@ from protocols.experts.server import ExpertTransfer
 from protocols.guard import Caller
 from protocols.rpc import Empty, open_rpc
 from protocols.tensors import CODECS, CodecName, NotFinite, TensorHeader
+from tests.chunks import next_chunk
 from tests.contract.neighbourhood import Neighbourhood, on_both
 from tests.experts.serving import GRID, LARGE, ROWS, UID, WIDTH, feed_forward, halving, served
 from tests.waiting import PATIENCE_SECONDS, until
@@ -223,7 +224,7 @@ async def test_a_server_that_lies_is_named_and_avoided(
 
     async def move(_caller: Caller, transfer: ExpertTransfer, _opening: TransferOpening) -> None:
         await transfer.accept(Empty())
-        while await transfer.receive_chunk() is not None:
+        while await next_chunk(transfer) is not None:
             pass
         await send_tensor(transfer, answer.data)
         await transfer.finish(Empty())
@@ -268,7 +269,7 @@ async def test_the_timeout_covers_everything(place: Neighbourhood, rows: int) ->
 
     async def move(_caller: Caller, transfer: ExpertTransfer, _opening: TransferOpening) -> None:
         await transfer.accept(Empty())
-        while await transfer.receive_chunk() is not None:
+        while await next_chunk(transfer) is not None:
             pass
         await trio.sleep_forever()
 
@@ -300,7 +301,7 @@ async def test_a_server_that_vanishes_ends_the_call_at_once(
 
     async def move(_caller: Caller, transfer: ExpertTransfer, _opening: TransferOpening) -> None:
         await transfer.accept(Empty())
-        await transfer.receive_chunk()
+        await next_chunk(transfer)
         arrived.set()
         await trio.sleep_forever()
 
@@ -339,7 +340,7 @@ async def test_a_backward_pass_whose_answer_is_lost_is_not_made_again(
 
     async def move(_caller: Caller, transfer: ExpertTransfer, _opening: TransferOpening) -> None:
         await transfer.accept(Empty())
-        while await transfer.receive_chunk() is not None:
+        while await next_chunk(transfer) is not None:
             pass
         await make_and_hang_up()
 

@@ -41,6 +41,7 @@ from protocols.experts.messages import (
 from protocols.experts.runtime import MOST_BYTES
 from protocols.rpc import LARGEST_UNARY_BYTES, Empty
 from protocols.tensors import CodecName, DtypeName, TensorHeader
+from tests.chunks import next_chunk
 from tests.contract.neighbourhood import Neighbourhood, on_both
 from tests.experts.serving import (
     GRID,
@@ -197,7 +198,7 @@ async def pour(s: Served, inputs: TensorHeader, pieces: Sequence[bytes | memoryv
             for start in range(0, len(piece), 1 << 20):
                 await transfer.send_chunk(piece[start : start + (1 << 20)])
         await transfer.send_closing(Empty())
-        while await transfer.receive_chunk() is not None:
+        while await next_chunk(transfer) is not None:
             pass
         await transfer.receive_closing()
 
@@ -351,7 +352,7 @@ async def test_a_caller_that_vanishes_in_a_transfer_leaves_nothing_behind(
                 await transfer.send_chunk(bytes(min(1 << 20, sent - start)))
             assert s.answering.statistics().transfers_open == 1
             await place.end(s.near)
-            await transfer.receive_chunk()
+            await next_chunk(transfer)
 
     async with served(place, [backend]) as s:
         with pytest.raises(PotluckError):
@@ -368,7 +369,7 @@ async def test_a_transfer_ends_when_the_callers_time_is_over(place: Neighbourhoo
         opening = TransferOpening(str(UID), 500, header(LARGE, WIDTH))
         async with s.asking.open_bulk(s.peer, TRANSFER, opening, timeout=SECONDS) as transfer:
             await transfer.send_chunk(bytes(1 << 20))
-            await transfer.receive_chunk()
+            await next_chunk(transfer)
 
     async with served(place, [halving()]) as s:
         with pytest.raises(DeadlineExceeded, match="time for ffn"):

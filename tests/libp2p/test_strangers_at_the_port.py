@@ -213,7 +213,7 @@ async def test_a_stranger_that_reads_nothing_holds_no_negotiation_for_long() -> 
         await stranger.connect(host.peer_id)
         link = stranger._links.best(host.peer_id)
         assert link is not None
-        link.muxed_conn.secured_conn.receive = trio.sleep_forever
+        link.muxed_conn.secured_conn.receive = trio.sleep_forever  # type: ignore[method-assign]
         (inside,) = host._links.connections_to(stranger.peer_id)
         for _ in range(opened):
             muxed = await link.open_muxed()

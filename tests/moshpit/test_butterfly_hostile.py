@@ -38,6 +38,7 @@ from protocols.moshpit.part_messages import (
 )
 from protocols.rpc import ChunkCount, Empty, Transfer, chunk_header, open_rpc
 from protocols.tensors import CodecName, raw_bytes
+from tests.chunks import next_chunk
 from tests.moshpit.exchanges import BALLOT, ROUND_ID, Exchanging, Peer, among, layout_of
 
 HOSTILE = 1
@@ -77,7 +78,7 @@ async def send_as_hostile(
             for chunk in chunks:
                 await transfer.send_chunk(chunk)
             await transfer.send_closing(PartTaken(bytes(DIGEST_BYTES)))
-            while then_listen and await transfer.receive_chunk() is not None:
+            while then_listen and await next_chunk(transfer) is not None:
                 pass
     except PotluckError as error:
         return error
@@ -360,7 +361,7 @@ class Liar:
         await transfer.accept(Empty())
         chunks = chunks_for(self.me, HOSTILE)
         for _chunk in chunks:
-            await transfer.receive_chunk()
+            await next_chunk(transfer)
         true = self._group.average().float()
         averages = [bytes(raw_bytes(true[one.start : one.stop].clone())) for one in chunks]
         count = ChunkCount(hashed=True)

@@ -14,6 +14,7 @@ from protocols.identity import PeerId
 from protocols.not_allowed import NotAllowed
 from protocols.rpc import BulkMethod, Transfer
 from protocols.rpc.peers import LET_IN_EVERY_SECONDS, MOST_PEERS, ShutOut
+from tests.chunks import next_chunk
 from tests.protocols.pair import (
     DOUBLE,
     FIRST_CALL_SECONDS,
@@ -60,7 +61,7 @@ async def never(_caller: Caller, _request: Number) -> Number:
 
 async def take(_caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text) -> None:
     await transfer.accept(Number(0))
-    while await transfer.receive_chunk() is not None:
+    while await next_chunk(transfer) is not None:
         pass
     await transfer.finish(Number(1))
 
@@ -93,7 +94,7 @@ def test_our_calls_and_transfers_with_the_peer_raise_the_reason_at_once() -> Non
         async with trio.open_nursery() as nursery:
             nursery.start_soon(failures.keep, call)
             nursery.start_soon(failures.keep, call)
-            nursery.start_soon(failures.keep, lambda: transfer(lambda it: it.receive_chunk()))
+            nursery.start_soon(failures.keep, lambda: transfer(lambda it: next_chunk(it)))
             nursery.start_soon(failures.keep, lambda: transfer(look_away))
             await pair.settle()
             await pair.settle()
@@ -131,7 +132,7 @@ def test_open_calls_and_transfers_of_the_peer_are_cancelled_and_it_is_told_why()
 
         async def download() -> None:
             async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
-                await transfer.receive_chunk()
+                await next_chunk(transfer)
 
         async with trio.open_nursery() as nursery:
             for ask in (call, call, upload, download):

@@ -35,6 +35,7 @@ from protocols.rpc.messages import (
     ResponseHead,
 )
 from protocols.testing.world import SimulatedNetwork
+from tests.chunks import next_chunk
 from tests.protocols.pair import DOUBLE, PROTOCOL, Number, Pair, Text, between_two
 
 DOMAIN = b"potluck toy envelope"
@@ -136,7 +137,7 @@ async def double(caller: Caller, request: Number) -> Number:
 async def count(caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text) -> None:
     assert caller.credentials == f"friend {caller.peer}"
     await transfer.accept(Number(0))
-    while await transfer.receive_chunk() is not None:
+    while await next_chunk(transfer) is not None:
         pass
     await transfer.finish(Number(transfer.bytes_received))
 

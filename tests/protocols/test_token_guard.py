@@ -20,6 +20,7 @@ from protocols.not_allowed import AnswerNotAllowed, NotAllowed
 from protocols.rpc import BulkMethod, Method, Rpc, Transfer, decode, encode
 from protocols.rpc.frames import ERROR, message_frame, split_payload
 from protocols.rpc.messages import ErrorBody, ErrorHead
+from tests.chunks import next_chunk
 from tests.protocols.admitted import (
     HOUR_MS,
     Admission,
@@ -49,7 +50,7 @@ async def count(
     _caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text
 ) -> None:
     await transfer.accept(Number(0))
-    while await transfer.receive_chunk() is not None:
+    while await next_chunk(transfer) is not None:
         pass
     await transfer.finish(Number(transfer.bytes_received))
 

@@ -18,6 +18,7 @@ from protocols.rpc import BulkMethod, Transfer, decode, encode, open_rpc
 from protocols.rpc.frames import ERROR, OPEN, REQUEST, RESPONSE, message_frame, split_payload
 from protocols.rpc.messages import ErrorBody, ErrorHead, OpenHead, RequestHead, ResponseHead
 from protocols.testing.world import SimulatedNetwork
+from tests.chunks import next_chunk
 from tests.protocols.admitted import Admission, clock_of
 from tests.protocols.pair import DOUBLE, PROTOCOL, Number, Pair, Text, between_two
 
@@ -76,7 +77,7 @@ async def count(
     _caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text
 ) -> None:
     await transfer.accept(Number(0))
-    while await transfer.receive_chunk() is not None:
+    while await next_chunk(transfer) is not None:
         pass
     await transfer.finish(Number(0))
 

@@ -18,6 +18,7 @@ from protocols.not_allowed import AnswerNotAllowed, NotAllowed
 from protocols.rpc import BulkMethod, Transfer, encode
 from protocols.rpc.frames import OPEN, REQUEST, message_frame
 from protocols.rpc.messages import OpenHead, RequestHead
+from tests.chunks import next_chunk
 from tests.protocols.admitted import Admission, clock_of
 from tests.protocols.pair import DOUBLE, PROTOCOL, Number, Pair, Text, between_two
 
@@ -38,7 +39,7 @@ async def count(
     _caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text
 ) -> None:
     await transfer.accept(Number(0))
-    while await transfer.receive_chunk() is not None:
+    while await next_chunk(transfer) is not None:
         pass
     await transfer.finish(Number(transfer.bytes_received))
 

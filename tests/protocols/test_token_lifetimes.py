@@ -16,6 +16,7 @@ from protocols.guard import Caller
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
 from protocols.rpc import BulkMethod, Transfer
 from protocols.rpc.peers import LET_IN_EVERY_SECONDS
+from tests.chunks import next_chunk
 from tests.protocols.admitted import FOREVER_MS, Admission
 from tests.protocols.pair import DOUBLE, PROTOCOL, SLEEP, Number, Pair, Text, between_two
 
@@ -45,7 +46,7 @@ class Counting:
     ) -> None:
         try:
             await transfer.accept(Number(0))
-            while await transfer.receive_chunk() is not None:
+            while await next_chunk(transfer) is not None:
                 pass
             await transfer.finish(Number(transfer.bytes_received))
         except PotluckError as error:

@@ -31,6 +31,7 @@ from protocols.rpc.messages import AcceptHead, CloseHead, ErrorBody, ErrorHead, 
 from protocols.rpc.state import RpcLimits
 from protocols.rpc.transfers import MOST_ALIVE_SECONDS
 from protocols.tensors import raw_bytes
+from tests.chunks import next_chunk
 from tests.protocols.pair import (
     LATENCY_SECONDS,
     PROTOCOL,
@@ -70,7 +71,7 @@ async def give_back(
 ) -> None:
     """Each chunk comes back with every byte one higher."""
     await transfer.accept(Number(0))
-    while (chunk := await transfer.receive_chunk()) is not None:
+    while (chunk := await next_chunk(transfer)) is not None:
         await transfer.send_chunk(bytes((byte + 1) % 256 for byte in chunk))
     await transfer.finish(Number(transfer.bytes_received))
 
@@ -111,7 +112,7 @@ def test_parts_go_out_while_results_come_back_on_the_same_stream(bulk: Upload) -
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(send)
-                while (chunk := await transfer.receive_chunk()) is not None:
+                while (chunk := await next_chunk(transfer)) is not None:
                     received.append(chunk)
             assert await transfer.finish(Number(0)) == Number(50 * 70_000)
         assert received == [bytes([number + 1]) * 70_000 for number in range(50)]
@@ -151,7 +152,7 @@ def test_a_chunk_larger_than_the_buffer_is_refused_and_can_go_into_a_larger_one(
             with pytest.raises(LimitExceeded, match="1,000 bytes where 999"):
                 await transfer.receive_chunk_into(bytearray(999))
             assert await transfer.receive_chunk_into(bytearray(1000)) == 1000
-            assert await transfer.receive_chunk() is None
+            assert await next_chunk(transfer) is None
             await transfer.finish(Number(1))
 
         pair.answering.serve_bulk(UPLOAD, take)
@@ -183,15 +184,15 @@ def test_a_handler_that_raises_ends_the_transfer_with_its_error(
         ) -> None:
             if accepted_before:
                 await transfer.accept(Number(0))
-                await transfer.receive_chunk()
+                await next_chunk(transfer)
             raise raised
 
         async def use() -> None:
             async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
                 await transfer.send_chunk(b"x")
                 with pytest.raises(arrives):
-                    await transfer.receive_chunk()
-                await transfer.receive_chunk()
+                    await next_chunk(transfer)
+                await next_chunk(transfer)
 
         pair.answering.serve_bulk(UPLOAD, refuse)
         with pytest.raises(arrives) as error:
@@ -212,7 +213,7 @@ def test_a_sender_who_does_not_listen_still_learns_why_the_other_side_gave_up() 
         ) -> None:
             await transfer.accept(Number(0))
             for _ in range(3):
-                await transfer.receive_chunk()
+                await next_chunk(transfer)
             raise Refused("Three chunks are enough.")
 
         async def send_for_ever() -> None:
@@ -233,7 +234,7 @@ def test_a_transfer_that_nobody_serves_or_has_room_for_is_said_to_be_so() -> Non
             _caller: Caller, transfer: Transfer[Number, Number, Number], _opening: Text
         ) -> None:
             await transfer.accept(Number(0))
-            await transfer.receive_chunk()
+            await next_chunk(transfer)
 
         async def use(bulk: Upload) -> None:
             async with pair.asking.open_bulk(pair.bob_id, bulk, Text(), timeout=5):
@@ -340,9 +341,9 @@ def test_cancelling_a_send_or_receive_in_the_middle_of_a_chunk_resets_the_stream
         pair.world.throttle(pair.bob, upload_bytes_per_second=CHUNK_LIMIT / 2)
         async with pair.asking.open_bulk(pair.bob_id, HASHED, Text(), timeout=5) as transfer:
             with trio.move_on_after(1):
-                await transfer.receive_chunk()
+                await next_chunk(transfer)
             with pytest.raises(Unreachable):
-                await transfer.receive_chunk()
+                await next_chunk(transfer)
 
     between_two(scenario)
 
@@ -361,8 +362,8 @@ def test_cancelling_the_wait_for_a_chunk_loses_nothing() -> None:
         async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
             for _ in range(3):
                 with trio.move_on_after(0.5):
-                    await transfer.receive_chunk()
-            assert await transfer.receive_chunk() == b"late"
+                    await next_chunk(transfer)
+            assert await next_chunk(transfer) == b"late"
             await transfer.finish(Number(0))
 
     between_two(scenario)
@@ -438,12 +439,12 @@ def test_a_handler_that_waits_for_something_else_can_say_that_it_is_alive() -> N
                 await trio.sleep(3)
                 await transfer.say_alive()
             await transfer.send_chunk(b"at last")
-            assert await transfer.receive_chunk() is None
+            assert await next_chunk(transfer) is None
             await transfer.finish(Number(1))
 
         pair.answering.serve_bulk(UPLOAD, wait)
         async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
-            assert await transfer.receive_chunk() == b"at last"
+            assert await next_chunk(transfer) == b"at last"
             await transfer.finish(Number(0))
 
     between_two(scenario)
@@ -504,7 +505,7 @@ def test_silence_is_a_stall() -> None:
         async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
             start = trio.current_time()
             with pytest.raises(DeadlineExceeded, match="Nothing came"):
-                await transfer.receive_chunk()
+                await next_chunk(transfer)
             assert trio.current_time() == pytest.approx(start + 10)
 
     between_two(scenario)
@@ -565,7 +566,7 @@ def test_a_server_that_breaks_the_protocol_is_blamed_and_avoided(ending: bytes) 
 
         async def use() -> None:
             async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
-                while await transfer.receive_chunk() is not None:
+                while await next_chunk(transfer) is not None:
                     pass
 
         pair.bob.serve(PROTOCOL, lie)
@@ -645,7 +646,7 @@ def test_a_chunk_at_one_byte_a_second_is_a_stall() -> None:
         async with pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer:
             start = trio.current_time()
             with pytest.raises(DeadlineExceeded):
-                await transfer.receive_chunk()
+                await next_chunk(transfer)
             assert trio.current_time() - start == pytest.approx(10, abs=0.5)
         assert pair.asking.avoided_for(pair.bob_id) == 0
 
@@ -662,9 +663,9 @@ def test_a_chunk_changed_on_the_way_is_found_by_the_running_hash() -> None:
 
         pair.bob.serve(PROTOCOL, change)
         async with pair.asking.open_bulk(pair.bob_id, HASHED, Text(), timeout=5) as transfer:
-            assert await transfer.receive_chunk() == b"abc"
+            assert await next_chunk(transfer) == b"abc"
             with pytest.raises(MalformedMessage, match="hash"):
-                await transfer.receive_chunk()
+                await next_chunk(transfer)
 
     between_two(scenario)
 
@@ -708,10 +709,10 @@ def test_two_tasks_cannot_receive_from_one_transfer_at_once() -> None:
             pair.asking.open_bulk(pair.bob_id, UPLOAD, Text(), timeout=5) as transfer,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(transfer.receive_chunk)
+            nursery.start_soon(next_chunk, transfer)
             await trio.sleep(0.01)
             with pytest.raises(trio.BusyResourceError):
-                await transfer.receive_chunk()
+                await next_chunk(transfer)
             nursery.cancel_scope.cancel()
 
     between_two(scenario)

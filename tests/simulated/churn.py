@@ -17,6 +17,7 @@ from protocols.errors import PotluckError, ProtocolMisuse, RemoteMisbehaviour
 from protocols.rpc import Empty, Rpc, open_rpc
 from protocols.rpc.ping import ECHO, EchoRequest
 from protocols.testing.world import LinkSettings, SimulatedNetwork, SimulatedWorld, WorldSettings
+from tests.chunks import next_chunk
 from tests.simulated.peers import HANG, POUR, Pattern, Server, chunk
 
 SETTINGS = WorldSettings(
@@ -113,9 +114,9 @@ class Storm:
         with trio.move_on_after(chance.uniform(0.1, 60.0)):
             async with rpc.open_bulk(peer.peer_id, POUR, pattern, timeout=timeout) as transfer:
                 for number in range(pattern.chunks):
-                    assert await transfer.receive_chunk() == chunk(number)
+                    assert await next_chunk(transfer) == chunk(number)
                     self.tally.chunks += 1
-                assert await transfer.receive_chunk() is None
+                assert await next_chunk(transfer) is None
 
     async def blow(self, seconds: float) -> None:
         """Let faults happen for this long, then let everything mend."""

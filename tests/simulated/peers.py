@@ -13,6 +13,7 @@ from protocols.rpc import BulkMethod, Empty, Message, Method, Rpc, Transfer, ope
 from protocols.rpc.ping import ECHO, EchoRequest, serve_ping
 from protocols.rpc.rpc import RpcStatistics
 from protocols.testing.world import SimulatedNetwork, SimulatedWorld
+from tests.chunks import next_chunk
 
 PROTOCOL: Final = "/potluck/faults/1.0.0"
 CHUNK_BYTES: Final = 65_536
@@ -109,7 +110,7 @@ class Server:
         await self._take_all(transfer)
 
     async def _take_all(self, transfer: Transfer[Empty, Empty, Empty]) -> None:
-        while (taken := await transfer.receive_chunk()) is not None:
+        while (taken := await next_chunk(transfer)) is not None:
             assert taken == chunk(self.chunks_taken)
             self.chunks_taken += 1
         await transfer.finish(Empty())
@@ -117,7 +118,7 @@ class Server:
 
 async def drain(transfer: Transfer[Any, Any, Any]) -> None:
     """Receive chunks to the last."""
-    while await transfer.receive_chunk() is not None:
+    while await next_chunk(transfer) is not None:
         pass
 
 

@@ -26,6 +26,7 @@ from protocols.rpc.frames import CHUNK, OPEN, REQUEST, RESPONSE, message_frame
 from protocols.rpc.messages import OpenHead, RequestHead
 from protocols.rpc.ping import ECHO, EchoRequest
 from protocols.testing.world import NodeSettings, SimulatedNetwork, SimulatedWorld
+from tests.chunks import next_chunk
 from tests.simulated.peers import (
     BREAK,
     CALL_SECONDS,
@@ -76,7 +77,7 @@ async def test_a_peer_killed_during_a_transfer_ends_it_at_once(world: SimulatedW
             server.network.peer_id, POUR, Pattern(1000), timeout=CALL_SECONDS
         ) as transfer:
             for number in range(10):
-                assert await transfer.receive_chunk() == chunk(number)
+                assert await next_chunk(transfer) == chunk(number)
             world.crash(server.network)
             killed_at = trio.current_time()
             with pytest.raises(Unreachable):
@@ -155,7 +156,7 @@ async def test_a_short_stop_during_a_transfer_loses_nothing(world: SimulatedWorl
                 world.stop(server.network)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_resume_later, world, server, STALL_SECONDS / 2)
-            assert await transfer.receive_chunk() == chunk(number)
+            assert await next_chunk(transfer) == chunk(number)
         await transfer.finish(Empty())
 
 
@@ -207,7 +208,7 @@ async def test_one_byte_a_second_is_no_progress_for_a_transfer(world: SimulatedW
         async with rpc.open_bulk(
             server.network.peer_id, POUR, Pattern(1000), timeout=CALL_SECONDS
         ) as transfer:
-            assert await transfer.receive_chunk() == chunk(0)
+            assert await next_chunk(transfer) == chunk(0)
             world.throttle(client, download_bytes_per_second=1.0)
             error, seconds = await outcome_of(lambda: drain(transfer))
             assert error is DeadlineExceeded
