@@ -42,9 +42,8 @@ CALM_READS: Final = 64
 
 MOST_EMPTY_PACKETS: Final = 1000  # of a connection; no implementation is known that sends any
 
-OPENED_AT_ONCE: Final = (
-    500  # small ones, two milliseconds of this node's time; a mebibyte has 50,000
-)
+# Small ones: two milliseconds of this node's time. A mebibyte has 50,000 of them.
+OPENED_AT_ONCE: Final = 500
 
 
 def _nonce(number: int) -> bytes:
