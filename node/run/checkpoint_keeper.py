@@ -7,7 +7,8 @@ At the start the newest whole checkpoint is read, and the optimizer begins from 
 further by now, the optimizer takes the run's state then. After steps the state is copied and
 written in a worker thread at intervals, and once more when the block ends, unless by a kill.
 
-Promises: training waits at most for the copy (60 ms for 100 MB), and only if it steps just then.
+Promises: training waits at most for the copy (60 ms for 100 MB), and only if it steps just then, or
+if this epoch is kept forever: then its thread makes the copy, before the next step.
 If the disk fills, the log and an event (`CheckpointMissed`) say so. Older checkpoints stay,
 training goes on, and the keeper tries again when the next one is due.
 
@@ -110,6 +111,8 @@ class CheckpointKeeper:
         self._holder: StateHolder | None = None
         self._tell: Callable[[TrainingEvent], None] | None = None
         self._written = (0, b"")
+        self._marked: TrainingState | None = None
+        """A copy of an epoch that is kept forever, and was not written yet."""
         self._tried_at, self._has_failed = trio.current_time(), False
 
     # -- for the optimizer, in its thread
@@ -122,6 +125,10 @@ class CheckpointKeeper:
         self._written, self._tell, self._holder = holder.at, tell, holder
 
     def advanced(self) -> None:
+        holder, every = self._holder, self._settings.policy.keep_every
+        if holder is not None and every and holder.at[0] % every == 0 and self._marked is None:
+            with suppress(MemoryError, RuntimeError):  # the next checkpoint tells of it
+                self._marked = _copy_of(holder)
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._note, idempotent=True)
 
@@ -140,6 +147,8 @@ class CheckpointKeeper:
         """Write the state if it is not written yet. This is the last call."""
         if self._holder is not None and self._holder.at != self._written:
             log.info("writing a last checkpoint, of epoch %d", self._holder.at[0])
+        if self._marked is not None:
+            await self._write()
         await self._write()
 
     async def _until_due(self) -> None:
@@ -159,21 +168,25 @@ class CheckpointKeeper:
             return
 
     def _is_marked(self) -> bool:
-        """Whether this epoch is kept forever, or is the run's last."""
-        if self._holder is None:
-            return False
-        epoch, every = self._holder.at[0], self._settings.policy.keep_every
-        return bool(every and epoch % every == 0) or 0 < self._settings.last_epoch <= epoch
+        """Whether there is a copy that is kept forever, or this epoch is the run's last."""
+        last = self._settings.last_epoch
+        return self._marked is not None or (
+            self._holder is not None and 0 < last <= self._holder.at[0]
+        )
 
     async def _write(self) -> None:
         holder, tell = self._holder, self._tell
-        if holder is None or tell is None or holder.at == self._written:
+        marked, self._marked = self._marked, None
+        at = None if holder is None else holder.at
+        if marked is not None:
+            at = marked.epoch, marked.history
+        if holder is None or tell is None or at is None or at == self._written:
             self._has_failed = False
             return
-        began, epoch = trio.current_time(), holder.at[0]
+        began, epoch = trio.current_time(), at[0]
         self._tried_at, self._has_failed = began, True
         try:
-            state = await in_thread(_copy_of, holder)
+            state = await in_thread(_copy_of, holder) if marked is None else marked
             epoch = state.epoch
             path = await in_thread(self._checkpoints.save, state, self._settings.model)
         except CheckpointFailed as error:

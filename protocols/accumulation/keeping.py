@@ -40,4 +40,4 @@ class StateKeeper(Protocol):
         """The optimizer takes part from now on. Report events through `tell`, from any thread."""
 
     def advanced(self) -> None:
-        """The state has changed. Any thread; never waits."""
+        """The state has changed. The thread that changed it; waits for a copy at most."""

@@ -46,6 +46,9 @@ class Training:
 
     async def step(self, *, seconds: float) -> None:
         await trio.sleep(seconds)
+        self.step_now()
+
+    def step_now(self) -> None:
         self.at = (self.at[0] + 1, bytes(16))
         self._keeper.advanced()
 
@@ -116,6 +119,21 @@ async def test_a_checkpoint_that_is_kept_for_ever_is_written_at_its_step(
     assert one.saved() == [10, 20, 25]
     left = [int(path.name.split("-")[1]) for path in Checkpoints(tmp_path).paths()]
     assert left == [25, 20, 10]
+
+
+async def test_a_checkpoint_that_is_kept_for_ever_is_of_its_step_however_fast_the_next_one_comes(
+    tmp_path: Path,
+    autojump_clock: MockClock,  # noqa: ARG001
+) -> None:
+    policy = KeepPolicy(keep_last=1, keep_every=10)
+    async with training(CheckpointSettings(tmp_path, every_seconds=60.0, policy=policy)) as one:
+        for _ in range(13):
+            one.step_now()  # the keeper's task has no turn in between
+        await trio.sleep(1.0)
+        assert one.saved() == [10]
+        for _ in range(17):
+            one.step_now()
+    assert one.saved() == [10, 20, 30], "and the last ones when it ends"
 
 
 async def test_the_step_that_completes_the_run_is_written_at_once(
