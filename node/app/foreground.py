@@ -16,12 +16,15 @@ groups of errors, which `except PotluckError` does not catch.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
-from node.app.cli.exit_codes import DONE
+from node.app.cli.exit_codes import DONE, FAILED
 from node.app.cli.interruption import (
     KEEPING_SECONDS,
     LEAVING_SECONDS,
@@ -90,7 +93,7 @@ def train_in_foreground(
         session.lets_write = display.draws
         sessions.append(session)
         session.entered()
-        session.departure.watch(lambda: _bound_the_end(session.departure.error, patience))
+        session.departure.watch(lambda: _bound_the_end(part, session.departure.error, patience))
 
         async def accompany(node: Node) -> None:
             display.meet(node)
@@ -125,14 +128,28 @@ async def _train(
     accompany: Callable[[Node], Awaitable[None]],
 ) -> None:
     node = Node(configuration)
-    with at_hard_exit(node.remove_run_files):
+    with at_hard_exit(node.remove_run_files), at_hard_exit(partial(_tell_of_the_cut, part)):
         async with node, trio.open_nursery() as nursery:
             nursery.start_soon(accompany, node)
             await take_part(node, part, session)
             nursery.cancel_scope.cancel()
 
 
-def _bound_the_end(error: PotluckError | None, patience_seconds: float) -> None:
-    """After a signal the alarm is set already; this is for `potluck leave` and forced leaving."""
+def _bound_the_end(
+    part: Participation, error: PotluckError | None, patience_seconds: float
+) -> None:
+    """After a signal the alarm is set already; this is for `potluck leave` and forced leaving. It
+    is a failure if a checkpoint may have been cut."""
+    code = DONE if part.checkpoints is None else FAILED
     if threading.current_thread() is threading.main_thread():
-        bound_the_end(DONE if error is None else error.exit_code, patience_seconds)
+        bound_the_end(code if error is None else error.exit_code, patience_seconds)
+
+
+def _tell_of_the_cut(part: Participation) -> None:
+    """The process is ended by force. Nothing else may be written any more."""
+    if part.checkpoints is not None:
+        os.write(
+            sys.stderr.fileno(),
+            b"potluck: leaving took too long, and was cut short. If a last checkpoint was being "
+            b"written, it is missing. The ones before it are whole; the next start begins there.\n",
+        )
