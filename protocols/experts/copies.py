@@ -28,6 +28,7 @@ import logging
 import math
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ LARGEST_NUMBER: Final = 1e18  # of a schedule: steps, rates
 MOST_STEPS: Final = 1 << 53
 LONGEST_PEER_ID: Final = 128  # characters; those of today have 52
 READ_BYTES: Final = 1 << 20
-SUFFIX, DRAFT, REFUSED = ".safetensors", ".part", ".refused"
+SUFFIX, DRAFT, REFUSED, ASIDE = ".safetensors", ".part", ".refused", ".aside"
 METADATA = "potluck"
 
 _DTYPES: dict[torch.dtype, str] = {
@@ -361,9 +362,10 @@ class CopyStore:
     a worker thread.
     """
 
-    def __init__(self, folder: Path, server: PeerId) -> None:
+    def __init__(self, folder: Path, server: PeerId, *, most_aside: int = 1) -> None:
         self._folder = folder
         self._server = server
+        self._most_aside = most_aside
         self._kept: dict[Uid, KeptCopy] = {}
 
     def kept(self) -> tuple[KeptCopy, ...]:
@@ -447,6 +449,18 @@ class CopyStore:
         finally:
             os.close(folder)
         return kept
+
+    def put_own_aside(self, uid: Uid) -> None:
+        """Keep the copy of this expert that this server has saved itself, if it is that one, beside
+        another server's that replaces it: nothing proves that those steps were ever made. A person
+        can use it. Of `most_aside` experts, the newest."""
+        before = self.find(uid)
+        if before is None or before.server != self._server:
+            return
+        shutil.copyfile(self.path(uid), self.path(uid).with_suffix(ASIDE))
+        aside = sorted(self._folder.glob(f"*{ASIDE}"), key=lambda path: path.stat().st_mtime_ns)
+        for path in aside[: -self._most_aside]:
+            path.unlink(missing_ok=True)
 
     def remove(self, uid: Uid) -> None:
         self._kept.pop(uid, None)

@@ -203,7 +203,7 @@ def wait_before_taking(uid: Uid, peer: PeerId) -> float:
 
 def newest_first(offers: Mapping[PeerId, CopyOffer]) -> list[tuple[PeerId, CopyOffer]]:
     """The copies of one expert, that with the most steps first; of equals, what most keepers
-    have."""
+    have. Steps are a keeper's word, so a copy counts only when it was fetched and checked."""
     digests = [offer.digest for offer in offers.values()]
     return sorted(
         offers.items(),
@@ -343,10 +343,13 @@ class ExpertHost:
         self._make, self._settings, self._tell = make, settings, tell
         self._me = rpc.network.peer_id
         self._chance = rpc.network.random
-        self._store = CopyStore(folder, self._me)
+        self._store = CopyStore(folder, self._me, most_aside=settings.most_experts)
         self._forms = Forms(grids, make)
         self._hosted: dict[Uid, _Hosted] = {}
         self._taking: set[Uid] = set()
+        self._in_doubt: set[Uid] = set()
+        """Hosted experts of which a keeper offers a newer copy. Until that is here and was checked,
+        they are served as they are, and not saved: their copies would replace the newer ones."""
         self._leaving = False
         self._pauses = self._withdrawn = False
         self._vacancies = Vacancies(self._me)
@@ -427,6 +430,8 @@ class ExpertHost:
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
                 for uid, one in sorted(self._hosted.items(), key=self._unsaved_steps, reverse=True):
+                    if uid in self._in_doubt:
+                        continue
                     copy = await self._save(uid, one)
                     if copy is not None:
                         nursery.start_soon(send, copy)
@@ -474,16 +479,23 @@ class ExpertHost:
         )
 
     async def _keep_pausing(self) -> None:
-        while True:
-            await self._pause_changed.wait()
-            if self._pauses:
-                await self._hand_on(HANDING_ON_SECONDS)
-            elif self._withdrawn:
-                with trio.move_on_after(RESUMING_SECONDS):
-                    await self._lose_what_others_host()
-                    await self._lose_what_went_on_elsewhere()
-            self._withdrawn = self.runtime.paused = self._pauses
-            self._hosts_changed.set()
+        limit = trio.CapacityLimiter(TAKEN_AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._pause_changed.wait()
+                newer: dict[Uid, dict[PeerId, CopyOffer]] = {}
+                if self._pauses:
+                    await self._hand_on(HANDING_ON_SECONDS)
+                elif self._withdrawn:
+                    with trio.move_on_after(RESUMING_SECONDS):
+                        await self._lose_what_others_host()
+                        await self._look_for_newer(newer)
+                for uid in newer.keys() & self._hosted.keys() - self._in_doubt:
+                    self._in_doubt.add(uid)
+                    one = self._hosted[uid]
+                    nursery.start_soon(self._go_on_with_newer, uid, one, newer[uid], limit)
+                self._withdrawn = self.runtime.paused = self._pauses
+                self._hosts_changed.set()
 
     async def _lose_what_others_host(self) -> None:
         """Otherwise trainers would call both servers until the announcements are compared."""
@@ -496,10 +508,9 @@ class ExpertHost:
             ]
         )
 
-    async def _lose_what_went_on_elsewhere(self) -> None:
+    async def _look_for_newer(self, newer: dict[Uid, dict[PeerId, CopyOffer]]) -> None:
         """Another server may have taken an expert over meanwhile, trained it on, and left. Its copy
-        would be replaced by what this one had before, so this one gives the expert up. Whoever
-        takes it then begins with the newest copy."""
+        would be replaced by what this one had before. Notes in `newer` what keepers say of that."""
         servers = await self._servers()
         likely: dict[PeerId, list[Uid]] = {}
         for uid in self._hosted:
@@ -509,16 +520,48 @@ class ExpertHost:
 
         async def ask(peer: PeerId, uids: Sequence[Uid]) -> None:
             with suppress(PotluckError):
-                self._lose(
-                    uid
-                    for uid, offer in (await ask_offers(self._rpc, peer, uids)).items()
-                    if self._is_behind(uid, offer.steps)
-                )
+                for uid, offer in (await ask_offers(self._rpc, peer, uids)).items():
+                    if self._is_behind(uid, offer.steps):
+                        newer.setdefault(uid, {})[peer] = offer
 
         async with trio.open_nursery() as nursery:
             for peer, uids in likely.items():
                 for start in range(0, len(uids), MOST_INFOS):
                     nursery.start_soon(ask, peer, uids[start : start + MOST_INFOS])
+
+    async def _go_on_with_newer(
+        self,
+        uid: Uid,
+        one: _Hosted,
+        offers: Mapping[PeerId, CopyOffer],
+        limit: trio.CapacityLimiter,
+    ) -> None:
+        """Give this expert up for the newest of these copies, once it is here and was checked. If
+        none can be used, nothing happens: a keeper can offer any number of steps."""
+        backend = None
+        try:
+            async with limit:
+                with trio.move_on_after(FETCHING_SECONDS):
+                    backend = await self._fetch_newest(uid, offers)
+        finally:
+            self._in_doubt.discard(uid)
+            self._saves_changed.set()
+        if backend is None or backend.statistics.steps <= one.backend.statistics.steps:
+            return
+        if self._hosted.get(uid) is one and not self._leaving:
+            self._lose([uid])
+            self._host(uid, backend, "taken over")
+
+    async def _fetch_newest(
+        self, uid: Uid, offers: Mapping[PeerId, CopyOffer]
+    ) -> ExpertBackend | None:
+        form = await self._forms.of(uid)
+        for peer, offer in newest_first(offers):
+            try:
+                return await fetch(self._rpc, peer, offer, self._store, form, self._make)
+            except PotluckError as error:
+                log.warning("The copy of %s at %s cannot be used: %s", uid, peer, error)
+        return None
 
     def _is_behind(self, uid: Uid, steps: int) -> bool:
         """Whether there is a copy with more steps than the expert has here, all of which are saved
@@ -550,12 +593,13 @@ class ExpertHost:
 
     async def _keep_saving(self) -> None:
         while True:
-            next_at = min((one.save_at for one in self._hosted.values()), default=math.inf)
+            times = [one.save_at for uid, one in self._hosted.items() if uid not in self._in_doubt]
+            next_at = min(times, default=math.inf)
             with trio.move_on_at(next_at):
                 await self._saves_changed.wait()
             for uid, one in list(self._hosted.items()):
                 is_hosted = self._hosted.get(uid) is one and not self._leaving
-                if is_hosted and one.save_at <= trio.current_time():
+                if is_hosted and uid not in self._in_doubt and one.save_at <= trio.current_time():
                     one.save_at = trio.current_time() + self._settings.checkpoint_seconds
                     copy = await self._save(uid, one)
                     if copy is not None:
@@ -628,7 +672,9 @@ class ExpertHost:
             return
         if self._leaving:
             return
-        backend, origin = found
+        self._host(uid, *found)
+
+    def _host(self, uid: Uid, backend: ExpertBackend, origin: Origin) -> None:
         now = trio.current_time()
         first_save = self._settings.checkpoint_seconds if origin == "new" else SETTLING_SECONDS
         self._hosted[uid] = _Hosted(backend, origin, now, now + first_save)
@@ -646,7 +692,9 @@ class ExpertHost:
         own = self._store.find(uid)
         if own is not None:
             offers[self._me] = CopyOffer(str(uid), own.steps, own.digest, own.size)
-        for peer, offer in newest_first(offers):
+        for peer, offer in sorted(  # a keeper that offers much and sends nothing goes last
+            newest_first(offers), key=lambda item: self._has_failed_often(uid, item[0])
+        ):
             try:
                 if own is not None and offer.digest == own.digest:
                     origin: Origin = "own copy" if own.server == self._me else "taken over"
@@ -705,8 +753,11 @@ class ExpertHost:
         log.info("no copy of %s from %s: %s", uid, peer, error)
         if isinstance(error, Busy):  # the keeper, or the disk here
             return False
-        self._failed_fetches[uid, peer] = failures = self._failed_fetches.get((uid, peer), 0) + 1
-        return failures >= MOST_FAILED_FETCHES
+        self._failed_fetches[uid, peer] = self._failed_fetches.get((uid, peer), 0) + 1
+        return self._has_failed_often(uid, peer)
+
+    def _has_failed_often(self, uid: Uid, peer: PeerId) -> bool:
+        return self._failed_fetches.get((uid, peer), 0) >= MOST_FAILED_FETCHES
 
     async def _other_hosts(self, uid: Uid, *, anew: bool = False) -> list[PeerId]:
         """The other servers that host this expert, the one that keeps it first."""

@@ -377,8 +377,9 @@ async def fetch(
     form: CopyForm,
     make: Callable[[Uid], ExpertBackend],
 ) -> ExpertBackend:
-    """Fetch the copy that this keeper offers, and make the expert from it. The copy is kept when
-    all is well. WrongCopy, BrokenCopy, UnknownCopy, Busy, and the errors of transfers."""
+    """Fetch the copy that this keeper offers, and make the expert from it. When all is well, the
+    copy is kept, and one that this server had saved itself is put aside. WrongCopy, BrokenCopy,
+    UnknownCopy, Busy, and the errors of transfers."""
     uid = parse_uid(offer.uid)
     if offer.size > form.largest_bytes:
         raise WrongCopy(f"A copy of {uid} has at most {form.largest_bytes:,} bytes.")
@@ -389,6 +390,7 @@ async def fetch(
             raise BrokenCopy(f"This copy of {uid} does not have {offer.steps:,} steps.")
         backend = make(uid)
         restore(backend, draft, form)
+        store.put_own_aside(uid)
         store.put(draft, uid, label)
         return backend
 

@@ -204,6 +204,21 @@ def test_a_failed_save_leaves_the_earlier_copy_alone(store: CopyStore, form: Cop
     assert len(list(store.path(UID).parent.iterdir())) == 1
 
 
+def test_own_copies_are_put_aside_as_many_as_there_may_be(tmp_path: Path, form: CopyForm) -> None:
+    store = CopyStore(tmp_path, "me", most_aside=2)
+    store.names()
+    kept = [saved(store, form, trained(GRID.at(number))) for number in range(3)]
+    for copy in kept:
+        store.put_own_aside(copy.uid)
+    others = CopyStore(tmp_path, "another")
+    for uid in others.names():
+        others.load(uid, form)
+        others.put_own_aside(uid)
+    names = sorted(path.name for path in tmp_path.glob("*.aside"))
+    assert names == [f"{copy.uid}.aside" for copy in kept[1:]]
+    assert form.check(tmp_path / names[0], kept[1].uid).steps == 3
+
+
 def test_a_checkpoint_of_another_shape_is_put_aside_and_named(
     store: CopyStore, form: CopyForm, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -471,6 +471,53 @@ async def test_what_another_server_has_trained_on_and_left_is_not_replaced_by_wh
     )
     assert paused.told(ExpertLost) == [ExpertLost(UID)]
     assert origins(paused)[UID] == ("taken over", 23)
+    aside = paused.folder / f"{UID}.aside"
+    assert CopyForm(make(UID)).check(aside, UID).steps == 3, "what it had itself"
+
+
+@pytest.mark.slow
+@staged
+async def test_a_keeper_that_only_offers_more_steps_costs_a_server_nothing_when_it_goes_on(
+    cast: Cast,
+) -> None:
+    liar = await cast.server(1, [GRID.at(0)])
+    paused, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await paused.hosting(1)
+    await trainer.train(paused, UID, steps=3)
+    await saved(paused)
+    paused.host.pause()
+    await trio.sleep(MINUTE)
+    boast(liar)
+    paused.host.resume()
+    await until(lambda: paused.member.rpc.avoided_for(liar.peer) > 0, MINUTE)
+    await trio.sleep(MINUTE)
+    assert paused.told(ExpertLost) == []
+    await trainer.train(paused, UID)
+    assert paused.host.hosted()[0].steps == 4
+    await saved(paused)
+    assert [path.name for path in paused.folder.iterdir()] == [f"{UID}.safetensors"]
+
+
+@pytest.mark.slow
+@staged
+async def test_keepers_that_offer_much_and_send_nothing_do_not_prevent_a_take_over_for_ever(
+    cast: Cast,
+) -> None:
+    liars = [await cast.server(1, [GRID.at(number)]) for number in range(2)]
+    await cast.server(1, [GRID.at(2)])
+    dying, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await dying.hosting(1)
+    await trainer.train(dying, UID, steps=3)
+    await saved(dying)
+    dying.crash()
+    for liar in liars:
+        boast(liar)
+    with only_alive(liars[0]), only_alive(liars[1]), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosting, "FETCHING_SECONDS", 60.0)  # for both it is not enough
+        patch.setattr(keepers, "MOST_SENT_AT_ONCE", 1000)  # they never say that they are busy
+        fresh = await cast.server(1, [UID])
+        await fresh.hosting(1, within_seconds=10 * MINUTE)
+    assert origins(fresh)[UID] == ("taken over", 3)
 
 
 @staged

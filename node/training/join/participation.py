@@ -513,7 +513,7 @@ def _plan_of(
         folder=experts_folder(node.configuration.places, part.organiser, definition),
         settings=HostSettings(most, uids, checkpoint_seconds, largest_copies_bytes=copies),
         memory_bytes=most * each + REQUESTS_BYTES if most else 0,
-        disk_bytes=most * saved + copies,
+        disk_bytes=2 * most * saved + copies,  # the own ones, and earlier ones put aside
     )
 
 
