@@ -666,9 +666,13 @@ class ExpertHost:
 
     async def _take_if_vacant(self, uid: Uid) -> None:
         if await self._other_hosts(uid, anew=True):
+            self._forget_failures(uid)
             return
         found = await self._obtain(uid)
-        if found is None or await self._other_hosts(uid, anew=True):
+        if found is None:
+            return
+        self._forget_failures(uid)
+        if await self._other_hosts(uid, anew=True):
             return
         if self._leaving:
             return
@@ -755,6 +759,11 @@ class ExpertHost:
             return False
         self._failed_fetches[uid, peer] = self._failed_fetches.get((uid, peer), 0) + 1
         return self._has_failed_often(uid, peer)
+
+    def _forget_failures(self, uid: Uid) -> None:
+        """It has a host. When it needs one again, its keepers may be well."""
+        for one in [key for key in self._failed_fetches if key[0] == uid]:
+            del self._failed_fetches[one]
 
     def _has_failed_often(self, uid: Uid, peer: PeerId) -> bool:
         return self._failed_fetches.get((uid, peer), 0) >= MOST_FAILED_FETCHES

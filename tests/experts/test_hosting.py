@@ -14,7 +14,7 @@ import torch
 import trio
 from blake3 import blake3
 
-from protocols.errors import Busy, PotluckError
+from protocols.errors import Busy, PotluckError, Unreachable
 from protocols.experts import (
     ExpertGrid,
     ExpertLost,
@@ -32,6 +32,7 @@ from protocols.experts.directory import CACHED_SECONDS, LEAVING_SECONDS, MOST_CO
 from protocols.experts.hosting import (
     BUSY_SECONDS,
     LONGEST_WAIT_SECONDS,
+    MOST_FAILED_FETCHES,
     STALE_COPY_SECONDS,
     SWEEP_SECONDS,
     SendingShare,
@@ -218,6 +219,31 @@ async def test_an_expert_does_not_begin_anew_while_its_keeper_is_out_of_reach_fo
     cast.world.heal()
     await fresh.hosting(1)
     assert origins(fresh)[UID] == ("taken over", 2)
+    assert not fresh.host._failed_fetches, "the next time does not begin with these failures"
+
+
+@pytest.mark.slow
+@staged
+async def test_the_failures_of_keepers_count_only_until_the_expert_has_a_host(cast: Cast) -> None:
+    keeper = await cast.server(1, [GRID.at(0)])
+    first, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await first.hosting(1)
+    waiting = await cast.server(1, [UID])
+    for number in range(MOST_FAILED_FETCHES):  # of an earlier time without a host
+        waiting.host._note_failure(UID, keeper.peer, Unreachable(f"Failure {number}."))
+    waiting.host._taking.add(UID)
+    await waiting.host._take(UID, trio.CapacityLimiter(1))  # it sees that there is a host
+    await trainer.train(first, UID, steps=2)
+    await saved(first)
+    cast.world.partition([waiting.member.network], [keeper.member.network])
+    first.crash()
+    before = dict(waiting.host._failed_fetches)
+    await until(lambda: dict(waiting.host._failed_fetches) != before, 2 * MINUTE)
+    await trio.sleep(1.0)
+    assert waiting.uids() == [], "one failure is not enough to begin anew"
+    cast.world.heal()
+    await waiting.hosting(1, within_seconds=2 * MINUTE)
+    assert origins(waiting)[UID] == ("taken over", 2)
 
 
 @pytest.mark.slow
