@@ -2,10 +2,9 @@
 
 Pure: the caller reads which experts are live (`ExpertDirectory.live`), and has the chance.
 
-Experts without a host whose weights somebody has saved (*orphans*) come first: what they have
-learned would be lost. Then come free cells where there are fewest experts, so that a gate finds
-experts everywhere. Cells of one server share prefixes where they can, because a server has a slot
-in the directory for each prefix, and a trainer reads each slot.
+Cells are taken where there are fewest experts, so that a gate finds experts everywhere. (The caller
+takes orphans before: hosting.py.) Cells of one server share prefixes where they can, because a
+server has a slot in the directory for each prefix, and a trainer reads each slot.
 
 Two servers that come at the same moment may choose the same cell. Both choose at random among equal
 places, so that this is rare; the directory then decides who keeps the cell.
@@ -15,20 +14,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from random import Random
 
 from protocols.experts.grid import ExpertGrid, Uid
 
 
-def free_cells(
-    grid: ExpertGrid, live: Iterable[Uid], count: int, chance: Random, orphans: Collection[Uid] = ()
-) -> list[Uid]:
-    """`count` cells without a live expert, or as many as there are: orphans, then other cells."""
+def free_cells(grid: ExpertGrid, live: Iterable[Uid], count: int, chance: Random) -> list[Uid]:
+    """`count` cells without a live expert, or as many as there are."""
     taken = {uid for uid in live if uid in grid}
-    lost = [uid for uid in sorted(orphans) if uid in grid and uid not in taken]
-    chosen = _run(lost, count, chance)
-    taken.update(chosen)
+    chosen: list[Uid] = []
     experts_below = Counter(prefix for uid in taken for prefix in uid.prefixes())
     while len(chosen) < count and len(taken) < grid.cells:
         prefix = _poorest_prefix(grid, experts_below, chance)

@@ -12,18 +12,22 @@ so nothing is deferred to fill a batch. Rows are put together as they are, witho
 
 Promises:
 
-- Only this thread uses the device, and the optimizers. A forward pass changes nothing. A backward
-  pass computes the forward pass again, gives back the gradients of the inputs, and makes one step
-  of the expert's optimizer, with the gradient of the whole batch. That is the step that one
-  computer would make with these rows.
+- Only this thread uses the experts that are served, and their optimizers. (One that is made, or
+  tried with a copy, is in a worker thread until it is added.) A forward pass changes nothing. A
+  backward pass computes the forward pass again, gives back the gradients of the inputs, and makes
+  one step of the expert's optimizer, with the gradient of the whole batch. That is the step that
+  one computer would make with these rows. If that gradient is not finite, each request is computed
+  alone and makes a step of its own, or none.
 - Networks are in eval mode always: a dropout would make another function of the second pass, and
   the running statistics of a batch norm are not changed.
 - A request whose caller gave up does not cost the device anything, if it has not begun.
-- Requests that wait or are computed are limited in number and in bytes; one peer may hold half.
+- Requests that wait or are computed are limited in number and in bytes, as they came; one peer may
+  hold half. A runtime that is paused takes none.
 - An error of a request, or of an expert, ends these requests alone.
-- `run` calls a function in this thread, before the next batch: the only way to read an expert.
-- The end of the block waits for the batch under way (a pass cannot be interrupted), and for nothing
-  else. All others that wait get UnknownExpert.
+- `run` calls a function in this thread, before the next batch: the only way to read an expert that
+  is served. Its statistics alone may be read anywhere.
+- The end of the block waits for the batch under way (a pass cannot be interrupted), and for what
+  `run` was given before. All others that wait get UnknownExpert.
 
 In a simulation there is no thread: batches are computed in the event loop, and take no time.
 """

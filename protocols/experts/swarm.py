@@ -6,22 +6,24 @@
 
 `select` searches the directory. A call goes to the host of its expert. If several servers announce
 one expert, as when it has just moved, the one with the least queued work and latency is called. A
-backward pass goes to the server that answered the forward pass, because it computes that pass
-again.
+backward pass goes to the server that was the last to answer a forward pass of this expert: it
+computes that pass again, and two servers with one expert may have other weights.
 
 A server that fails is left alone for a second, and twice as long after each further failure, up to
-a minute; its experts are left out of the searches meanwhile. Then one call tries it again. Its next
-answer clears it. A failure that concerns one expert, such as an answer that it does not host it,
-counts against that expert of that server only.
+a minute; its experts are left out of the searches meanwhile. If it could not be reached, they are
+left out at least until it has announced itself again. Then one call tries it again. Its next answer
+clears it. A failure that concerns one expert (it is not there, its answer is not finite or not
+plausible, it does not take the tensor, or has a bug) counts against that expert of that server
+only. One that is busy is left alone as a whole, but needs no new announcement.
 
 A server that accepts calls and never answers would cost every batch the whole grace time. So a call
-that the layer gives up counts as a failure if the server, or the expert, has answered nothing at
-all since the call began; the calls that wait there still longer are ended as well. A server that is
-merely slow answers others meanwhile, and is not left alone.
+that the layer gives up after `LATE_SECONDS` or more counts as a failure if the server, or the
+expert, has answered nothing at all since the call began; the calls that wait there still longer are
+ended as well. A server that is merely slow answers others meanwhile, and is not left alone.
 
 Answers that are not finite, or not of the right shape, do not come past the client. Here an answer
-is refused that is more than `LARGEST_GROWTH` times as large as what was sent: one such row would
-ruin the model.
+is refused that is more than `LARGEST_GROWTH` times as large as what was sent (of a forward pass, as
+1 if that is larger): one such row would ruin the model.
 
 Easy to get wrong: the gate alone decides which experts are best. Latency and load only decide
 between hosts of one expert, and which answers come within the grace time.

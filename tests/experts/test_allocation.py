@@ -1,4 +1,4 @@
-"""Where newcomers go: to orphans, then to where there are fewest experts, with few prefixes."""
+"""Where newcomers go: to where there are fewest experts, with few prefixes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,9 @@ def test_only_free_cells_are_given_each_once_and_as_many_as_there_are(
     grid = ExpertGrid("ffn", sizes)
     numbers = st.sets(st.integers(0, grid.cells - 1))
     live = {grid.at(number) for number in data.draw(numbers)}
-    orphans = {grid.at(number) for number in data.draw(numbers)}
-    cells = free_cells(grid, live, count, Random(seed), orphans)
+    cells = free_cells(grid, live, count, Random(seed))
     assert len(cells) == len(set(cells)) == min(count, grid.cells - len(live))
     assert all(cell in grid and cell not in live for cell in cells)
-    saved = orphans - live
-    assert len(saved & set(cells)) == min(count, len(saved)), "orphans first"
 
 
 def test_a_server_whose_experts_fit_below_one_prefix_has_only_one() -> None:
@@ -65,9 +62,9 @@ def test_two_that_come_at_once_mostly_choose_different_cells() -> None:
     assert apart > 90
 
 
-def test_experts_of_other_grids_and_orphans_outside_of_this_one_do_not_count() -> None:
+def test_experts_of_other_grids_and_outside_of_this_one_do_not_count() -> None:
     live = [Uid("other", (0, 0)), Uid("ffn", (9, 9))]
-    cells = free_cells(GRID, live, 32, Random(1), [Uid("ffn", (9, 8))])
+    cells = free_cells(GRID, live, 32, Random(1))
     assert sorted(cells) == [GRID.at(number) for number in range(32)]
 
 

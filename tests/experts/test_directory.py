@@ -25,7 +25,6 @@ from protocols.experts.directory import (
     CACHED_PAIRS,
     CACHED_SECONDS,
     LARGEST_BITMAP_BYTES,
-    LARGEST_DIMENSION,
     LONGEST_ADDRESS,
     MOST_ADDRESSES,
     MOST_PAIRS,
@@ -41,6 +40,7 @@ from protocols.experts.directory import (
     indices_of,
     slots_for,
 )
+from protocols.experts.grid import LARGEST_DIMENSION
 from protocols.identity import PeerId
 from protocols.network import Network
 from protocols.testing.world import SimulatedWorld, run_simulation
