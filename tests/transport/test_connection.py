@@ -462,6 +462,38 @@ async def test_answers_to_streams_are_not_queued_for_a_peer_that_does_not_read()
         nursery.cancel_scope.cancel()
 
 
+async def test_streams_that_are_reset_at_once_count_until_that_was_answered() -> None:
+    """Each costs a queue until a batch leaves, which such a peer can delay for minutes."""
+    settings = YamuxSettings(inbound_stream_limit=8)
+    wires = wire_pair(buffer_bytes=1)
+    async with hostile_pair(settings, wires) as (connection, peer):
+        for number in range(50):
+            await peer.send_frame(WINDOW_UPDATE, SYN, 2 * number + 1, 0)
+            await peer.send_frame(WINDOW_UPDATE, RST, 2 * number + 1, 0)
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(connection.outgoing._control) <= 8
+
+
+@pytest.mark.parametrize("end", [FIN, FIN | RST])
+async def test_what_a_peer_has_ended_can_be_dropped_while_nobody_reads_it(end: int) -> None:
+    """It once counted, and was never found. So streams of others were dropped in its place."""
+    settings = YamuxSettings(node_unread_limit_bytes=100_000)
+    async with hostile_pair(settings) as (connection, peer):
+        streams = []
+        for stream_id, size in ((1, 60_000), (3, 50_000)):
+            await peer.send_frame(DATA, SYN, stream_id, size, bytes(size))
+            streams.append(await connection.accept_stream())
+            await streams[-1].send_eof()
+            for flag in (FIN, RST):
+                if end & flag and stream_id == 1:
+                    await peer.send_frame(WINDOW_UPDATE, flag, stream_id, 0)
+            await trio.testing.wait_all_tasks_blocked()
+        assert connection.unread_bytes == 50_000, "that of the first was dropped"
+        with pytest.raises(trio.ClosedResourceError):
+            await streams[0].receive_some()
+        assert await streams[1].receive_some()
+
+
 async def test_a_thousand_full_streams_that_nobody_reads_stay_within_the_budget() -> None:
     budget = 2 * MEBIBYTE
     settings = YamuxSettings(

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.net.transport.settings import INITIAL_WINDOW_BYTES, MIB
-from node.net.transport.window import NodeBudget, ReceiveWindow, SendWindow, WindowBudget
+from node.net.transport.window import (
+    OWN_GROWTH_BYTES,
+    NodeBudget,
+    ReceiveWindow,
+    SendWindow,
+    WindowBudget,
+)
 from protocols.errors import LimitExceeded
 
 LIMIT = 16 * MIB
@@ -142,21 +148,18 @@ def test_windows_of_one_connection_share_a_budget() -> None:
     assert budget.promised_bytes == sum(receiver.size_bytes for receiver in receivers) == 3 * MIB
 
 
-def test_windows_of_all_connections_grow_by_half_of_the_nodes_limit() -> None:
-    of_node = NodeBudget(4 * MIB)
-    receivers = [window(budget=budget_of(64 * MIB, of_node)) for _ in range(4)]
-    for turn in range(50):
-        for receiver in receivers:
-            drain(receiver, turn * ROUND_TRIP, ROUND_TRIP)
-    assert sum(one.size_bytes - INITIAL_WINDOW_BYTES for one in receivers) == 2 * MIB
-    fullest = max(receivers, key=lambda one: one.size_bytes)
-    fullest.close()
-    fullest.close()
-    left = [one for one in receivers if one is not fullest]
-    for turn in range(50, 100):
-        for receiver in left:
-            drain(receiver, turn * ROUND_TRIP, ROUND_TRIP)
-    assert sum(one.size_bytes - INITIAL_WINDOW_BYTES for one in left) == 2 * MIB
+def test_windows_of_all_connections_share_half_of_the_nodes_limit() -> None:
+    of_node = NodeBudget(64 * MIB)
+    budgets = [budget_of(256 * MIB, of_node) for _ in range(40)]
+    granted = [one.promise_growth(256 * MIB) for one in budgets]
+    shared = [growth - OWN_GROWTH_BYTES for growth in granted]
+    assert shared[:3] == [16 * MIB, 8 * MIB, 4 * MIB]
+    assert min(shared) >= 0, "each has a little of its own"
+    assert 31 * MIB < sum(shared) <= 32 * MIB
+    assert budgets[0].promise_growth(MIB) == 0
+    budgets[0].release(INITIAL_WINDOW_BYTES + granted[0])
+    assert budgets[39].promise_growth(256 * MIB) == 8 * MIB
+    assert budgets[0].promise_growth(256 * MIB) == OWN_GROWTH_BYTES + 4 * MIB
 
 
 def test_new_streams_get_their_first_window_even_beyond_the_budget() -> None:

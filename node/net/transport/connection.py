@@ -260,8 +260,8 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             self.of_node.unread_bytes += more
 
     def drop_fullest_stream(self) -> bool:
-        fullest = max(self._streams.every_stream(), key=lambda one: one.unread_bytes, default=None)
-        if fullest is None or not fullest.unread_bytes:
+        fullest = self._streams.fullest()
+        if fullest is None:
             return False
         logger.debug("%r is reset: too much is unread on this node", fullest)
         fullest.reset_now()
@@ -342,8 +342,8 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
             logger.exception("connection with %s ended by a fault of ours", self.peer_id)
             self._end_everything("a fault on this side, see the log")
         else:
-            if verdict is LifeVerdict.GONE:
-                self._beats.given_up += 1
+            if verdict in (LifeVerdict.GONE, LifeVerdict.STUCK):
+                self._beats.given_up += verdict is LifeVerdict.GONE
                 logger.debug("connection with %s ended: %s", self.peer_id, SILENT)
                 self._end_everything(SILENT)
 

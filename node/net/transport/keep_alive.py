@@ -78,6 +78,8 @@ class LifeVerdict(enum.Enum):
     FINE = "fine"
     PING = "ping"
     GONE = "gone"
+    STUCK = "stuck"
+    """It is there, and takes nothing. That says nothing about other connections."""
 
 
 def beat_seconds(silence_seconds: float, deadline_seconds: float) -> float:
@@ -124,7 +126,7 @@ class KeepAlive:
         given up since the last beat. `delivered_while_sending`: the bytes that the other side
         has taken so far, if a send waits for it."""
         if self._is_stuck(delivered_while_sending):
-            return LifeVerdict.GONE
+            return LifeVerdict.STUCK
         self._beats_since_ping += 1
         self._waiting_beats = 0 if unacknowledged_seconds is None else self._waiting_beats + 1
         if bytes_received != self._bytes_seen:

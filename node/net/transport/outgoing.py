@@ -76,6 +76,11 @@ class StreamQueue:
         self.in_ring = False
         self.on_room = on_room
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether something of it still waits to be sent."""
+        return bool(self.frames) or self.in_control
+
 
 class Outgoing:
     def __init__(self, settings: YamuxSettings, on_work: Callable[[], None]) -> None:

@@ -15,7 +15,9 @@ does not close its half in time (`reset_abandoned`).
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import trio
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
@@ -38,6 +40,7 @@ class StreamTable:
         self._settings = connection.settings
         self._streams: dict[int, YamuxStream] = {}
         self._inbound_count = 0
+        self._ended_unread: WeakSet[YamuxChannel] = WeakSet()  # some may be read by now
         self._leaving: deque[StreamQueue] = deque()  # of streams of the peer, already forgotten
         self._next_stream_id = 1 if connection.is_initiator else 2
         self._accept_sender, self._accept_receiver = trio.open_memory_channel[YamuxStream](
@@ -50,6 +53,12 @@ class StreamTable:
 
     def every_stream(self) -> tuple[YamuxStream, ...]:
         return tuple(self._streams.values())
+
+    def fullest(self) -> YamuxChannel | None:
+        """The one with the most unread bytes, also among those that the peer has ended."""
+        every = chain(self._streams.values(), self._ended_unread)
+        found = max(every, key=lambda one: one.unread_bytes, default=None)
+        return found if found is not None and found.unread_bytes else None
 
     def open(self) -> YamuxStream:
         """A stream of ours; MuxedConnUnavailable if this connection can have no more."""
@@ -77,7 +86,7 @@ class StreamTable:
             raise MalformedMessage(
                 f"A peer opened stream {stream_id}, which is open or not its to open."
             )
-        while self._leaving and not self._leaving[0].frames:
+        while self._leaving and not self._leaving[0].is_queued:
             self._leaving.popleft()
         if self._inbound_count + len(self._leaving) >= self._settings.inbound_stream_limit:
             self._connection.refuse(stream_id)
@@ -98,10 +107,13 @@ class StreamTable:
 
     def forget(self, stream: YamuxChannel) -> None:
         """Remove a stream that can do nothing more. May be called twice."""
-        if self._streams.pop(stream.stream_id, None) is not None and not stream.is_initiator:
-            self._inbound_count -= 1
-            if stream.queue.frames:
-                self._leaving.append(stream.queue)
+        if self._streams.pop(stream.stream_id, None) is not None:
+            if stream.unread_bytes:
+                self._ended_unread.add(stream)
+            if not stream.is_initiator:
+                self._inbound_count -= 1
+                if stream.queue.is_queued:
+                    self._leaving.append(stream.queue)
         self._awaiting_peer_close.pop(stream, None)
 
     def await_peer_close(self, stream: YamuxChannel) -> None:

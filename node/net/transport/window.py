@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from node.net.transport.frames import LARGEST_WINDOW_BYTES
-from node.net.transport.settings import INITIAL_WINDOW_BYTES
+from node.net.transport.settings import INITIAL_WINDOW_BYTES, MIB
 from protocols.errors import LimitExceeded
 
 # Both ends are processes that run in slices of about a millisecond. On a faster link the slices are
@@ -42,6 +42,9 @@ WINDOW_PER_CONSUMED_AS_BRAKE = 4
 # message of 256 KiB. Such messages grow a window to 1 MiB, and with quarters each had its own.
 UPDATES_PER_WINDOW = 3
 
+# So much the windows of a connection may grow in any case: one stream at 40 MB/s and 100 ms.
+OWN_GROWTH_BYTES = 4 * MIB
+
 
 class Holder(Protocol):
     """A connection, as NodeBudget sees it."""
@@ -58,9 +61,10 @@ class NodeBudget:
 
     The threat: Yamux grants each new stream 256 KiB, so a stranger's connection may bring its whole
     budget, and strangers may have hundreds of connections. Windows grow by half of the limit in
-    all. So peers whose readers are slow stay below it, and only hundreds of full streams that
-    nobody reads exceed it. The connection that holds most then loses its fullest stream. What is
-    held counts less where much was read before: the connections of strangers go first.
+    all, beside a little that each connection has for itself, and each may have half of what is
+    left. So peers whose readers are slow stay below the limit, and only hundreds of full streams
+    that nobody reads exceed it. The connection that holds most then loses its fullest stream. What
+    is held counts less where much was read before: the connections of strangers go first.
 
     Invariant: `unread_bytes` is the sum over `holders`.
     """
@@ -84,24 +88,25 @@ class NodeBudget:
     def keep_limit(self) -> bool:
         """Drop streams as long as the limit is exceeded; False if that did not help."""
         while self.unread_bytes > self._limit:
-            fullest = max(self.holders, key=_weight)
-            if not fullest.drop_fullest_stream():
+            by_weight = sorted(self.holders, key=self._weight, reverse=True)
+            if not any(one.drop_fullest_stream() for one in by_weight):
                 return False
         return True
 
-    def promise_growth(self, wanted_bytes: int) -> int:
-        granted = min(wanted_bytes, self._growth_left)
+    def promise_growth(self, wanted_bytes: int, held_bytes: int) -> int:
+        """For a connection that has had so much growth from here."""
+        most = (self._growth_left + held_bytes) // 2 - held_bytes
+        granted = max(0, min(wanted_bytes, most))
         self._growth_left -= granted
         return granted
 
     def release_growth(self, grown_bytes: int) -> None:
         self._growth_left += grown_bytes
 
-
-def _weight(holder: Holder) -> float:
-    """What it holds, times the part that this is of all that it brought."""
-    held = holder.unread_bytes
-    return held * held / (held + holder.read_bytes + 1)
+    def _weight(self, holder: Holder) -> float:
+        """What it holds, times the part that this is of all that it brought lately."""
+        held = holder.unread_bytes
+        return held * held / (held + min(holder.read_bytes, self._limit) + 1)
 
 
 class WindowBudget:
@@ -110,7 +115,7 @@ class WindowBudget:
     def __init__(self, limit_bytes: int, of_node: NodeBudget) -> None:
         self._limit = limit_bytes
         self._of_node = of_node
-        self._promised = 0
+        self._promised = self._grown = self._grown_of_node = 0
 
     @property
     def promised_bytes(self) -> int:
@@ -123,14 +128,21 @@ class WindowBudget:
     def promise_growth(self, wanted_bytes: int) -> int:
         """As much of the wanted growth as fits, perhaps nothing."""
         room = max(0, min(wanted_bytes, self._limit - self._promised))
-        granted = self._of_node.promise_growth(room)
-        self._promised += granted
-        return granted
+        own = min(room, max(0, OWN_GROWTH_BYTES - self._grown))
+        of_node = self._of_node.promise_growth(room - own, self._grown_of_node)
+        self._grown_of_node += of_node
+        self._grown += own + of_node
+        self._promised += own + of_node
+        return own + of_node
 
     def release(self, window_bytes: int) -> None:
         """A whole window, or 0."""
         self._promised -= window_bytes
-        self._of_node.release_growth(max(0, window_bytes - INITIAL_WINDOW_BYTES))
+        grown = max(0, window_bytes - INITIAL_WINDOW_BYTES)
+        of_node = min(grown, self._grown_of_node)
+        self._grown -= grown
+        self._grown_of_node -= of_node
+        self._of_node.release_growth(of_node)
 
 
 class ReceiveWindow:
