@@ -368,7 +368,7 @@ class Connectivity:
 
     async def _let_judge(self, helpers: list[PeerId]) -> bool:
         """False if dials failed that would have failed anyway, because the line is full, and no
-        others told anything. Those do not count."""
+        others told anything. Those take back nothing that is known."""
         now = trio.current_time()
         clean = [
             helper
@@ -385,7 +385,7 @@ class Connectivity:
             reached = verdict is DialVerdict.PUBLIC
             counts = reached or (was_prompt and await self._is_prompt(helper))
             counted.add(counts)
-            if counts:
+            if counts or self._verdicts.of(address) is DialVerdict.UNKNOWN:
                 self._verdicts.heard(address, helper, trio.current_time(), reached=reached)
 
         async with trio.open_nursery() as nursery:

@@ -93,9 +93,10 @@ _STATUS: Final = {
 class RelayPlaces:
     """Who has a reservation and who a circuit. Pure; times are arguments.
 
-    An asker has only a share of the circuits, so that neither the relay nor one of its peers can be
-    shut off from others: each site a quarter of all and a half of those with one peer, each key an
-    eighth of those with one peer.
+    When half of the relay's circuits are taken, or half of those with one peer, an asker has only a
+    share, so that neither can be shut off from others: each site a quarter of all and a half of
+    those with one peer, each key an eighth of those with one peer. Until then one site, which may
+    be many homes behind one address, can have all.
 
     Invariants: never more than the limits; `_sites`, `_ends` and `_shares` count what `_until` and
     the open circuits hold, and have no entry of zero.
@@ -151,7 +152,11 @@ class RelayPlaces:
         if max(self._ends[source], self._ends[target]) >= self.limits.circuits_per_peer:
             return Refusal.PEER
         shares = self._shares_of(source, site, target)
-        if any(self._shares[share] >= most for share, most in shares.items()):
+        few_left = 2 * self.circuits >= self.limits.circuits
+        few_of_target = 2 * self._ends[target] >= self.limits.circuits_per_peer
+        if (few_left or few_of_target) and any(
+            self._shares[share] >= most for share, most in shares.items()
+        ):
             return Refusal.SHARE
         self.circuits += 1
         self._ends.update((source, target))

@@ -412,7 +412,7 @@ class Estimate:
         """Whether most others have begun the round or are further, and a batch that this peer
         begins now is done long after it. Its samples are stale then, and it begins the next epoch
         late as well."""
-        gone_on = self.begun | self.ahead | self.may_be_ahead
+        gone_on = self.begun | self.just_ahead | self.may_be_ahead
         is_long = self.own_batch_seconds > LATE_SHARE * self.patience_seconds
         return is_long and 2 * len(gone_on) > 1 + len(gone_on | self.coming)
 

@@ -402,7 +402,9 @@ class ExpertDirectory:
         claims: dict[PeerId, dict[Uid, int]] = {}
         for uid in self._hosted:
             hosts = below[uid.parent].get(uid.cells[-1], ())
-            if hosts and (first := in_order_of_claim(uid, hosts)[0]).peer != me:
+            others = [host for host in hosts if host.peer != me]
+            own = Host(me, 0.0, self._since[uid.parent])  # its slot may not have been read
+            if (first := in_order_of_claim(uid, [own, *others])[0]) is not own:
                 claims.setdefault(first.peer, {})[uid] = first.since
         lost = {uid for claimed in claims.values() for uid in claimed}
 

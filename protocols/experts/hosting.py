@@ -781,19 +781,25 @@ class ExpertHost:
         steps = {
             uid: self._hosted[uid].backend.statistics.steps for uid in uids & self._hosted.keys()
         }
-        asked = sorted(uid for uid, own in steps.items() if own)[:MOST_INFOS]
-        if not asked:
-            return set()
-        try:
-            there = await ExpertClient(self._rpc).info(peer, asked, timeout=COMPARING_SECONDS)
-        except PotluckError as error:
-            log.info("%s did not say how far its experts are: %s", peer, error)
-            return set()
-        return {
-            uid
-            for uid in asked
-            if uid not in there or steps[uid] > CLEARLY_FURTHER * there[uid].steps
-        }
+        trained = sorted(uid for uid, own in steps.items() if own)
+        further = set[Uid]()
+
+        async def ask(uids: Sequence[Uid]) -> None:
+            try:
+                there = await ExpertClient(self._rpc).info(peer, uids, timeout=COMPARING_SECONDS)
+            except PotluckError as error:
+                log.info("%s did not say how far its experts are: %s", peer, error)
+                return
+            further.update(
+                uid
+                for uid in uids
+                if uid not in there or steps[uid] > CLEARLY_FURTHER * there[uid].steps
+            )
+
+        async with trio.open_nursery() as nursery:
+            for start in range(0, len(trained), MOST_INFOS):
+                nursery.start_soon(ask, trained[start : start + MOST_INFOS])
+        return further
 
     def _lose(self, uids: Iterable[Uid]) -> None:
         """Other servers keep these: stop."""

@@ -128,15 +128,16 @@ def test_none_begins_beside_a_round_that_most_have_begun_if_it_would_come_too_la
     further = replace(begun, begun=frozenset(), coming=ALL - OTHERS)
     for found in (
         begun,
-        replace(further, ahead=OTHERS),
+        replace(further, just_ahead=OTHERS),
         replace(further, may_be_ahead=OTHERS),  # nobody has asked them yet
-        replace(begun, begun=frozenset({PeerId("one")}), coming=ALL - OTHERS, ahead=OTHERS),
+        replace(begun, begun=frozenset({PeerId("one")}), coming=ALL - OTHERS, just_ahead=OTHERS),
     ):
         assert NextBatch(Mode(begun.target_samples)).waits(life, found, 0.0) > 0.0
     for found in (
         replace(begun, begun=frozenset(sorted(OTHERS)[:4])),  # half of all
         replace(begun, own_batch_seconds=0.5),  # it is done while they wait for others
         replace(begun, own_batch_seconds=0.0),  # nobody knows
+        replace(further, ahead=OTHERS),  # any name may say that it is far ahead
     ):
         assert NextBatch(Mode(begun.target_samples)).waits(life, found, 0.0) == 0.0
 
