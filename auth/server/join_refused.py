@@ -56,8 +56,8 @@ _SENTENCES: dict[JoinReason, tuple[str, str, str]] = {
     JoinReason.UNKNOWN_KEY: (
         "This auth server does not know the auth key of the token.",
         "It was put back from a backup that is older than that key.",
-        "Its moderators give it the key (`potluck auth keys rotate --key FILE`), or new invites to "
-        "everybody if the key is lost.",
+        "Its moderators give it the key (`potluck auth keys rotate --key FILE`; of several, the "
+        "newest last), or new invites to everybody if the key is lost.",
     ),
     JoinReason.NOT_ON_THE_LIST: (
         "You are not on the list of those who may take part.",

@@ -328,7 +328,10 @@ class Moderation:
             connection, revoked.NAME, account.name, by=actor, reason=reason,
             revoked_ms=now_ms, forget_ms=ahead.forget_ms,
         )  # fmt: skip
+        withdrawn = self._store.latest_keys().withdrawn
         for token in tokens_issued.since(connection, account.account, now_ms):
+            if token.key_id in withdrawn:
+                continue
             revoked.add(
                 connection, revoked.SERIAL, token.serial, by=actor, reason=reason,
                 revoked_ms=token.issued_ms + 1,

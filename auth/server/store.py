@@ -183,7 +183,8 @@ class Store:
 
     def is_unsure(self, transaction: Transaction) -> bool:
         """Whether there may be valid tokens that the database does not know."""
-        return _unsure_until_ms(transaction) > transaction.now_ms
+        counted_ms = _unsure_until_ms(transaction) + self.grace_ms + revoked.MARGIN_MS
+        return counted_ms > transaction.now_ms
 
     def can_sign(self) -> bool:
         """Whether there is a key that signs now, and is within its time."""
@@ -311,11 +312,11 @@ def _go_on_from_backup(store: Store, transaction: Transaction, backup_ms: int) -
         detail=f"The backup was made {seconds} s ago; repeat the revocations since then.",
     )
     log.warning(
-        "This auth server was put back from a backup of %d s ago. If the auth key was changed since"
-        " then, nodes ignore its revocations until it has the newer key again: `potluck auth keys"
-        " rotate --key FILE`, with the file from the keys folder of the server that was replaced."
-        ' Then repeat what moderators have done since, revocations first. "Backup and restore" in'
-        " docs/moderators.md says what to do if that file is lost",
+        "This auth server was put back from a backup of %d s ago. Repeat what moderators have done"
+        " since, revocations first. If another auth key signed by then, nodes ignore this server's"
+        " revocations until it has that key again: `potluck auth keys rotate --key FILE`, with the"
+        " file from the keys folder of the server that was replaced; of several, the newest last."
+        ' "Backup and restore" in docs/moderators.md says more',
         seconds,
     )
     store.publish(transaction)

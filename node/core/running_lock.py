@@ -54,9 +54,17 @@ def has_let_go(lock_file: Path, holder: os.stat_result | None, seconds: float) -
     """Whether this holder lets go of the lock within this time. Until then no node can start."""
     until = time.monotonic() + seconds
     while holder is not None:
-        now = holder_of(lock_file)
-        if now is None or not os.path.samestat(now, holder):
+        try:
+            descriptor = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
             return True
+        try:
+            now = os.fstat(descriptor)  # the number of a removed file may be that of the next one
+            is_same = os.path.samestat(now, holder) and now.st_mtime_ns == holder.st_mtime_ns
+            if not is_same or try_lock(descriptor):  # one that was killed has left an unlocked file
+                return True
+        finally:
+            os.close(descriptor)
         if time.monotonic() >= until:
             return False
         time.sleep(LOOK_SECONDS)

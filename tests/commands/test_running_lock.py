@@ -90,8 +90,10 @@ def test_one_can_wait_until_a_holder_has_let_go(
 def test_a_killed_holder_is_succeeded_at_once(
     places: Places, holder: subprocess.Popen[bytes]
 ) -> None:
+    there = holder_of(places.lock_file)
     holder.send_signal(signal.SIGKILL)
     holder.wait()
+    assert has_let_go(places.lock_file, there, 0.0)
     assert places.lock_file.exists()
     with hold_running_lock(places, key_of(places)):
         assert places.lock_file.read_text() == str(os.getpid())

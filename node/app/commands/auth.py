@@ -473,8 +473,8 @@ def _add_keys(actions: Subparsers) -> None:
         description="Make a new auth key, endorsed by the present one. Nodes hear of it at once, "
         "and it signs after the overlap. The old key's signatures are valid until they expire, and "
         "earlier invites still work, so nobody notices. If somebody else may have the old key, "
-        "withdraw it instead. After a restore from a backup that is older than the last rotation, "
-        "--key gives the server that rotation's key back.",
+        "withdraw it instead. After a restore from a backup that is older than the key that signed "
+        "last, --key gives the server that key back; of several, the newest last.",
         example="potluck auth keys rotate --reason 'every year in November'\n"
         "potluck auth keys rotate --overlap 5min\n"
         "potluck auth keys rotate --key auth-broken/keys/5f3a9c01d2e4b677.key",

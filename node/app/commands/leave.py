@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         done.append(f"computed {gave['expert_rows']:,} rows with its experts")
     what = f", having {' and '.join(done)}" if done else ""
     end = "and ended" if has_ended else "and is about to end"
-    output.data({"left": True, **gave, **kept}, f"It has left{what}, {end}.{words_of(kept)}")
+    told = {"left": True, "ended": has_ended, **gave, **kept}
+    output.data(told, f"It has left{what}, {end}.{words_of(kept)}")
     return 0
 
 

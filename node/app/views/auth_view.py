@@ -308,8 +308,9 @@ def rotated(answer: Answer) -> str:
         return (
             f"Key {new['key_id']} is here again, and signs from now on: nodes that know it accept "
             "this server's revocations again.\n"
-            "Repeat what moderators have done since the backup, revocations first; then make a new "
-            "one (`potluck auth backup`)."
+            "If another key came after it, give that one as well: the newest has to be the last.\n"
+            "Whoever was revoked since the backup, and is not revoked here again, can come back. "
+            "Then make a new backup (`potluck auth backup`)."
         )
     return (
         f"Key {new['key_id']} is made, endorsed by {new['endorsed_by']}. It signs from "

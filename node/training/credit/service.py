@@ -432,28 +432,32 @@ class CreditService:
         with self._writing:
             with self._noting:
                 pages = [self._book.page(number, token) for number in self._book.take_changed()]
-            lost = [page.number for page in pages if not self._has_put(page)]
+            errors = [self._put(page) for page in pages]
             with self._noting:
-                self._book.not_written(lost)
+                self._book.not_written(
+                    page.number for page, error in zip(pages, errors, strict=True) if error
+                )
+            if pages:
+                self._tell(next(filter(None, errors), None))
 
-    def _has_put(self, page: Page) -> bool:
+    def _put(self, page: Page) -> Exception | None:
         try:
             self._shelf.put_own(sign_page(self._identity, page))
         except (PotluckError, OSError) as error:
-            if not self._has_failed:
-                why = getattr(error, "strerror", None) or error
-                _log.warning(
-                    "This peer's record of its contribution cannot be kept: %s. It is tried again "
-                    "every %.0f seconds.",
-                    why,
-                    WRITE_SECONDS,
-                )
-            self._has_failed = True
-            return False
-        if self._has_failed:
+            return error
+        return None
+
+    def _tell(self, error: Exception | None) -> None:
+        if error is not None and not self._has_failed:
+            _log.warning(
+                "This peer's record of its contribution cannot be kept: %s. It is tried again "
+                "every %.0f seconds.",
+                getattr(error, "strerror", None) or error,
+                WRITE_SECONDS,
+            )
+        if error is None and self._has_failed:
             _log.info("this peer's record of its contribution is kept again")
-        self._has_failed = False
-        return True
+        self._has_failed = error is not None
 
     # -- giving it to others
 
