@@ -24,6 +24,7 @@ from protocols.experts import (
 from protocols.experts.directory import (
     CACHED_PAIRS,
     CACHED_SECONDS,
+    CHECK_SECONDS,
     LARGEST_BITMAP_BYTES,
     LONGEST_ADDRESS,
     MOST_ADDRESSES,
@@ -32,6 +33,7 @@ from protocols.experts.directory import (
     MOST_SERVERS,
     PAIRS_AT_ONCE,
     RECORD_LIMIT_BYTES,
+    Below,
     ExpertSlot,
     bitmap_of,
     experts_key,
@@ -213,6 +215,33 @@ async def test_an_old_server_does_not_take_what_a_younger_one_already_hosts(
     assert await old.announce([ONE, TWO]) == {TWO}
     assert await old.announce([ONE]) == set()
     assert await young.announce([TWO]) == set()
+
+
+@simulated
+async def test_a_server_whose_own_slot_is_not_read_keeps_what_it_had_first(
+    world: SimulatedWorld,
+) -> None:
+    """A reading leaves out the slots with the most indices if others claim too many."""
+    members = await swarm(world, 6, FAMILIES)
+    early, late = directory(members[1]), directory(members[2])
+    await early.announce([ONE])
+    await trio.sleep(1)
+    assert await late.announce([ONE]) == {ONE}
+    whole = early.read
+
+    async def without_it(prefixes: Iterable[Uid]) -> dict[Uid, Below]:
+        return {
+            prefix: {
+                index: tuple(host for host in hosts if host.peer == members[2].peer)
+                for index, hosts in below.items()
+            }
+            for prefix, below in (await whole(prefixes)).items()
+        }
+
+    await trio.sleep(CHECK_SECONDS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(early, "read", without_it)
+        assert await early.announce([ONE]) == set()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -14,7 +14,7 @@ from auth.server.join_refused import JoinReason
 from auth.server.moderation import SHORTEST_OVERLAP_MS, NoSuchKey
 from auth.server.revoked import MARGIN_MS
 from auth.server.signing_keys import TooManyKeys
-from auth.tokens import read_token
+from auth.tokens import LONGEST_LIFE_MS, read_token
 from auth.verified_tokens import VerifiedTokens
 from tests.auth.store.stores import (
     HOUR_MS,
@@ -197,6 +197,24 @@ async def test_a_server_that_does_not_know_all_tokens_sheds_no_entry_that_they_m
         assert len(read_list(server.store.revocation_list().signed).entries) == 1
         server.moderation.key_withdraw(made.new.key_id, actor=ROOT)
         assert read_list(server.store.revocation_list().signed).entries == ()
+
+
+async def test_a_token_that_it_does_not_know_counts_until_its_grace_is_over(
+    folder: Path, tmp_path: Path
+) -> None:
+    clock, backup = Clock(), tmp_path / "backup"
+    with running(folder, clock) as server:
+        server.allow("alice")
+        await Node(1, server).join(ALICE)
+        first = server.fingerprint
+        made = server.moderation.key_rotate(overlap_ms=0, actor=ROOT)
+        clock.now_ms = made.signs_from_ms
+        server.moderation.backup(backup, actor=ROOT)
+    with running(backup, clock) as server:
+        server.moderation.revoke("alice", actor=ROOT)
+        clock.forward(LONGEST_LIFE_MS + 1)
+        server.moderation.key_withdraw(first, actor=ROOT)
+        assert len(read_list(server.store.revocation_list().signed).entries) == 1
 
 
 def test_the_file_of_a_withdrawn_key_that_a_crash_left_goes_at_the_next_start(
