@@ -238,7 +238,8 @@ async def test_a_server_whose_own_slot_is_not_read_keeps_what_it_had_first(
             for prefix, below in (await whole(prefixes)).items()
         }
 
-    await trio.sleep(CHECK_SECONDS)
+    await trio.sleep(CHECK_SECONDS - 1)
+    await late.announce([ONE])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(early, "read", without_it)
         assert await early.announce([ONE]) == set()
