@@ -2,7 +2,8 @@
 clean end.
 
 `serve` runs until it is cancelled. Then it accepts no new connection, closes those that are idle,
-and gives requests in flight GRACE_SECONDS to be answered; after that every socket is closed.
+and gives requests that have come whole GRACE_SECONDS to be answered; after that every socket is
+closed.
 
 A stranger cannot hold connections forever: when there is no room, the one is closed whose client
 has been waited for longest, for a request or for the rest of its body. Handshakes cost us more than

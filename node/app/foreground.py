@@ -79,7 +79,8 @@ def train_in_foreground(
     raise_descriptor_limit()
     sessions: list[TrainingSession] = []
     signals = 0
-    patience = LEAVING_SECONDS if part.checkpoints is None else KEEPING_SECONDS
+    keeps = part.checkpoints is not None
+    patience = KEEPING_SECONDS if keeps else LEAVING_SECONDS
 
     async def main() -> int:
         session = TrainingSession(
@@ -93,7 +94,7 @@ def train_in_foreground(
         session.lets_write = display.draws
         sessions.append(session)
         session.entered()
-        session.departure.watch(lambda: _bound_the_end(part, session.departure.error, patience))
+        session.departure.watch(lambda: _bound_the_end(keeps, session.departure.error, patience))
 
         async def accompany(node: Node) -> None:
             display.meet(node)
@@ -128,26 +129,25 @@ async def _train(
     accompany: Callable[[Node], Awaitable[None]],
 ) -> None:
     node = Node(configuration)
-    with at_hard_exit(node.remove_run_files), at_hard_exit(partial(_tell_of_the_cut, part)):
+    keeps = part.checkpoints is not None
+    with at_hard_exit(node.remove_run_files), at_hard_exit(partial(_tell_of_the_cut, keeps)):
         async with node, trio.open_nursery() as nursery:
             nursery.start_soon(accompany, node)
             await take_part(node, part, session)
             nursery.cancel_scope.cancel()
 
 
-def _bound_the_end(
-    part: Participation, error: PotluckError | None, patience_seconds: float
-) -> None:
+def _bound_the_end(keeps: bool, error: PotluckError | None, patience_seconds: float) -> None:
     """After a signal the alarm is set already; this is for `potluck leave` and forced leaving. It
     is a failure if a checkpoint may have been cut."""
-    code = DONE if part.checkpoints is None else FAILED
+    code = FAILED if keeps else DONE
     if threading.current_thread() is threading.main_thread():
         bound_the_end(code if error is None else error.exit_code, patience_seconds)
 
 
-def _tell_of_the_cut(part: Participation) -> None:
+def _tell_of_the_cut(keeps: bool) -> None:
     """The process is ended by force. Nothing else may be written any more."""
-    if part.checkpoints is not None:
+    if keeps:
         os.write(
             sys.stderr.fileno(),
             b"potluck: leaving took too long, and was cut short. If a last checkpoint was being "

@@ -81,21 +81,17 @@ sys.exit(run_until_signal(keeping, leave=leave, patience_seconds=KEEPING_SECONDS
 CUT = """
 import sys
 from functools import partial
-from pathlib import Path
 import trio
 from node.app.cli.interruption import at_hard_exit, run_until_signal
 from node.app.foreground import _bound_the_end, _tell_of_the_cut
-from node.training.join import Participation
 
-part = Participation.__new__(Participation)
-checkpoints = Path(sys.argv[2]) if sys.argv[2] else None
-object.__setattr__(part, "checkpoints", checkpoints)
+keeps = sys.argv[2] == "keeps"
 
 async def writing():
-    with trio.CancelScope(shield=True), at_hard_exit(partial(_tell_of_the_cut, part)):
+    with trio.CancelScope(shield=True), at_hard_exit(partial(_tell_of_the_cut, keeps)):
         print("ready", flush=True)
         if sys.argv[1] == "leave":
-            _bound_the_end(part, None, 0.2)
+            _bound_the_end(keeps, None, 0.2)
         await trio.sleep_forever()
 
 sys.exit(run_until_signal(writing, patience_seconds=0.2))
@@ -196,15 +192,15 @@ def test_a_last_checkpoint_is_written_to_the_end_unless_a_second_signal_comes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("way", "folder", "code"),
-    [("signal", "there", 130), ("leave", "there", 1), ("signal", "", 130), ("leave", "", 0)],
+    ("way", "keeps", "code"),
+    [("signal", "keeps", 130), ("leave", "keeps", 1), ("signal", "", 130), ("leave", "", 0)],
 )
 def test_one_whose_last_checkpoint_is_cut_off_says_so(
-    way: str, folder: str, code: int, tmp_path: Path
+    way: str, keeps: str, code: int, tmp_path: Path
 ) -> None:
     """After `potluck leave` it once ended with exit code 0 and without a word."""
     with subprocess.Popen(
-        [sys.executable, "-c", CUT, way, folder],
+        [sys.executable, "-c", CUT, way, keeps],
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -215,7 +211,7 @@ def test_one_whose_last_checkpoint_is_cut_off_says_so(
             process.send_signal(signal.SIGINT)
         _, said = process.communicate()
         assert process.returncode == code
-    assert (b"If a last checkpoint was being written, it is missing." in said) == bool(folder)
+    assert (b"If a last checkpoint was being written, it is missing." in said) == bool(keeps)
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -180,10 +182,11 @@ async def test_a_key_that_is_withdrawn_leaves_the_entries_for_tokens_of_others_o
     assert read_list(server.store.revocation_list().signed).entries == ()
 
 
-async def test_a_server_that_does_not_know_all_tokens_sheds_no_entry_that_they_may_need(
-    folder: Path, tmp_path: Path
-) -> None:
-    clock, backup = Clock(), tmp_path / "backup"
+@asynccontextmanager
+async def put_back(folder: Path, backup: Path) -> AsyncIterator[tuple[Server, str, str]]:
+    """A server that was put back from a backup and has revoked alice since, with the ids of its
+    first key, which has signed her token, and of the one that signs now."""
+    clock = Clock()
     with running(folder, clock) as server:
         server.allow("alice")
         await Node(1, server).join(ALICE)
@@ -193,26 +196,24 @@ async def test_a_server_that_does_not_know_all_tokens_sheds_no_entry_that_they_m
         server.moderation.backup(backup, actor=ROOT)
     with running(backup, clock) as server:
         server.moderation.revoke("alice", actor=ROOT)
+        yield server, first, made.new.key_id
+
+
+async def test_a_server_that_does_not_know_all_tokens_sheds_no_entry_that_they_may_need(
+    folder: Path, tmp_path: Path
+) -> None:
+    async with put_back(folder, tmp_path / "backup") as (server, first, second):
         server.moderation.key_withdraw(first, actor=ROOT)
         assert len(read_list(server.store.revocation_list().signed).entries) == 1
-        server.moderation.key_withdraw(made.new.key_id, actor=ROOT)
+        server.moderation.key_withdraw(second, actor=ROOT)
         assert read_list(server.store.revocation_list().signed).entries == ()
 
 
 async def test_a_token_that_it_does_not_know_counts_until_its_grace_is_over(
     folder: Path, tmp_path: Path
 ) -> None:
-    clock, backup = Clock(), tmp_path / "backup"
-    with running(folder, clock) as server:
-        server.allow("alice")
-        await Node(1, server).join(ALICE)
-        first = server.fingerprint
-        made = server.moderation.key_rotate(overlap_ms=0, actor=ROOT)
-        clock.now_ms = made.signs_from_ms
-        server.moderation.backup(backup, actor=ROOT)
-    with running(backup, clock) as server:
-        server.moderation.revoke("alice", actor=ROOT)
-        clock.forward(LONGEST_LIFE_MS + 1)
+    async with put_back(folder, tmp_path / "backup") as (server, first, _):
+        server.clock.forward(LONGEST_LIFE_MS + 1)
         server.moderation.key_withdraw(first, actor=ROOT)
         assert len(read_list(server.store.revocation_list().signed).entries) == 1
 
