@@ -1473,8 +1473,10 @@ class _Staff:
         if slot.was_in_round and self._settings.delayed:
             return rounded_times(begun * seconds, seconds, self._per_octave)
         knows_time = slot.has_begun and self._known.epoch_began is not None
-        if slot.was_in_round or (knows_time and self._per_octave > FEWEST_PER_OCTAVE):
+        if slot.was_in_round:
             return rounded_times(free_at, seconds, self._per_octave)
+        if knows_time and self._per_octave > FEWEST_PER_OCTAVE:
+            return free_at, rounded_times(0.0, seconds, self._per_octave)[1]
         usual = batch * self._usual_pace or seconds
         pace = usual * 2.0 ** round(math.log2(seconds / usual))
         return max(slot.came_seconds, 0.0) + begun * pace, pace

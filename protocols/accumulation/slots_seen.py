@@ -1,7 +1,7 @@
 """Keeps the others' slots as they were read, and measures how long this node has looked. Pure.
 
     is_full = seen.begins()
-    seen.took(found, gone, clock, is_full=is_full)      # a reading has ended
+    seen.took(found, gone, clock, is_full=is_full, left=dht.seconds_left)  # a reading has ended
     seen.link_lost(peer, clock)                         # and seen.linked(peer), when it is back
     seen.slots, seen.lost(), seen.now(clock), seen.number
 
@@ -15,12 +15,17 @@ for the first time, one full reading looks for it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 from auth.bounded_map import BoundedMap
 from protocols.accumulation.progress import LONGEST_READ_SECONDS, Seen
-from protocols.accumulation.progress_slot import SLOT_SECONDS, is_sum, name_of_sum
+from protocols.accumulation.progress_slot import (
+    SAY_AGAIN_SECONDS,
+    SLOT_SECONDS,
+    is_sum,
+    name_of_sum,
+)
 from protocols.dht import SlotEntry
 from protocols.identity import PeerId
 
@@ -72,16 +77,20 @@ class SlotsSeen:
         clock: float,
         *,
         is_full: bool,
+        left: Callable[[SlotEntry], float],
     ) -> list[PeerId]:
-        """A reading has found these slots; the peers in `gone` have withdrawn theirs. Returns the
-        peers with a new slot."""
+        """A reading has found these slots, which live for so much longer; the peers in `gone` have
+        withdrawn theirs. Returns the peers with a new slot."""
         before, now = self._looked_for, self.now(clock)
         written_at = (before + now) / 2  # between the last reading and this one
         news = [peer for peer, one in found.items() if one.sequence > self._sequences.get(peer, -1)]
         for peer in news:
-            self._sequences[peer] = found[peer].sequence
             # sums may be read once in many readings (tracker.py)
             at = max(written_at, now - LONGEST_READ_SECONDS / 2) if is_sum(peer) else written_at
+            if peer not in self._sequences:  # it may have been there for long
+                age = SLOT_SECONDS - left(found[peer])
+                at = min(at, now - min(age, SAY_AGAIN_SECONDS))
+            self._sequences[peer] = found[peer].sequence
             self.slots[peer] = Seen(found[peer].value, at)
             if found[peer].value.keeps:
                 self.keepers[peer] = None

@@ -110,8 +110,11 @@ TRIED_ROUNDS: Final = 2
 stops waiting for them. They may have left for good; if they come back, they find this peer."""
 
 SAME_PACE: Final = 0.25
-"""A peer keeps publishing the same batch time while it is wrong by no more than this. Plans made of
-the same numbers are equal (batch_plan.py), whichever slot a reader has."""
+"""Within an epoch, a peer keeps publishing the same batch time while it is wrong by no more than
+this. Plans made of the same numbers are equal (batch_plan.py), whichever slot a reader has."""
+SAME_PACE_AFTER_STEP: Final = 0.05
+"""The same when an epoch begins, and a new slot is published anyway. A peer with two long batches
+in each step would come late to all of them if the error of a first measurement stayed."""
 
 FEWEST_THAT_WAIT: Final = 16
 """A run whose last step had so many peers, or that has cohorts, makes no step without most of them:
@@ -431,7 +434,11 @@ class Tracker:
                 self._meter, self._batch_seconds = RateMeter(), mine.batch_seconds
                 self._noted_batches = 0
             is_with_it = before.averaging and before.samples > 0
-            self._spared = 0 if is_with_it else min(self._spared + 1, MOST_SPARED)
+            has_just_come = before.epoch == 0 and not is_step
+            if is_with_it or has_just_come:
+                self._spared = 0
+            else:
+                self._spared = min(self._spared + 1, MOST_SPARED)
             self._step_seconds = 0.0
             if is_step and self._epoch_began is not None and self._came < 0.0:
                 self._step_seconds = self._round_began - self._epoch_began + self._head_start
@@ -451,7 +458,7 @@ class Tracker:
         had = before.beside if is_step else before.samples + before.beside
         self._computed(mine.samples + mine.beside - had, mine, now, is_same=goes_on or is_step)
         self._mine = mine
-        self._measured()
+        self._measured(goes_on=goes_on)
         if not goes_on or mine.averaging != before.averaging:
             self._reckon()
         self._wants_reckoning.set()
@@ -492,12 +499,13 @@ class Tracker:
             },
         )
 
-    def _measured(self) -> ProgressSlot:
-        """This peer's slot, with its rate and times as of now."""
+    def _measured(self, *, goes_on: bool = True) -> ProgressSlot:
+        """This peer's slot, with its rate and times as of now. `goes_on`: in the same epoch."""
         now, mine = trio.current_time(), self._mine
         rate = self._meter.rate(now) if mine.role == "trains" else 0.0
         seconds = mine.batch / rate if rate else mine.batch_seconds
-        if abs(seconds - self._batch_seconds) > SAME_PACE * self._batch_seconds:
+        same = SAME_PACE if goes_on else SAME_PACE_AFTER_STEP
+        if abs(seconds - self._batch_seconds) > same * self._batch_seconds:
             self._batch_seconds = seconds
         began, epoch_began = self._batch_began, self._epoch_began
         rest = self._rest_to_tell(mine)
@@ -638,7 +646,8 @@ class Tracker:
         own = found.pop(self._network.peer_id, None)
         if own is not None and not is_first and not self.publishing.is_own(own.value):
             self._complaints.has_a_twin(own.publisher)
-        for peer in self._seen.took(found, gone, trio.current_time(), is_full=is_full):
+        clock, left = trio.current_time(), self._dht.seconds_left
+        for peer in self._seen.took(found, gone, clock, is_full=is_full, left=left):
             if not is_sum(peer):
                 self._complaints.has_torch(peer, found[peer].value.torch, self._mine.torch)
 

@@ -233,6 +233,10 @@ class Dht:
         """
         return self._state.heard_at
 
+    def seconds_left(self, entry: SlotEntry) -> float:
+        """How long this slot still lives, in swarm time."""
+        return (entry.expires - self._state.now_ms()) / 1000
+
     async def joined(self) -> None:
         """Wait until this node has met others and looked itself up."""
         await self._bootstrap.joined.wait()

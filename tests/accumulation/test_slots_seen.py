@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from protocols.accumulation.progress_slot import name_of_sum
+from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, SLOT_SECONDS, name_of_sum
 from protocols.accumulation.slots_seen import LAST_WORD_SECONDS, MOST_UNLINKED, SlotsSeen
 from protocols.dht import SlotEntry
 from protocols.identity import PeerId
@@ -23,17 +23,20 @@ class Reader:
         self.seen, self.clock, self.sequence = SlotsSeen(), 100.0, 0
         self.reads()
 
-    def reads(self, *names: PeerId) -> None:
-        """A reading finds a new slot of each of these."""
+    def reads(self, *names: PeerId, age: float = 0.0) -> None:
+        """A reading finds a new slot of each of these, of this age."""
         self.seen.begins()
         self.clock += OFTEN_SECONDS
         self.sequence += 1
         found = {one: SlotEntry(one, slot(1, 1.0), 0, self.sequence) for one in names}
-        self.seen.took(found, (), self.clock, is_full=True)
+        self.seen.took(found, (), self.clock, is_full=True, left=lambda _: SLOT_SECONDS - age)
 
     def reads_nothing_new(self, seconds: float) -> None:
         for _ in range(int(seconds / OFTEN_SECONDS)):
             self.reads()
+
+    def age_of(self, peer: PeerId) -> float:
+        return self.seen.now(self.clock) - self.seen.slots[peer].at
 
     def loses(self, peer: PeerId) -> None:
         self.seen.link_lost(peer, self.clock)
@@ -74,3 +77,20 @@ def test_no_more_than_some_lost_links_are_remembered() -> None:
     for number in range(MOST_UNLINKED + 9):
         here.loses(PeerId(f"peer-{number}"))
     assert len(here.seen.lost()) == MOST_UNLINKED
+
+
+def test_a_slot_that_is_first_read_may_have_been_there_for_long() -> None:
+    here = Reader()
+    here.reads(PEER, age=4.0)
+    assert here.age_of(PEER) == pytest.approx(4.0)
+    here.reads(PEER, age=4.0)
+    assert here.age_of(PEER) == OFTEN_SECONDS / 2, "it was not there when this peer read before"
+
+
+@pytest.mark.parametrize(("said", "age"), [(60.0, SAY_AGAIN_SECONDS), (-60.0, 0.0)])
+def test_a_wrong_clock_makes_no_slot_older_than_that_of_a_living_peer(
+    said: float, age: float
+) -> None:
+    here = Reader()
+    here.reads(PEER, age=said)
+    assert here.age_of(PEER) == pytest.approx(age, abs=OFTEN_SECONDS)

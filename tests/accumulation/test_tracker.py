@@ -202,6 +202,23 @@ async def test_the_time_in_which_the_process_was_stopped_is_not_part_of_a_batch(
 
 
 @simulated
+async def test_a_batch_time_that_was_a_little_wrong_is_published_anew_only_with_the_next_epoch(
+    world: SimulatedWorld,
+) -> None:
+    one = (await trackers(world, 1))[0]
+    one.note(batch=8)
+    for done, seconds in enumerate([3.0, 3.0, *[3.6] * 8], 1):
+        one.note(under_way=0.0)
+        await trio.sleep(seconds)
+        one.note(samples=8 * done, under_way=-1.0)
+        assert one.tracker.mine().batch_seconds == pytest.approx(3.0)
+    one.note(averaging=True)
+    assert one.tracker.mine().batch_seconds == pytest.approx(3.0)
+    one.note(epoch=one.tracker.mine().epoch + 1, samples=0, averaging=False)
+    assert one.tracker.mine().batch_seconds == pytest.approx(3.6, rel=0.02)
+
+
+@simulated
 async def test_batches_beside_a_delayed_round_are_measured(world: SimulatedWorld) -> None:
     one = (await trackers(world, 1))[0]
     one.note(batch=8)
