@@ -44,7 +44,6 @@ from auth.server.accounts import Account, AccountName, AccountState, NotAName, a
 from auth.server.audit import Act
 from auth.server.join_refused import JoinReason, JoinRefused
 from auth.server.store import Store
-from auth.server.store_errors import StoreFailed
 from auth.server.writer import Transaction
 from auth.statements import SignedRefusal, SignedTime, sentence, sign_refusal, sign_time
 from auth.tokens import DEFAULT_LIFE_MS, Token, is_genuine, read_token, sign_token
@@ -179,16 +178,10 @@ class Issuer:
         """The next pass of a node that has logged in before. Its token may have expired already.
 
         `check` is called with the genuine token before anything is written; it may raise.
-
-        A token of an unknown auth key is no reason to refuse a node for ever: this server was put
-        back from a backup, and gets the key again. The log has it as a refusal; raises StoreFailed.
         """
         token = self._genuine(token_bytes, proven)
         if isinstance(token, JoinRefused):
-            refusal = await self.refused(token, address, peer=proven.peer)
-            if token.reason is JoinReason.UNKNOWN_KEY:
-                raise StoreFailed(refusal.what, why=refusal.why, advice=refusal.advice)
-            raise refusal
+            raise await self.refused(token, address, peer=proven.peer)
         if check is not None:
             check(token)
         outcome = await self._store.writer.perform(

@@ -2,7 +2,8 @@
 
 A refusal is a deliberate answer. It is in the audit log before it is given, it is signed, and a
 node that gets one stops asking (except for `CHALLENGE`, which only means to ask for a new
-challenge). A full disk or a provider that is down is never a refusal.
+challenge). A full disk or a provider that is down is never a refusal. `UNKNOWN_KEY` is not signed,
+so a node asks again: this server was put back from a backup, and gets the key again.
 
 The value of a reason is its code on the wire and in the log: never reused for something else.
 """
@@ -18,7 +19,7 @@ class JoinReason(enum.StrEnum):
     CHALLENGE = "challenge"
     SIGNATURE = "signature"
     TOKEN = "token"
-    UNKNOWN_KEY = "unknown-key"  # in the log alone: a node that gets it asks again
+    UNKNOWN_KEY = "unknown-key"
     NOT_ON_THE_LIST = "not-on-the-list"
     DENIED = "denied"
     REVOKED = "revoked"

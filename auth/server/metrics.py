@@ -40,7 +40,7 @@ class Metrics:
         )
         self.refusals = Counter(
             "potluck_auth_refusals",
-            "Signed refusals, by reason.",
+            "Refusals, by reason.",
             ("reason",),
             registry=self.registry,
         )

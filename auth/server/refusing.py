@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # The key in a request's scope for the challenge that a refusal answers.
 ANSWERED = "potluck.answered"
+RETRY_KEY_SECONDS = 60  # a moderator has to find the file of the key
 RETRY_STORE_SECONDS = 5  # a full queue is empty again in one; a full disk takes longer
 UNSIGNED_STATUS = 400
 
@@ -48,6 +49,9 @@ class Refusing:
     async def answer_error(self, request: Request, error: Exception) -> Answer:
         """The answer to any AuthError that an address of the API raised."""
         match error:
+            case JoinRefused(reason=JoinReason.UNKNOWN_KEY):
+                self._metrics.refusals.labels(error.code).inc()
+                return error_answer(error, 503, "unknown_key", retry_seconds=RETRY_KEY_SECONDS)
             case JoinRefused():
                 return self._refused(request, error, error.reason.value)
             case AccessRefused():

@@ -155,6 +155,23 @@ async def test_every_other_no_is_an_outage(tmp_path: Path, answer: Any) -> None:
     assert outage.value.exit_code == 4
 
 
+async def test_a_server_that_lost_an_auth_key_is_not_called_busy(tmp_path: Path) -> None:
+    def without_the_key(_impostor: Impostor, _question: dict[str, Any]) -> bytes:
+        no = {"error": "unknown_key", "what": "It does not know it.", "advice": "Pay."}
+        return said(no, "503 Service Unavailable", "Retry-After: 60")
+
+    impostor = Impostor(answers={"/v1/renew": without_the_key})
+    async with client_of(impostor, tmp_path) as client:
+        granted = await logged_in(client)
+        with pytest.raises(Outage, match="does not know the auth key") as outage:
+            await client.renew(granted.opened.access_pass.token)
+    assert "busy" not in str(outage.value)
+    assert "backup" in outage.value.why
+    assert "moderators" in outage.value.advice
+    assert "Pay" not in str(outage.value), "anybody can send this answer"
+    assert outage.value.retry_seconds == 60.0
+
+
 async def test_a_pass_that_answers_something_older_does_not_count(tmp_path: Path) -> None:
     kept: list[bytes] = []
 

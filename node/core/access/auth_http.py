@@ -311,8 +311,17 @@ def explain_answer(url: str, answer: HttpAnswer) -> Outage:
             "a proxy requires a login (407)",
             "Put the name and password into HTTPS_PROXY, or unset it.",
         )
+    seconds = _retry_seconds(answer)
+    if status == 503 and (answer.document() or {}).get("error") == "unknown_key":
+        return Outage(
+            "The auth server cannot renew this node's token.",
+            why=f"At {url}: it does not know the auth key behind the token. It was probably put "
+            "back from a backup that is older than that key.",
+            advice="This node asks again. If it stays so, tell the run's moderators: they give the "
+            "server that key again (`potluck auth keys rotate --key FILE`), or send new invites.",
+            retry_seconds=seconds,
+        )
     if status in (429, 503):
-        seconds = _retry_seconds(answer)
         return _outage(
             url,
             f"it is busy, or its identity provider does not answer ({status}{_said(answer)})",

@@ -179,7 +179,7 @@ async def test_after_a_restore_the_key_of_a_later_rotation_is_put_back(
     with running(tmp_path / "auth", clock) as server:
         assert "`potluck auth keys rotate --key FILE`" in caplog.text
         node.server = server
-        with pytest.raises(StoreFailed, match=f"does not know the auth key {key.key_id.hex()}"):
+        with pytest.raises(JoinRefused, match=f"does not know the auth key {key.key_id.hex()}"):
             await node.renew()
         assert server.newest("refused").startswith("unknown-key: ")
         server.moderation.revoke("alice", actor=ROOT)

@@ -16,6 +16,7 @@ from auth.keys import SigningKey
 from auth.revocations import Revocations
 from auth.server.api import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS, poll_seconds
 from auth.statements import open_time
+from auth.tokens import sign_token
 from tests.auth.web.authority import Authority
 from tests.auth.web.running import (
     ACTOR,
@@ -25,6 +26,7 @@ from tests.auth.web.running import (
     auth_server,
     decoded,
     encoded,
+    metric,
 )
 
 BYTES = "application/octet-stream"
@@ -96,6 +98,26 @@ async def test_nobody_renews_with_the_token_of_another(running: RunningServer) -
     token = encoded(alice.opened.access_pass.token)
     mallory.answer = await running.post("/v1/renew", {**body, "token": token})
     assert mallory.refusal().code == "token"
+
+
+async def test_a_token_of_a_key_that_the_server_does_not_know_is_neither_refused_nor_a_failure(
+    running: RunningServer,
+) -> None:
+    volunteer, stranger = Volunteer(running), SigningKey(b"s" * 32)
+    await volunteer.join(running.new_code())
+    assert volunteer.opened is not None
+    of_stranger = msgspec.structs.replace(volunteer.opened.token, key_id=stranger.key_id)
+    body = await volunteer.prove(RENEW)
+    token = encoded(sign_token(of_stranger, stranger))
+    answer = await running.post("/v1/renew", {**body, "token": token})
+    assert (answer.status, answer.json()["error"]) == (503, "unknown_key")
+    assert f"does not know the auth key {stranger.key_id.hex()}" in answer.json()["what"]
+    assert "signed" not in answer.json(), "a node would end"
+    assert int(answer.headers["retry-after"]) >= 60
+    metrics = running.server.metrics.text().decode()
+    assert metric(metrics, "potluck_auth_failures_total", kind="store") == 0
+    assert metric(metrics, "potluck_auth_refusals_total", reason="unknown-key") == 1
+    assert running.moderation.audit(act="refused").rows[0].reason.startswith("unknown-key: ")
 
 
 async def test_a_challenge_is_good_for_one_answer(running: RunningServer) -> None:
