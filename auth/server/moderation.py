@@ -551,7 +551,8 @@ class Moderation:
         """A new key: published now, signing after the overlap (usually the life of a token).
 
         Or the one in `key_file`, to which this run changed after the backup that was restored: it
-        signs at once, and counts for all tokens that it may have signed already.
+        signs at once, and counts for all tokens that it may have signed already. If it was put
+        back before a key that is older than it, it becomes the newest.
         """
         known_key = None if key_file is None else _key_in(key_file)
 
@@ -559,8 +560,7 @@ class Moderation:
             now_ms, keys = transaction.now_ms, self._store.latest_keys()
             old = keys.active_row(now_ms)
             if known_key is not None:
-                from_ms = now_ms - LONGEST_LIFE_MS
-                after = self._take_key(transaction, keys, known_key, from_ms, actor, reason)
+                after = self._put_back(transaction, keys, known_key, actor, reason)
                 self._store.publish(transaction, keys=after)
                 return KeyRotated(
                     new=views.key_view(after, after.rows[-1], now_ms),
@@ -691,6 +691,27 @@ class Moderation:
     ) -> SigningKeys:
         key = SigningKey(secrets.token_bytes(SEED_BYTES))
         return self._take_key(transaction, keys, key, from_ms, actor, reason)
+
+    def _put_back(
+        self,
+        transaction: Transaction,
+        keys: SigningKeys,
+        key: SigningKey,
+        actor: str,
+        reason: str,
+    ) -> SigningKeys:
+        after = keys.with_last(key.key_id)
+        if after is None:
+            from_ms = transaction.now_ms - LONGEST_LIFE_MS
+            return self._take_key(transaction, keys, key, from_ms, actor, reason)
+        signing_keys.keep_order(
+            transaction.connection,
+            tuple(row for row in after.rows if row not in keys.rows),
+        )
+        transaction.log(
+            Act.KEY_MADE, actor, reason, detail=f"{key.key_id.hex()} put back again, as the newest"
+        )
+        return after
 
     def _take_key(
         self,

@@ -47,6 +47,11 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     def key_id(self) -> bytes:
         return self.record.key_id
 
+    @property
+    def was_put_back(self) -> bool:
+        """Whether it came by its file after a restore: it may have signed before it was here."""
+        return self.place > 0 and self.record.from_ms < self.made_ms
+
 
 class TooManyKeys(AuthError):
     """The chain of keys is as long as peers accept."""
@@ -109,6 +114,24 @@ class SigningKeys:
         """The keys after one that is not here was withdrawn."""
         self._check_room()
         return SigningKeys(self.run, self.rows, self._private, (*self.unknown_withdrawn, key_id))
+
+    def with_last(self, key_id: bytes) -> SigningKeys | None:
+        """The keys with this one at the end of the chain, after a restore in a wrong order.
+
+        None unless it and all that follow it were put back, and none of them was withdrawn. Those
+        that follow are endorsed anew, as they were before the restore.
+        """
+        place = next((row.place for row in self.rows if row.key_id == key_id), len(self.rows))
+        first, *others = self.rows[place:] or (None,)
+        after = SigningKeys(self.run, self.rows[:place], self._private, self.unknown_withdrawn)
+        if first is None or not others or not after._usable:
+            return None
+        for row in (*others, first):
+            if row not in self._usable or not row.was_put_back:
+                return None
+            key = self._private[row.key_id]
+            after = after.with_new(after.successor(key, row.made_ms, row.record.from_ms), key)
+        return after
 
     def private_key(self, key_id: bytes) -> SigningKey | None:
         return self._private.get(key_id)
@@ -191,6 +214,14 @@ def keep_row(connection: sqlite3.Connection, row: KeyRow) -> None:
             row.place,
         ),
     )
+
+
+def keep_order(connection: sqlite3.Connection, rows: tuple[KeyRow, ...]) -> None:
+    """Keep the rows of keys that have other places and endorsements than before."""
+    for row in rows:
+        connection.execute("DELETE FROM signing_keys WHERE key_id = ?", (row.key_id,))
+    for row in rows:
+        keep_row(connection, row)
 
 
 def withdraw(connection: sqlite3.Connection, key_id: bytes, now_ms: int) -> None:

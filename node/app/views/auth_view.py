@@ -313,7 +313,8 @@ def rotated(answer: Answer) -> str:
         return (
             f"Key {new['key_id']} is here again, and signs from now on: nodes that know it accept "
             "this server's revocations again.\n"
-            "If another key came after it, give that one as well: the newest has to be the last.\n"
+            "If another key came after it, give that one as well, or once more if it is here "
+            "already: the newest has to be the last.\n"
             "Whoever was revoked since the backup, and is not revoked here again, can come back. "
             "Then make a new backup (`potluck auth backup`)."
         )

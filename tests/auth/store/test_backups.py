@@ -225,6 +225,57 @@ async def test_after_a_restore_without_the_later_key_a_new_invite_counts(tmp_pat
         assert Revocations(RUN).accept(newest, keyring)
 
 
+def test_keys_that_were_put_back_in_a_wrong_order_are_put_right_by_the_newest_once_more(
+    tmp_path: Path,
+) -> None:
+    clock, folder, backup, broken = Clock(), *(tmp_path / name for name in ("auth", "old", "new"))
+    with running(folder, clock) as server:
+        server.allow("bob")
+        first = server.fingerprint
+        server.moderation.backup(backup, actor=ROOT)
+        files = []
+        for _ in range(3):
+            made = server.moderation.key_rotate(overlap_ms=0, actor=ROOT)
+            clock.now_ms = made.signs_from_ms
+            files.append(broken / "keys" / f"{made.new.key_id}.key")
+        server.store.writer.run(server.store.refresh_list)
+        keyring, peer = Keyring.from_pinned(RUN, first, server.store.keys.records), Revocations(RUN)
+        peer.accept(server.store.revocation_list().signed, keyring)
+    folder.rename(broken)
+    shutil.copytree(backup, folder)
+    clock.forward(3_000)
+    with running(folder, clock) as server:
+        for file in reversed(files):
+            server.moderation.key_rotate(key_file=file, actor=ROOT)
+        server.moderation.revoke("bob", actor=ROOT)
+        assert not peer.accept(server.store.revocation_list().signed, keyring)
+        with pytest.raises(NoSuchKey, match="is known here already"):
+            server.moderation.key_rotate(key_file=files[0], actor=ROOT)
+        for file in files[1:]:
+            done = server.moderation.key_rotate(key_file=file, actor=ROOT)
+            assert done.new.key_id == file.stem
+            assert done.new.state == "signs now"
+        assert peer.accept(server.store.revocation_list().signed, keyring)
+    with running(folder, clock) as server:
+        keys = server.moderation.keys().keys
+        assert [key.key_id for key in keys[1:]] == [file.stem for file in files]
+        assert server.store.fingerprint == keys[-1].fingerprint
+        newcomer = Keyring.from_pinned(RUN, first, server.store.keys.records)
+        depths = [newcomer.find(record.key_id) for record in server.store.keys.records]
+        assert [known and known.depth for known in depths] == [0, 1, 2, 3]
+        assert server.is_sound()
+
+
+async def test_a_key_that_was_made_here_is_not_put_last(server: Server, folder: Path) -> None:
+    """Nodes know that others came after it."""
+    for _ in range(2):
+        made = server.moderation.key_rotate(overlap_ms=0, actor=ROOT)
+        server.clock.now_ms = made.signs_from_ms
+    for key in server.moderation.keys().keys:
+        with pytest.raises(NoSuchKey, match="is known here already"):
+            server.moderation.key_rotate(key_file=folder / "keys" / f"{key.key_id}.key", actor=ROOT)
+
+
 @pytest.mark.parametrize("named_by", ["key_id", "fingerprint"])
 def test_a_key_that_was_withdrawn_after_the_backup_is_withdrawn_again_without_its_file(
     tmp_path: Path, named_by: str
