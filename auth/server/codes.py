@@ -35,7 +35,7 @@ PROVIDER = "code"
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base32: no I, L, O, U
 _AS_MEANT = str.maketrans({"I": "1", "L": "1", "O": "0", "-": None, " ": None, "\t": None})
-_MADE_UP = re.compile(r"c[0-9]+-[0-9]+\Z")
+_MADE_UP = re.compile(r"c[0-9]{1,18}-[0-9]+\Z")
 _HASHED = b"potluck enrolment code 1\x00"
 
 
@@ -86,6 +86,15 @@ def made_up_login(connection: sqlite3.Connection, code: Code) -> str:
 
 def is_made_up(login: str) -> bool:
     return _MADE_UP.match(login) is not None
+
+
+def open_code_behind(connection: sqlite3.Connection, name: str, now_ms: int) -> str | None:
+    """The id of the code that made up this name, if it still lets people in."""
+    provider, _, login = name.partition(":")
+    if provider != PROVIDER or not is_made_up(login):
+        return None
+    found = by_number(connection, int(login[1:].partition("-")[0]))
+    return found.code_id if found and found.state(now_ms) is CodeState.OPEN else None
 
 
 def spell_code(random: bytes) -> str:

@@ -105,6 +105,8 @@ class Revoked(msgspec.Struct, frozen=True, kw_only=True):
     live_tokens: int
     list_number: int
     forget_ms: int
+    open_code: str | None = None
+    """The id of the code that made the name, if anybody who has it still gets in by it."""
 
 
 MOST_OPEN_CODES = 10_000  # stops a script that makes codes without end
@@ -305,6 +307,7 @@ class Moderation:
             live_tokens=live,
             list_number=self._store.latest_list_number(),
             forget_ms=forget_ms,
+            open_code=codes.open_code_behind(connection, account.name, now_ms),
         )
 
     def _revoke_tokens(

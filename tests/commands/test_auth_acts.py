@@ -142,6 +142,12 @@ def test_the_log_has_the_moderator_and_the_reason_of_each_act(home: Path) -> Non
     assert newest["actor"].startswith("local:")
 
 
+def test_a_code_that_works_on_is_named_when_somebody_with_it_is_denied(home: Path) -> None:
+    done(home, "codes", "new", "--uses", "30")
+    assert "potluck auth codes cancel c1" in auth(home, "deny", "code:c1-1").stdout
+    assert "codes cancel" not in auth(home, "deny", "code:dana").stdout
+
+
 def test_acts_on_a_stopped_server_are_there_when_it_runs_and_the_other_way_round(
     home: Path,
 ) -> None:

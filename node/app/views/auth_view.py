@@ -105,8 +105,15 @@ def allowed(answer: Answer) -> str:
 def ended(answer: Answer) -> str:
     """The result of `deny` and `revoke`."""
     value, live = answer["value"], answer["live_tokens"]
+    warning = []
+    code = answer.get("open_code")  # a server that was not restarted says nothing
+    if code:
+        warning.append(
+            f"CODE {code} STILL WORKS: anyone who has it gets in under a new name, this person "
+            f"too. `potluck auth codes cancel {code}` ends that."
+        )
     if answer["change"] == "unchanged":
-        return f"{value} was denied already: nothing changed."
+        return "\n".join([f"{value} was denied already: nothing changed.", *warning])
     what = {"peer": "The peer ", "serial": "The token "}.get(answer["kind"], "") + value
     lines = [
         f"{what} is off the list of allowed names."
@@ -129,7 +136,7 @@ def ended(answer: Answer) -> str:
         }.get(answer["kind"], "Logins and renewals are refused.")
     )
     lines.append(f"`potluck auth allow {value}` takes it back.")
-    return "\n".join([*lines, *spread_lines(answer)])
+    return "\n".join([*lines, *warning, *spread_lines(answer)])
 
 
 def spread(answer: Answer) -> str:

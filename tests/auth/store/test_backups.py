@@ -132,6 +132,28 @@ async def test_going_back_to_a_backup_goes_on_from_there(tmp_path: Path) -> None
         assert len(server.moderation.audit(act="restored").rows) == 1
 
 
+async def test_to_deny_somebody_whose_code_works_on_names_the_code(tmp_path: Path) -> None:
+    """After a restore even the same key would come in by it, under the next name."""
+    clock, backup = Clock(), tmp_path / "backup"
+    with running(tmp_path / "auth", clock) as server:
+        made = server.moderation.code_new(uses=30, actor=ROOT)
+        server.moderation.backup(backup, actor=ROOT)
+        node = Node(1, server)
+        await node.join_by_code(made.code)
+        name = read_token(node.token).username
+    with running(backup, clock) as server:
+        node.server = server
+        done = server.moderation.deny(name, actor=ROOT)
+        assert (done.change, done.open_code) == ("denied", made.view.code_id)
+        await node.join_by_code(made.code)
+        again = read_token(node.token).username
+        assert server.moderation.revoke(again, actor=ROOT).open_code == made.view.code_id
+        server.moderation.code_cancel(done.open_code, actor=ROOT)
+        assert server.moderation.deny(name, actor=ROOT).open_code is None
+        for other in ("code:dana", "code:c9-1", "github:c1-1"):
+            assert server.moderation.deny(other, actor=ROOT).open_code is None
+
+
 async def restored_before_a_rotation(
     tmp_path: Path, clock: Clock
 ) -> tuple[Node, Path, Revocations]:
