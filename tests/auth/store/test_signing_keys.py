@@ -11,7 +11,7 @@ import pytest
 from auth.keyring import MOST_KEYS, Keyring
 from auth.keys import SigningKey, fingerprint
 from auth.refusals import AccessRefused
-from auth.revocations import Revocations, RevocationsFull, read_list
+from auth.revocations import Revocations, RevocationsFull, SerialEntry, read_list
 from auth.server.join_refused import JoinReason
 from auth.server.moderation import SHORTEST_OVERLAP_MS, NoSuchKey
 from auth.server.revoked import MARGIN_MS
@@ -384,6 +384,31 @@ async def test_a_name_that_was_revoked_by_a_clock_a_year_ahead_comes_back(
     server.moderation.revoke("alice", actor=ROOT)
     peer.hear()
     assert not peer.takes(node.token)
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+async def test_a_name_that_comes_back_has_tokens_on_the_list_only_of_keys_that_count(
+    server: Server, is_withdrawn: bool
+) -> None:
+    """A token of a withdrawn key is refused anyway; its entry would take room for a year."""
+    server.allow("alice")
+    node, pinned = Node(1, server), server.fingerprint
+    server.clock.forward(365 * 24 * HOUR_MS)
+    await node.join(ALICE)
+    server.moderation.revoke("alice", actor=ROOT)
+    server.clock.forward(-365 * 24 * HOUR_MS)
+    if is_withdrawn:
+        server.moderation.key_withdraw(server.fingerprint, actor=ROOT)
+    server.moderation.allow("alice", actor=ROOT)
+    ahead = node.token
+    listed = read_list(server.store.revocation_list().signed).entries
+    serials = [entry.serial for entry in listed if isinstance(entry, SerialEntry)]
+    assert serials == ([] if is_withdrawn else [read_token(ahead).serial])
+    await node.join(ALICE)
+    server.clock.forward(365 * 24 * HOUR_MS)
+    peer = Peer(server, pinned)
+    peer.hear()
+    assert not peer.takes(ahead)
 
 
 async def test_after_the_clock_was_a_year_ahead_a_revocation_still_reaches_everybody(
