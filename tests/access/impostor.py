@@ -125,14 +125,16 @@ class Impostor:
         )  # fmt: skip
         return sign_pass(msgspec.structs.replace(access_pass, **changes), self.key)
 
-    def refuse(self, question: dict[str, Any], by: SigningKey | None = None) -> bytes:
+    def refuse(
+        self, question: dict[str, Any], by: SigningKey | None = None, code: str = "denied"
+    ) -> bytes:
         """A refusal, signed by our key or by another."""
         by = by or self.key
         refusal = SignedRefusal(
-            self.run, decoded(question["challenge"]), self.now_ms, "denied",
+            self.run, decoded(question["challenge"]), self.now_ms, code,
             "You may not take part in this run.", "A moderator said so.", "Ask them.", by.key_id,
         )  # fmt: skip
-        return said({"error": "denied", "signed": encoded(sign_refusal(refusal, by))}, "403 No")
+        return said({"error": code, "signed": encoded(sign_refusal(refusal, by))}, "403 No")
 
     def list_revocations(self, _: dict[str, Any]) -> bytes:
         if not self.revocations:

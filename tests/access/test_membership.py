@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -43,7 +44,15 @@ from protocols.rpc import open_rpc
 from protocols.rpc.ping import ping, serve_ping
 from protocols.testing.world import SimulatedWorld
 from tests.access.https_servers import ScriptedServer, response
-from tests.access.impostor import ROOT, RUN, STRANGER, Impostor, running_impostor
+from tests.access.impostor import (
+    ROOT,
+    RUN,
+    STRANGER,
+    Impostor,
+    encoded,
+    running_impostor,
+    said,
+)
 from tests.access.members import (
     clocks_off,
     introduce,
@@ -259,6 +268,43 @@ async def test_a_token_is_renewed_without_a_person(run: Run) -> None:
         assert alice.membership is not None
         assert kept is not None
         assert kept.access_pass == alice.membership.kept.access_pass
+
+
+async def test_a_renewal_takes_one_request_until_the_server_forgets_the_challenge(
+    run: Run,
+) -> None:
+    """The pass has the next challenge. A server that was restarted does not know it."""
+    known: set[str] = set()
+
+    def grant(impostor: Impostor, question: dict[str, Any]) -> bytes:
+        following = bytes(40) + impostor._random()
+        known.add(encoded(following))
+        return said({"pass": encoded(impostor.make_pass(question, next_challenge=following))})
+
+    def renew(impostor: Impostor, question: dict[str, Any]) -> bytes:
+        if question["challenge"] in known:
+            known.remove(question["challenge"])
+            return grant(impostor, question)
+        if asked()[-2:] == ["/v1/challenge", "/v1/renew"]:
+            return grant(impostor, question)
+        return impostor.refuse(question, code="challenge")
+
+    def asked() -> list[str]:
+        return [path for path in run.impostor.asked if path in ("/v1/renew", "/v1/challenge")]
+
+    run.impostor.answers |= {"/v1/login": grant, "/v1/renew": renew}
+    async with run.nodes("alice") as (alice,):
+        assert alice.membership is not None
+        run.impostor.asked.clear()
+        for _ in range(2):
+            alice.membership.renew_within(0.0)
+            await until_renewed(alice)
+        assert asked() == ["/v1/renew", "/v1/renew"]
+        known.clear()
+        alice.membership.renew_within(0.0)
+        await until_renewed(alice)
+        assert asked()[2:] == ["/v1/renew", "/v1/challenge", "/v1/renew"]
+        assert not alice.membership.trouble
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -44,9 +44,9 @@ LONGEST_LOGIN_POLL_SECONDS = 60
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
-# Refusals of a request, not of the person: a restarted server does not know its earlier challenges.
-# The right reaction is to ask again, not to give up for good.
-ABOUT_THE_ASKING = frozenset({"challenge", "clock", "too-many-requests"})
+# Refusals of a request, not of the person. The right reaction is to ask again, not to give up for
+# good.
+ABOUT_THE_ASKING = frozenset({"clock", "too-many-requests"})
 
 _KEYS = msgspec.msgpack.Decoder(KeyRecords)
 
@@ -61,6 +61,10 @@ class AccessDenied(Refused):
 
 class WrongServer(Outage):
     """A server answers at the address, but not the auth server that the invite names."""
+
+
+class ChallengeOver(Outage):
+    """The challenge is used, too old, or from before the server was restarted."""
 
 
 class LoginNotFinished(Outage):
@@ -226,8 +230,17 @@ class AuthClient:
         return self._granted(answer, self._login_challenge, asked)
 
     async def renew(self, token: bytes, challenge: bytes = b"") -> GrantedPass:
-        """Get a new pass for an old token, with the challenge of the last pass or a new one."""
-        challenge = challenge or await self._challenge()
+        """Get a new pass for an old token.
+
+        `challenge` is that of the last pass, unused, which saves a request. A server that was
+        restarted since does not know it any more; then a new one is asked for.
+        """
+        if challenge:
+            with contextlib.suppress(ChallengeOver):
+                return await self._renew(token, challenge)
+        return await self._renew(token, await self._challenge())
+
+    async def _renew(self, token: bytes, challenge: bytes) -> GrantedPass:
         question = self._proof(challenge, RENEW) | {"token": _encoded(token)}
         asked = self._time.moment()
         return self._granted(await self._post("/v1/renew", question), challenge, asked)
@@ -280,6 +293,8 @@ class AuthClient:
             refusal = open_refusal(self._bytes_in(answer, "signed"), self._trusted(), challenge)
         except (AuthError, Outage):
             return explain_answer(self.url, answer)
+        if refusal.code == "challenge":
+            return ChallengeOver(refusal.what, why=refusal.why, advice=refusal.advice)
         if refusal.code in ABOUT_THE_ASKING:
             return Outage(refusal.what, why=refusal.why, advice=refusal.advice)
         return AccessDenied(refusal.what, why=refusal.why, advice=refusal.advice, code=refusal.code)
@@ -338,7 +353,7 @@ class AuthClient:
         )
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def open_auth_client(
     identity: Identity,
     *,

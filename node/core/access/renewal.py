@@ -151,7 +151,11 @@ async def _until_due_or_changed(membership: Membership, told: TokenStanding) -> 
 async def _renew(membership: Membership, client: AuthClient) -> None:
     was_in_trouble = bool(membership.trouble)
     try:
-        granted = await client.renew(membership.access_pass.token)
+        access_pass = membership.access_pass
+        # A request that failed may have used the challenge up.
+        is_used = membership.schedule.failures > 0
+        challenge = b"" if is_used else access_pass.next_challenge
+        granted = await client.renew(access_pass.token, challenge)
         await membership.adopt(granted.signed, granted.opened)
     except AccessDenied as denied:
         raise await _ended(membership, denied) from None
