@@ -205,7 +205,7 @@ def tensor_bytes(header: TensorHeader) -> int:
 def check_fits(header: TensorHeader, rows: Rows, largest_batch: int, name: str) -> None:
     """WrongTensor unless a tensor with this header is one to `largest_batch` such rows.
     BrokenTensor if no honest peer sends such a header."""
-    if header.shape[1:] != rows.shape or header.dtype != rows.dtype:
+    if not header.shape or header.shape[1:] != rows.shape or header.dtype != rows.dtype:
         raise WrongTensor(
             f"{name} have the shape {header.shape} and are {header.dtype}; needed are {rows}."
         )

@@ -49,6 +49,7 @@ from tests.experts.serving import (
     ROWS,
     UID,
     WIDTH,
+    Halving,
     Served,
     halving,
     loopback,
@@ -129,6 +130,19 @@ async def test_a_transfer_of_what_is_not_here_is_refused_before_it_is_accepted(
         with pytest.raises(error, match=said):
             await open_only(s, inputs, uid=uid)
         await still_serves(s)
+
+
+@on_both
+async def test_a_tensor_without_rows_is_refused_by_name_if_a_row_is_one_value(
+    place: Neighbourhood,
+) -> None:
+    async with served(place, [ExpertBackend(UID, Halving(), Rows(()))]) as s:
+        with pytest.raises(WrongTensor, match="needed are"):
+            await ask(s, zeros(header()))
+        with pytest.raises(WrongTensor, match="needed are"):
+            await open_only(s, header())
+        answer = await s.client.forward(s.peer, UID, torch.ones(3), timeout=SECONDS)
+        assert answer.tolist() == [0.5] * 3
 
 
 @on_both
