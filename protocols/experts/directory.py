@@ -32,9 +32,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import compress, count
 from typing import Annotated, Any, Final
 
@@ -251,17 +251,35 @@ async def hosts_by_index(slots: Iterable[tuple[PeerId, ExpertSlot]]) -> Below:
     return alone | {index: tuple(hosts) for index, hosts in several.items()}
 
 
+async def _without(below: Below, failed: Set[PeerId], denied: Set[int]) -> Below:
+    """The same without these servers and indices. The event loop goes on meanwhile."""
+    left: dict[int, tuple[Host, ...]] = {}
+    since_pause = 0
+    for index, hosts in below.items():
+        usable = tuple(host for host in hosts if host.peer not in failed)
+        if usable and index not in denied:
+            left[index] = usable
+        since_pause += len(hosts)
+        if since_pause >= PAIRS_AT_ONCE:
+            await trio.lowlevel.checkpoint()
+            since_pause = 0
+    return left
+
+
 # ---- the directory
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Reading:
     below: Below
-    usable: Below
-    """Without the servers that failed (`forget`)."""
-    servers: frozenset[PeerId]
+    sequences: Mapping[PeerId, int]
+    """Of the announcement of each server."""
     read_at: float
     pairs: int  # of an index and a host, in `below`
+    usable: Below
+    """Without what had failed (`forget`, `forget_expert`) after so many failures in all."""
+    failures: int = 0
+    denied: set[int] = field(default_factory=set)
 
 
 class ExpertDirectory:
@@ -287,6 +305,7 @@ class ExpertDirectory:
         self._reading: dict[Uid, trio.Event] = {}
         self._last_heard = BoundedMap[PeerId, int](REMEMBERED_SERVERS)
         self._forgotten = BoundedMap[PeerId, int](REMEMBERED_SERVERS)
+        self._failures = 1
         self._said_of = 0
         """Of how many experts it was said that some are not announced."""
 
@@ -429,7 +448,7 @@ class ExpertDirectory:
         before, the others use the old reading.
         """
         readings = await self._recent(prefixes)
-        return {prefix: reading.usable for prefix, reading in readings.items()}
+        return {prefix: await self._usable(reading) for prefix, reading in readings.items()}
 
     async def hosts(self, prefixes: Iterable[Uid]) -> dict[Uid, Below]:
         """The same with the servers that have failed: for a server that asks who hosts what."""
@@ -471,27 +490,35 @@ class ExpertDirectory:
     async def servers(self, grids: Iterable[ExpertGrid]) -> set[PeerId]:
         """All servers with experts of these grids, read anew."""
         readings = await self._read([grid.root for grid in grids])
-        return {peer for reading in readings.values() for peer in reading.servers}
+        return {peer for reading in readings.values() for peer in reading.sequences}
 
     def forget(self, peer: PeerId) -> None:
         """A call to this server failed: trainers leave it out until it announces itself again."""
         self._forgotten[peer] = self._last_heard.get(peer, 0) + SAME_ANNOUNCEMENT_MS
-        for prefix, reading in self._cache.items():
-            if peer in reading.servers:
-                usable = {
-                    index: left
-                    for index, hosts in reading.usable.items()
-                    if (left := tuple(host for host in hosts if host.peer != peer))
-                }
-                self._cache[prefix] = replace(reading, usable=usable)
+        self._failures += 1
 
     def forget_expert(self, uid: Uid) -> None:
         """Its server answered that it does not host it: trainers leave it out until the next
         reading."""
         reading = self._cache.get(uid.parent)
         if reading is not None:
-            usable = {index: at for index, at in reading.usable.items() if index != uid.cells[-1]}
-            self._cache[uid.parent] = replace(reading, usable=usable)
+            reading.denied.add(uid.cells[-1])
+            self._failures += 1
+
+    async def _usable(self, reading: _Reading) -> Below:
+        """What is below the prefix, without the servers and experts that failed."""
+        if reading.failures != self._failures:
+            failures = self._failures
+            await trio.lowlevel.checkpoint()
+            failed = {
+                peer
+                for peer, sequence in reading.sequences.items()
+                if sequence <= self._forgotten.get(peer, -1)
+            }
+            if failed or reading.denied:
+                reading.usable = await _without(reading.below, failed, reading.denied)
+            reading.failures = failures
+        return reading.usable
 
     # -- reading
 
@@ -520,24 +547,18 @@ class ExpertDirectory:
 
     async def _reading_of(self, entries: Collection[SlotEntry], read_at: float) -> _Reading:
         """What these slots say, after noting where their publishers can be dialled."""
-        failed = set[PeerId]()
         for place, entry in enumerate(entries, 1):
             if place % SLOTS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
             peer, slot = entry.publisher, entry.value
             if entry.sequence > self._last_heard.get(peer, -1):
                 self._last_heard[peer] = entry.sequence
-            if entry.sequence <= self._forgotten.get(peer, -1):
-                failed.add(peer)
             known = self._network.addresses_of(peer)
             if peer != self._network.peer_id and not set(slot.addresses) <= set(known):
                 self._network.learn_addresses(peer, slot.addresses)
-        slots = [(entry.publisher, entry.value) for entry in entries]
-        below = usable = await hosts_by_index(slots)
-        if failed:
-            usable = await hosts_by_index(one for one in slots if one[0] not in failed)
-        servers = frozenset(peer for peer, _ in slots)
-        return _Reading(below, usable, servers, read_at, 1 + sum(map(len, below.values())))
+        below = await hosts_by_index((entry.publisher, entry.value) for entry in entries)
+        sequences = {entry.publisher: entry.sequence for entry in entries}
+        return _Reading(below, sequences, read_at, 1 + sum(map(len, below.values())), below)
 
     def _keep(self, prefix: Uid, reading: _Reading) -> None:
         self._drop(prefix)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.dht import Family, SlotRefused
+from protocols.dht import Family, SlotEntry, SlotRefused
 from protocols.experts import (
     ANNOUNCE_SECONDS,
     EXPERTS,
@@ -466,6 +467,28 @@ async def test_a_server_that_failed_still_hosts_its_experts_for_other_servers(
 
 
 @simulated
+async def test_others_have_their_turn_while_a_failed_server_is_taken_out_of_what_is_cached(
+    world: SimulatedWorld,
+) -> None:
+    (only,) = await swarm_of_one(world)
+    trainer = directory(only)
+    peers = [PeerId(f"server-{number}") for number in range(CACHED_PAIRS // LARGEST_DIMENSION - 1)]
+    entries = {peer: SlotEntry(peer, FULL, expires=0, sequence=1) for peer in peers}
+
+    async def full(keys: Iterable[str], **_: bool) -> dict[str, dict[PeerId, SlotEntry]]:
+        return dict.fromkeys(keys, entries)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(only.dht, "get_many", full)
+        await trainer.active([ROW])
+    async with counting_turns() as turns:
+        trainer.forget(peers[0])
+        below = (await trainer.active([ROW]))[ROW]
+    assert {host.peer for host in below[7]} == {*peers[1:]}
+    assert turns() >= len(peers) * LARGEST_DIMENSION // PAIRS_AT_ONCE // 2
+
+
+@simulated
 async def test_an_expert_that_its_server_denies_is_left_out_until_the_next_reading(
     world: SimulatedWorld,
 ) -> None:
@@ -509,12 +532,12 @@ async def test_an_index_has_the_hosts_of_all_slots_that_name_it() -> None:
     assert await hosts_by_index(slots) == {0: (a,), 1: (a, b), 2: (b,)}
 
 
-async def test_others_have_their_turn_while_a_full_prefix_is_read_and_its_pairs_are_bounded() -> (
-    None
-):
-    full = bytes([0xFF]) * LARGEST_BITMAP_BYTES
-    slots = [(PeerId(f"liar-{number}"), ExpertSlot(full)) for number in range(MOST_SERVERS - 1)]
-    honest = PeerId("honest")
+FULL = ExpertSlot(bytes([0xFF]) * LARGEST_BITMAP_BYTES)
+
+
+@asynccontextmanager
+async def counting_turns() -> AsyncIterator[Callable[[], int]]:
+    """How many turns another task has had since the beginning of the block."""
     turns = 0
 
     async def take_turns() -> None:
@@ -525,11 +548,20 @@ async def test_others_have_their_turn_while_a_full_prefix_is_read_and_its_pairs_
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_turns)
-        below = await hosts_by_index([*slots, (honest, ExpertSlot(bitmap_of([7])))])
+        yield lambda: turns
         nursery.cancel_scope.cancel()
+
+
+async def test_others_have_their_turn_while_a_full_prefix_is_read_and_its_pairs_are_bounded() -> (
+    None
+):
+    slots = [(PeerId(f"liar-{number}"), FULL) for number in range(MOST_SERVERS - 1)]
+    honest = PeerId("honest")
+    async with counting_turns() as turns:
+        below = await hosts_by_index([*slots, (honest, ExpertSlot(bitmap_of([7])))])
     pairs = sum(map(len, below.values()))
     assert MOST_PAIRS - LARGEST_DIMENSION <= pairs <= MOST_PAIRS
-    assert turns >= pairs // PAIRS_AT_ONCE // 2, "trio chooses the order of each turn by chance"
+    assert turns() >= pairs // PAIRS_AT_ONCE // 2, "trio chooses the order of each turn by chance"
     assert honest in {host.peer for host in below[7]}, "those that claim the most go first"
 
 
