@@ -48,6 +48,7 @@ from protocols.dht.publisher import batches
 from protocols.dht.requester import Requester
 from protocols.dht.slots import Slot, SlotRefusal, SlotRefused, supersedes
 from protocols.dht.state import DhtState, is_dishonest, log
+from protocols.dht.storage import slot_bytes
 from protocols.dht.walk import (
     OPERATIONS_PER_CHECKPOINT,
     MessageLimits,
@@ -121,12 +122,13 @@ class SlotReader:
         operations = []
         radius = own_radius(state)
         keys = list(dict.fromkeys(keys))
+        room = ReadRoom(len(keys))
         for place, key in enumerate(keys):
             if place and place % OPERATIONS_PER_CHECKPOINT == 0:
                 await trio.lowlevel.checkpoint()
             # Many keys are read once; a single key may be read again.
             most = state.families.family_of(key).slots_per_key
-            view = self._views.of(key, most) if len(keys) == 1 else View(most)
+            view = self._views.of(key, most) if len(keys) == 1 else View(most, room)
             view.expire(state.now_ms())
             target = position_of(key)
             operation = FullRead(
@@ -430,13 +432,36 @@ the key that changes most.
 """
 
 
+READ_BYTES = 64 << 20
+"""Of the slots of one reading of many keys, counted as in storage.py: as much as a node stores."""
+
+
+class ReadRoom:
+    """The memory for one reading of many keys. When `READ_BYTES` are taken, a key gets no more than
+    its equal share: one that somebody has filled takes nothing from the others."""
+
+    def __init__(self, keys: int) -> None:
+        self._share_bytes = READ_BYTES // max(1, keys)
+        self._taken_bytes = 0
+
+    def take(self, growth: int, of_key: int) -> bool:
+        """Take so many bytes more for a key that has so many, if there is room."""
+        is_full = self._taken_bytes + growth > READ_BYTES
+        if growth > 0 and is_full and of_key + growth > self._share_bytes:
+            return False
+        self._taken_bytes += growth
+        return True
+
+
 class View:
     """Invariants: `slots` has the newest slot of each known publisher, all of them checked;
-    `_names` has all their names. They are no more than a few replicas have, each with `most`.
+    `_names` has all their names. They are no more than a few replicas have, each with `most`, and
+    than there is `room` for.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, room: ReadRoom | None = None) -> None:
         self._most = FULL_REPLICAS * most
+        self._room, self._bytes = room, 0
         self.slots: dict[bytes, Slot] = {}
         self.cursors: dict[int, bytes] = {}
         """By each replica's node id."""
@@ -474,11 +499,20 @@ class View:
         held = self.slots.get(slot.publisher)
         if held is None and len(self.slots) >= self._most:
             return
-        if held is None or supersedes(slot, held):
+        if (held is None or supersedes(slot, held)) and self._has_room(slot, held):
             self.slots[slot.publisher] = slot
         self._names.add(prefix_of_slot(slot))
         if len(self._names) > len(self.slots) + OLD_NAMES_KEPT:
             self._names = set(map(prefix_of_slot, self.slots.values()))
+
+    def _has_room(self, slot: Slot, held: Slot | None) -> bool:
+        if self._room is None:
+            return True
+        growth = slot_bytes(slot) - (slot_bytes(held) if held else 0)
+        if not self._room.take(growth, self._bytes):
+            return False
+        self._bytes += growth
+        return True
 
     def pass_over(self, contact: Contact, slot: Slot) -> None:
         """This replica cannot show that the publisher may take part: do not ask it for this slot

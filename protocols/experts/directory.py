@@ -78,7 +78,8 @@ directory have just died, and all batches in flight would wait for it."""
 LEAVING_SECONDS = 2.0  # to withdraw everything; what is left then expires
 CACHED_PAIRS = 1 << 19  # of an index and a host, in all prefixes: some 50 MB
 MOST_PAIRS: Final = 1 << 19
-"""In one reading. 1,024 servers with all the prefixes that each may have make 376,000."""
+"""In one reading, of however many prefixes. 1,024 servers with all the prefixes that each may have
+make 376,000. When they are taken, each prefix that is left has an equal part as well."""
 PAIRS_AT_ONCE: Final = 4096  # between two checkpoints: some 0.5 ms
 SLOTS_AT_ONCE: Final = 64
 KEYS_AT_ONCE = 1024  # read at once: a lookup each
@@ -223,12 +224,14 @@ def index_count(slot: ExpertSlot) -> int:
     return int.from_bytes(slot.active, "little").bit_count()
 
 
-async def hosts_by_index(slots: Iterable[tuple[PeerId, ExpertSlot]]) -> Below:
+async def hosts_by_index(
+    slots: Iterable[tuple[PeerId, ExpertSlot]], most_pairs: int = MOST_PAIRS
+) -> Below:
     """The content of these slots, which are all under one prefix. The event loop goes on meanwhile.
-    If they have more than `MOST_PAIRS`, those with the most indices are left out."""
+    If they have more than `most_pairs`, those with the most indices are left out."""
     alone: dict[int, tuple[Host, ...]] = {}  # mostly an index has one host: its tuple is shared
     several: dict[int, list[Host]] = {}
-    room, since_pause = MOST_PAIRS, 0
+    room, since_pause = most_pairs, 0
     for peer, slot in sorted(slots, key=lambda one: index_count(one[1])):
         indices = indices_of(slot.active)
         room -= len(indices)
@@ -470,7 +473,8 @@ class ExpertDirectory:
                 return found
             unread = [prefix for prefix in missing if prefix not in self._reading]
             if unread:
-                found |= await self._read(unread[:KEYS_AT_ONCE])
+                some = unread[:KEYS_AT_ONCE]
+                found |= await self._read(some, MOST_PAIRS * len(some) // len(unread))
             else:
                 await self._reading[missing[0]].wait()
 
@@ -527,7 +531,9 @@ class ExpertDirectory:
         readings = await self._read(prefixes)
         return {prefix: reading.below for prefix, reading in readings.items()}
 
-    async def _read(self, prefixes: Iterable[Uid]) -> dict[Uid, _Reading]:
+    async def _read(
+        self, prefixes: Iterable[Uid], most_pairs: int = MOST_PAIRS
+    ) -> dict[Uid, _Reading]:
         keys = {prefix: self._key(prefix) for prefix in prefixes}
         over = trio.Event()
         self._reading.update(dict.fromkeys(keys, over))
@@ -535,9 +541,13 @@ class ExpertDirectory:
         try:
             entries = await self._dht.get_many([*keys.values()], latest_enough=True)
             found = {}
-            for prefix, key in keys.items():
-                found[prefix] = await self._reading_of(entries[key].values(), began)
-                self._keep(prefix, found[prefix])
+            left = most_pairs
+            for prefix in sorted(keys, key=lambda one: len(entries[keys[one]])):
+                room = max(left, most_pairs // len(keys))
+                reading = await self._reading_of(entries.pop(keys[prefix]).values(), began, room)
+                left -= reading.pairs
+                found[prefix] = reading
+                self._keep(prefix, reading)
             return found
         finally:
             for prefix in keys:
@@ -545,7 +555,9 @@ class ExpertDirectory:
                     del self._reading[prefix]
             over.set()
 
-    async def _reading_of(self, entries: Collection[SlotEntry], read_at: float) -> _Reading:
+    async def _reading_of(
+        self, entries: Collection[SlotEntry], read_at: float, most_pairs: int
+    ) -> _Reading:
         """What these slots say, after noting where their publishers can be dialled."""
         for place, entry in enumerate(entries, 1):
             if place % SLOTS_AT_ONCE == 0:
@@ -556,7 +568,8 @@ class ExpertDirectory:
             known = self._network.addresses_of(peer)
             if peer != self._network.peer_id and not set(slot.addresses) <= set(known):
                 self._network.learn_addresses(peer, slot.addresses)
-        below = await hosts_by_index((entry.publisher, entry.value) for entry in entries)
+        slots = [(entry.publisher, entry.value) for entry in entries]
+        below = await hosts_by_index(slots, most_pairs)
         sequences = {entry.publisher: entry.sequence for entry in entries}
         return _Reading(below, sequences, read_at, 1 + sum(map(len, below.values())), below)
 

@@ -17,8 +17,10 @@ from protocols.dht.messages import FIND, FindRequest, Found, Query, prefix_of_sl
 from protocols.dht.reader import (
     FULL_REPLICAS,
     OLD_NAMES_KEPT,
+    READ_BYTES,
     TURN_SECONDS,
     VIEWS_KEPT,
+    ReadRoom,
     ReplicaQueue,
     View,
     Views,
@@ -370,6 +372,30 @@ def test_a_view_has_no_more_slots_than_a_few_replicas() -> None:
     newer = note(publisher(0), KEY, "", 2, HOUR)
     view.take(newer)
     assert view.slots[first.publisher] == newer
+
+
+def test_one_reading_of_many_keys_takes_bounded_memory_and_each_key_has_its_share() -> None:
+    """Its limit is that of what a node stores, whatever others have stored under the keys."""
+    size, keys = 60_000, 32
+    share = READ_BYTES // keys // size
+    slots = [note(publisher(one), KEY, "x" * size, 1, HOUR) for one in range(3 * share)]
+    room = ReadRoom(keys)
+    full = [View(1024, room) for _ in range(keys - 1)]
+    for view in full:
+        for slot in slots:
+            view.take(slot)
+    taken = sum(len(slot.value) for view in full for slot in view.slots.values())
+    assert READ_BYTES * 0.9 < taken < 2 * READ_BYTES
+    assert len(full[0].slots) == len(slots), "while there is room, none has to keep to its share"
+    last = View(1024, room)
+    for slot in slots[: share // 2]:
+        last.take(slot)
+    assert len(last.slots) == share // 2
+    left_out = prefix_of_slot(slots[-1])
+    assert full[-1].missing([left_out], replica(0)) == [], "it is not asked for again"
+    newer = note(publisher(0), KEY, "y" * size, 2, HOUR)
+    full[0].take(newer)
+    assert full[0].slots[newer.publisher] == newer, "it needs no room of its own"
 
 
 def test_views_of_few_keys_are_kept() -> None:

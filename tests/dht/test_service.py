@@ -8,6 +8,7 @@ import trio
 from protocols.dht import Contact, DhtSettings, SlotRefused, contact_of
 from protocols.dht.messages import without_peer
 from protocols.dht.slots import SlotRefusal
+from protocols.dht.storage import SLOT_OVERHEAD_BYTES
 from protocols.testing.world import SimulatedWorld
 from tests.dht.members import Member, joined, member, simulated, swarm, table_sizes
 from tests.dht.publishers import note, publisher
@@ -72,6 +73,21 @@ async def test_several_values_are_withdrawn_together(world: SimulatedWorld) -> N
     for reader in members:
         found = await reader.dht.get_many(keys)
         assert [len(found[key]) for key in keys] == [0, 0, 1]
+
+
+@simulated
+async def test_what_others_store_under_one_key_takes_no_room_from_the_others_of_a_reading(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 6)
+    for one in members[:5]:
+        await one.dht.put("note/full", "x" * 1000, 60)
+    await members[0].dht.put("note/small", "here", 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("protocols.dht.reader.READ_BYTES", 3 * (SLOT_OVERHEAD_BYTES + 1000))
+        found = await members[5].dht.get_many(["note/full", "note/small"])
+    assert len(found["note/small"]) == 1
+    assert 1 <= len(found["note/full"]) <= 3
 
 
 @pytest.mark.slow

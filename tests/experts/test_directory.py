@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from random import Random
 
 import pytest
@@ -473,19 +473,49 @@ async def test_others_have_their_turn_while_a_failed_server_is_taken_out_of_what
     (only,) = await swarm_of_one(world)
     trainer = directory(only)
     peers = [PeerId(f"server-{number}") for number in range(CACHED_PAIRS // LARGEST_DIMENSION - 1)]
-    entries = {peer: SlotEntry(peer, FULL, expires=0, sequence=1) for peer in peers}
-
-    async def full(keys: Iterable[str], **_: bool) -> dict[str, dict[PeerId, SlotEntry]]:
-        return dict.fromkeys(keys, entries)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(only.dht, "get_many", full)
+    with stored_at(only, {ROW: dict.fromkeys(peers, FULL)}):
         await trainer.active([ROW])
     async with counting_turns() as turns:
         trainer.forget(peers[0])
         below = (await trainer.active([ROW]))[ROW]
     assert {host.peer for host in below[7]} == {*peers[1:]}
     assert turns() >= len(peers) * LARGEST_DIMENSION // PAIRS_AT_ONCE // 2
+
+
+@contextmanager
+def stored_at(one: Member, slots: Mapping[Uid, Mapping[PeerId, ExpertSlot]]) -> Iterator[None]:
+    """This node reads these slots: more than a test can have signed."""
+    stored = {experts_key(RUN, prefix): under for prefix, under in slots.items()}
+
+    async def get_many(keys: Iterable[str], **_: bool) -> dict[str, dict[PeerId, SlotEntry]]:
+        return {
+            key: {peer: SlotEntry(peer, slot, 0, 1) for peer, slot in stored[key].items()}
+            for key in keys
+        }
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one.dht, "get_many", get_many)
+        yield
+
+
+@simulated
+async def test_a_reading_of_many_prefixes_is_bounded_and_the_honest_ones_are_whole(
+    world: SimulatedWorld,
+) -> None:
+    (only,) = await swarm_of_one(world)
+    liars = [PeerId(f"liar-{number}") for number in range(100)]
+    rows = [Uid("ffn", (row,)) for row in range(20)]
+    slots = {row: dict.fromkeys(liars, FULL) for row in rows}
+    servers = [PeerId(f"server-{number}") for number in range(90)]
+    slots[rows[7]] = dict.fromkeys(servers, ExpertSlot(bitmap_of(range(256))))
+    with stored_at(only, slots):
+        for read in (directory(only).read, directory(only).hosts):
+            found = await read(rows)
+            assert set(found) == set(rows)
+            assert {len(hosts) for hosts in found[rows[7]].values()} == {len(servers)}
+            pairs = sum(len(hosts) for below in found.values() for hosts in below.values())
+            assert MOST_PAIRS <= pairs <= 2 * MOST_PAIRS + len(rows) * LARGEST_DIMENSION
+            assert all(found.values()), "each has its part"
 
 
 @simulated
