@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,6 +56,8 @@ from protocols.experts.keepers import (
     ask_offers,
     keepers_of,
 )
+from protocols.experts.messages import MOST_INFOS
+from protocols.experts.runtime import ExpertStatistics
 from protocols.identity import PeerId
 from protocols.rpc import Empty, Rpc
 from tests.experts.hosts import (
@@ -328,6 +332,30 @@ async def test_of_two_servers_with_one_expert_the_one_that_has_trained_it_furthe
     assert early.told(ExpertLost) == [ExpertLost(UID)]
     trainer = await cast.trainer()
     assert await trainer.live() == {UID: {late.peer}, OTHER: {early.peer}}
+
+
+@pytest.mark.slow
+@staged
+async def test_each_of_more_experts_than_one_message_names_stays_where_it_was_trained_further(
+    cast: Cast,
+) -> None:
+    uids = [Uid("ffn", (0, number)) for number in range(MOST_INFOS + 44)]
+    backend = make(UID)
+    servers: list[Server] = []
+    for name in ("early", "late"):
+        settings = HostSettings(0, checkpoint_seconds=math.inf)
+        servers.append(
+            await cast.start(Server(await cast.node(name), cast.folder / name, settings))
+        )
+    for server, steps in zip(servers, ((10, 1), (1, 10)), strict=True):
+        for number, uid in enumerate(uids):
+            one = copy.copy(backend)
+            one.uid, one.statistics = uid, ExpertStatistics(steps=steps[number % 2])
+            server.host._host(uid, one, "new")
+        await trio.sleep(MINUTE / 60)
+    await trio.sleep(2 * MINUTE)
+    early, late = (set(server.uids()) for server in servers)
+    assert (early, late) == ({*uids[::2]}, {*uids[1::2]})
 
 
 @pytest.mark.slow
