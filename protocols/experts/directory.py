@@ -110,7 +110,7 @@ class ExpertSlot(Message, frozen=True):
 
     - `load`: for how many seconds the requests that wait at the server will keep it busy.
     - `since`: when the server added the last of these experts, in milliseconds since 1970 by its
-      own clock. From then on it has hosted all of them.
+      own clock. From then on it has hosted all of them. Less while it contests one of them.
     - `addresses`: where it can be dialled.
     """
 
@@ -300,6 +300,9 @@ class ExpertDirectory:
         # as a server
         self._hosted: frozenset[Uid] = frozenset()
         self._since: dict[Uid, int] = {}
+        """When each hosted expert was added."""
+        self._won: dict[Uid, int] = {}
+        """The claims to experts that another one still announces, and that stay here."""
         self._published: frozenset[Uid] = frozenset()
         self._check_at = -math.inf
         # as a trainer
@@ -360,13 +363,13 @@ class ExpertDirectory:
 
         Returns those of them that another server keeps (`claim_order`): stop serving them. What
         `further` says of these stays here: from the next time on it is announced with an earlier
-        claim than the other server's. Cannot be called by two tasks at once. If peers refuse a
-        slot, that is logged, and so is it if the experts have more prefixes than a server may have
-        slots; then some are not announced.
+        claim than the other server's, until that one has stopped. Cannot be called by two tasks at
+        once. If peers refuse a slot, that is logged, and so is it if the experts have more prefixes
+        than a server may have slots; then some are not announced.
         """
         uids = self._announceable(frozenset(uids))
         self._note_added(uids)
-        slots = slots_for(uids, load, self._since, self._network.addresses())
+        slots = slots_for(uids, load, self._claims(uids), self._network.addresses())
         gone = self._published - slots.keys()
         self._hosted, self._published = uids, frozenset(slots)
         entries = [(self._key(prefix), slot, RECORD_SECONDS) for prefix, slot in slots.items()]
@@ -405,13 +408,20 @@ class ExpertDirectory:
 
     def _note_added(self, uids: frozenset[Uid]) -> None:
         now_ms = max(0, int(self._network.wall_time() * 1000))
-        added = {uid.parent for uid in uids - self._hosted}
-        self._since = {
-            parent: now_ms if parent in added else self._since[parent]
-            for parent in {uid.parent for uid in uids}
-        }
+        added = uids - self._hosted
+        self._since = {uid: now_ms if uid in added else self._since[uid] for uid in uids}
+        self._won = {uid: claim for uid, claim in self._won.items() if uid in uids - added}
         if added:
             self._check_at = -math.inf
+
+    def _claims(self, uids: Iterable[Uid]) -> dict[Uid, int]:
+        """Since when this server claims these experts, by their longest prefixes."""
+        claims: dict[Uid, int] = {}
+        for uid in uids:
+            claims[uid.parent] = max(claims.get(uid.parent, 0), self._since[uid])
+        for uid, claim in self._won.items():
+            claims[uid.parent] = min(claims[uid.parent], claim)
+        return claims
 
     async def _lost(self, further: Further) -> frozenset[Uid]:
         """The hosted uids that another server keeps."""
@@ -422,10 +432,13 @@ class ExpertDirectory:
         below = await self.read({uid.parent for uid in self._hosted})
         me = self._network.peer_id
         claims: dict[PeerId, dict[Uid, int]] = {}
+        own_claims = self._claims(self._hosted)  # its slots may not have been read
         for uid in self._hosted:
             hosts = below[uid.parent].get(uid.cells[-1], ())
             others = [host for host in hosts if host.peer != me]
-            own = Host(me, 0.0, self._since[uid.parent])  # its slot may not have been read
+            own = Host(me, 0.0, own_claims[uid.parent])
+            if not others:
+                self._won.pop(uid, None)
             if (first := in_order_of_claim(uid, [own, *others])[0]) is not own:
                 claims.setdefault(first.peer, {})[uid] = first.since
         lost = {uid for claimed in claims.values() for uid in claimed}
@@ -433,7 +446,7 @@ class ExpertDirectory:
         async def contest(peer: PeerId, claimed: Mapping[Uid, int]) -> None:
             for uid in await further(peer, claimed.keys()):
                 lost.discard(uid)
-                self._since[uid.parent] = max(0, min(self._since[uid.parent], claimed[uid] - 1))
+                self._won[uid] = max(0, claimed[uid] - 1)
 
         async with trio.open_nursery() as nursery:
             for peer, claimed in claims.items():

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from random import Random
 
@@ -216,6 +224,59 @@ async def test_an_old_server_does_not_take_what_a_younger_one_already_hosts(
     assert await old.announce([ONE, TWO]) == {TWO}
     assert await old.announce([ONE]) == set()
     assert await young.announce([TWO]) == set()
+
+
+async def claim_of(one: Member, uid: Uid, reader: Member) -> int:
+    """Since when this server says that it hosts the expert."""
+    below = (await directory(reader).read([uid.parent]))[uid.parent]
+    (since,) = [host.since for host in below[uid.cells[-1]] if host.peer == one.peer]
+    return since
+
+
+@simulated
+async def test_experts_are_as_old_as_before_when_a_younger_one_beside_them_is_given_up(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 6, FAMILIES)
+    old, young = directory(members[1]), directory(members[2])
+    await old.announce([ONE])
+    before = await claim_of(members[1], ONE, members[5])
+    await trio.sleep(1)
+    await young.announce([TWO])
+    await trio.sleep(1)
+    assert await old.announce([ONE, TWO]) == {TWO}
+    assert await claim_of(members[1], ONE, members[5]) > before, "a slot has one date"
+    await old.announce([ONE])
+    assert await claim_of(members[1], ONE, members[5]) == before
+
+
+@simulated
+async def test_a_won_contest_makes_the_experts_beside_it_older_only_while_it_lasts(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 6, FAMILIES)
+    early, late = directory(members[1]), directory(members[2])
+
+    async def further(_peer: PeerId, uids: Collection[Uid]) -> Collection[Uid]:
+        return uids
+
+    await early.announce([ONE])
+    contested = await claim_of(members[1], ONE, members[5])
+    await trio.sleep(1)
+    assert await late.announce([ONE, TWO], 0.0, further) == set()
+    own = await claim_of(members[2], TWO, members[5])
+    await late.announce([ONE, TWO, Uid("ffn", (3, 6))], 0.0, further)
+    assert await claim_of(members[2], TWO, members[5]) == contested - 1, "another changes nothing"
+    lost: frozenset[Uid] = frozenset()
+    while not lost:
+        await trio.sleep(ANNOUNCE_SECONDS)
+        await late.announce([ONE, TWO], 0.0, further)
+        lost = await early.announce([ONE])
+    await early.announce([])
+    for _ in range(5):
+        await trio.sleep(ANNOUNCE_SECONDS)
+        await late.announce([ONE, TWO], 0.0, further)
+    assert await claim_of(members[2], TWO, members[5]) == own > contested
 
 
 @simulated
