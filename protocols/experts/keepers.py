@@ -11,8 +11,10 @@ next copy. A server that takes the expert over asks the keepers for
 what they have, and fetches the newest copy.
 
 A keeper only takes a copy from the server that hosts the expert, as the directory says, or that has
-sent the copy before it. So nobody can put a false copy in the place of a true one, but the server
-of the expert itself, which could also answer its calls falsely.
+sent the copy before it. So nobody can put a false copy in the place of a true one at a keeper, but
+the server of the expert itself, which could also answer its calls falsely. A keeper itself can: a
+copy and its steps are not signed. It can give a false one to the server that takes the expert over,
+and with enough steps that one is taken.
 
 The size is bounded before a byte comes, by what copies of this kind of expert have, by a quota and
 by the number of transfers. Bytes go to a file chunk by chunk, and count only when the whole file is
