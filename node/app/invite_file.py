@@ -13,7 +13,7 @@ from typing import Any
 
 from node.app.views.auth_moments import utc
 from node.core.disk_trouble import disk_trouble
-from node.core.private_file import FILE_MODE, UnusableFile
+from node.core.private_file import FILE_MODE, UnusableFile, replace_private_file
 from node.core.wrong_use import WrongUse
 
 
@@ -60,10 +60,15 @@ def with_words(words: Sequence[str], text: str, code: Mapping[str, Any] | None) 
 
 
 def write_new(file: Path, content: str) -> None:
+    """The whole file, or UnusableFile and none. An empty one keeps its name until it is written."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with open(os.open(file, flags, FILE_MODE), "w", encoding="utf-8") as opened:
-            opened.write(content)
+        os.close(os.open(file, flags, FILE_MODE))
+        try:
+            replace_private_file(file, content.encode("utf-8"))
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
     except OSError as error:
         why, advice = disk_trouble(error, file.absolute().parent)
         raise UnusableFile(f"{file} could not be written.", why=why, advice=advice) from None

@@ -23,6 +23,7 @@ from node.run.invite import read_invite
 from node.run.signed import sign_definition
 from tests.commands.console import Completed, potluck_here
 from tests.commands.moderated import RUN, made
+from tests.homes import full_disk
 
 PEER = "12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"
 ADDRESS = f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}"
@@ -141,6 +142,16 @@ def test_no_code_is_made_for_a_file_that_cannot_be_written(
         check_new(file)
     with pytest.raises(UnusableFile, match="could not be written"):
         write_new(tmp_path / ("a" * 300), "a name that no file system takes")
+
+
+def test_a_full_disk_leaves_no_part_of_an_invite(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(UnusableFile, match="could not be written"):
+        write_new(tmp_path / "alice.invite", "x" * 2_000)
+    assert not list(tmp_path.iterdir())
+    write_new(tmp_path / "alice.invite", "the invite")
+    with pytest.raises(UnusableFile, match="could not be written"):
+        write_new(tmp_path / "alice.invite", "another invite")
+    assert (tmp_path / "alice.invite").read_text() == "the invite"
 
 
 def test_more_peers_than_an_invite_holds_are_refused_in_words() -> None:

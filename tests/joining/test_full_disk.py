@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,24 +15,13 @@ from node.training.join.participation import Participation, take_part
 from node.training.session import TrainingSession
 from protocols.testing.world import SimulatedWorld
 from tests.access.members import running_node, write_key
-from tests.homes import home_in
+from tests.homes import full_disk, home_in
 from tests.joining.homes import files_below
 from tests.runs.definitions import FINGERPRINT, NAME, NOW_MS, ORGANISER, TEXT
 from tests.trainer.recorded import Recorded
 from tests.waiting import PATIENCE_SECONDS, until
 
 STEPS: Final = 3
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file can be written: the limit on its size stops the writing as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.slow
