@@ -139,11 +139,6 @@ class Publisher:
         publication = self._publications.get(key)
         return None if publication is None else publication.slot
 
-    def drop(self, key: str) -> None:
-        """Stop repeating this slot: no node would accept it."""
-        self._publications.pop(key, None)
-        self._index.discard(key)
-
     def put(
         self, key: str, value: bytes, ttl_ms: int, now_ms: int, *, keep_up: bool = True
     ) -> Slot:

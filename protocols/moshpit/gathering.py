@@ -62,43 +62,8 @@ from protocols.moshpit.gathering_effects import (
     SendOn,
     StartedWithoutUs,
 )
+from protocols.moshpit.group import Search
 from protocols.moshpit.known_peers import Absence, Awaited, InvitablePeer, KnownPeers, WaitingJoins
-
-
-@dataclass(frozen=True)
-class GatheringSettings:
-    """How to gather.
-
-    - `reduces`: this peer can be dialled.
-    - `more_seconds`: by so much the deadline is later than usual.
-    - `expected`: how many peers are expected, this one included.
-    - `coming`: those of them that are known by name. `awaited`: those that are waited for.
-      `lost`: those that seem to be gone.
-    - `unwelcome`: peers whose joins are refused here.
-    - `unled`: peers that are not followed.
-    - `replaces`: in place of an awaited peer that is lost, another one may come.
-    - `missing`: how many peers must come, beside those for which this one comes;
-      `for_more_seconds`: so much longer than the deadline they are waited for.
-    - `splits`: if there are more peers than fit, make several groups, as a round of a grid needs.
-      Otherwise the peers that do not fit are told that the group has begun without them.
-    - `seat_of`: of peers with the same seat only one is listed (`WaitingJoins`).
-    """
-
-    group_size: int
-    seconds: float
-    reduces: bool = True
-    expected: int | None = None
-    awaited: frozenset[PeerId] = frozenset()
-    coming: frozenset[PeerId] = frozenset()
-    lost: frozenset[PeerId] = frozenset()
-    unwelcome: frozenset[PeerId] = frozenset()
-    unled: frozenset[PeerId] = frozenset()
-    splits: bool = True
-    replaces: bool = False
-    missing: int = 0
-    for_more_seconds: float = 0.0
-    more_seconds: float = 0.0
-    seat_of: Callable[[PeerId], int] | None = None
 
 
 class Gathering:
@@ -108,40 +73,41 @@ class Gathering:
         self,
         me: PeerId,
         order: Callable[[PeerId], bytes],
-        settings: GatheringSettings,
+        search: Search,
         now: float,
     ) -> None:
         self.me = me
         self._order = order
-        self._settings = settings
-        unled = (one for one in settings.unled if not settings.reduces or order(one) < order(me))
+        self._unwelcome, self._reduces = search.unwelcome, search.offer.reduces
+        unled = (one for one in search.unled if not self._reduces or order(one) < order(me))
         self._known = KnownPeers(me, order, frozenset(unled))
-        self._joins = WaitingJoins(me, settings.seat_of)
-        self._awaited = Awaited(settings.awaited - {me}, settings.coming - {me}, settings.lost)
+        self._joins = WaitingJoins(me, search.seat_of)
+        awaited = search.awaited or frozenset()
+        self._awaited = Awaited(awaited - {me}, search.coming - {me}, search.lost)
         self._closing = ClosingTime(
             self._known,
             self._joins,
-            seconds=settings.seconds,
-            more_seconds=settings.more_seconds,
-            group_size=settings.group_size,
-            expected=settings.expected,
+            seconds=search.matchmaking_seconds,
+            more_seconds=search.more_seconds,
+            group_size=search.group_size,
+            expected=search.expected,
             awaited=self._awaited,
-            replaces=settings.replaces,
-            missing=settings.missing,
-            for_more_seconds=settings.for_more_seconds,
+            replaces=search.most_peers > 1,
+            missing=search.fewest - search.offer.peers,
+            for_more_seconds=search.for_more_seconds,
             now=now,
         )
         parts = GatheringParts(
             me,
             order,
-            group_size=settings.group_size,
-            splits=settings.splits,
+            group_size=search.group_size,
+            splits=search.splits,
             known=self._known,
             joins=self._joins,
             awaited=self._awaited,
             closing=self._closing,
         )
-        self._course = LeadOrFollow(parts, reduces=settings.reduces, now=now)
+        self._course = LeadOrFollow(parts, reduces=self._reduces, now=now)
         self.leader = LeadersWord(parts, self._course)
 
     def effects(self) -> list[Effect]:
@@ -241,7 +207,7 @@ class Gathering:
         if known is None or self.ended:
             self._course.add(SendAway(ticket))
             return
-        if candidate.peer in self._settings.unwelcome:
+        if candidate.peer in self._unwelcome:
             known.pass_over(Absence.AT_ODDS, "it has held up a round")
             self._course.add(SendAway(ticket))
             self._leave_out(candidate.peer, now)
@@ -291,7 +257,7 @@ class Gathering:
         self._course.reconsider(now)
         if self.following == by:
             return Reply.COMING, None
-        if self.following is None and not self._settings.reduces:
+        if self.following is None and not self._reduces:
             return Reply.NOT_HERE, None
         return Reply.WITH_ANOTHER, self.following or self.me
 

@@ -29,7 +29,7 @@ import trio
 from protocols.errors import Busy, DeadlineExceeded, PotluckError, ProtocolNotServed, Unreachable
 from protocols.identity import PeerId
 from protocols.moshpit.ballots import LARGEST_GROUP
-from protocols.moshpit.gathering import Gathering, GatheringSettings
+from protocols.moshpit.gathering import Gathering
 from protocols.moshpit.gathering_effects import (
     Candidate,
     Effect,
@@ -326,28 +326,7 @@ class SearchContext:
         self.go_on = go_on
         self.me = network.peer_id
         self.patience = Patience(network, rpc)
-        self.gathering = Gathering(
-            self.me,
-            self.order,
-            GatheringSettings(
-                search.group_size,
-                search.matchmaking_seconds,
-                search.offer.reduces,
-                search.expected,
-                search.awaited or frozenset(),
-                search.coming,
-                search.lost,
-                search.unwelcome,
-                search.unled,
-                search.splits,
-                search.most_peers > 1,
-                search.fewest - search.offer.peers,
-                search.for_more_seconds,
-                search.more_seconds,
-                search.seat_of,
-            ),
-            trio.current_time(),
-        )
+        self.gathering = Gathering(self.me, self.order, search, trio.current_time())
         self._changed = trio.Event()
 
     def order(self, peer: PeerId) -> bytes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from protocols.identity import PeerId
 from protocols.moshpit.closing_time import Arrivals, ClosingTime
-from protocols.moshpit.gathering import Gathering, GatheringSettings, LeadersWord, LeadOrFollow
+from protocols.moshpit.gathering import Gathering, LeadersWord, LeadOrFollow
 from protocols.moshpit.gathering_effects import (
     Candidate,
     End,
@@ -30,7 +30,9 @@ from protocols.moshpit.gathering_effects import (
     SendOn,
     StartedWithoutUs,
 )
+from protocols.moshpit.group import Search
 from protocols.moshpit.known_peers import Absence, Awaited, KnownPeers, WaitingJoins
+from protocols.moshpit.roster import Offer
 
 POLL_SECONDS = 0.1
 ANSWERS_TO_JOINS = ("list", "on", "away", "regroup", "shown")
@@ -314,8 +316,9 @@ def model(
     """Peers of these names, in their order; those of `clients` can only dial out."""
     machines = {}
     for name in names:
-        settings = GatheringSettings(group_size, 10.0, name not in clients, expected)
-        machines[PeerId(name)] = Gathering(PeerId(name), by_name, settings, 0.0)
+        offer = Offer(1.0, reduces=name not in clients)
+        search = Search("key", 0, bytes(32), offer, group_size, expected, 10.0)
+        machines[PeerId(name)] = Gathering(PeerId(name), by_name, search, 0.0)
     victims = tuple(PeerId(name) for name in may_die)
     hidden = frozenset(PeerId(name) for name in clients)
     return Model(machines, hidden, may_die=victims)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from protocols.identity import PeerId
-from protocols.moshpit.gathering import Gathering, GatheringSettings
+from protocols.moshpit.gathering import Gathering
 from protocols.moshpit.gathering_effects import (
     Candidate,
     Effect,
     Lead,
 )
+from protocols.moshpit.group import Search
+from protocols.moshpit.roster import Offer
 from tests.moshpit.gathering_model import by_name
 
 A, B, C, D, E = (PeerId(name) for name in "abcde")
@@ -33,22 +35,25 @@ def gathering(
     more_seconds: float = 0.0,
     seat_of: Callable[[PeerId], int] | None = None,
 ) -> Gathering:
-    settings = GatheringSettings(
+    search = Search(
+        "key",
+        0,
+        bytes(32),
+        Offer(1.0, reduces=reduces),
         group_size,
-        SECONDS,
-        reduces,
         expected,
-        frozenset(awaited),
-        frozenset(coming),
-        frozenset(lost),
+        SECONDS,
+        awaited=frozenset(awaited),
+        coming=frozenset(coming),
+        lost=frozenset(lost),
         splits=splits,
-        replaces=replaces,
-        missing=missing,
+        most_peers=2 if replaces else 1,
+        fewest=1 + missing,
         for_more_seconds=for_more_seconds,
         more_seconds=more_seconds,
         seat_of=seat_of,
     )
-    return Gathering(me, by_name, settings, 0.0)
+    return Gathering(me, by_name, search, 0.0)
 
 
 def sees(one: Gathering, *peers: PeerId, now: float = 0.0) -> list[Effect]:
