@@ -13,7 +13,8 @@ scripts/test shares a whole run among workers (pytest-xdist). The tests of the d
 `xdist_group`, so that one worker gets them, and plays it once. Programs of ours that the tests
 start are forked from a process with the libraries (tests/forge.py), unless TESTS_FORGE is "no".
 
-Modules that were imported before the tests begin are no garbage, so the collector skips them.
+Modules that were imported before the tests begin are no garbage, so the collector skips them, and
+does not run while they are imported.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -50,6 +52,15 @@ def the_demo(tmp_path_factory: pytest.TempPathFactory) -> Played:
 def really_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of this test start as a user's do, because their start is the point."""
     monkeypatch.setenv(forge.SWITCH, "no")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    gc.disable()  # it would take a second of each worker
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -317,6 +317,7 @@ def test_what_factors_can_say_arrives_whole(along: str) -> None:
     torch.testing.assert_close(z, new.T @ p, **CLOSE)
 
 
+@pytest.mark.slow
 def test_the_fourth_block_leaves_less_of_gradients_that_lie_in_few_directions() -> None:
     """Each direction has half as much as the one before. Compared with what is left without it, in
     four runs of 40 steps."""

@@ -4,8 +4,8 @@
 whatever happens. Every child gets a neutral environment, so that the settings of the person who
 runs the tests cannot reach it.
 
-`potluck_here(...)` runs a command inside the process of the tests, where its process is not the
-point: a command that loads torch takes two seconds of a core less.
+`potluck_here(...)` and `laboratory_here(...)` run a command inside the process of the tests, where
+its process is not the point: a command that loads torch takes two seconds of a core less.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from lab.__main__ import parse
 from node.app.main import main
 from node.core.stopping_signals import stopping_signals
 from tests import forge
 from tests.leaving import Leaving
 from tests.waiting import PATIENCE_SECONDS
+
+if TYPE_CHECKING:
+    from node.app.main import Parse
 
 CHECKOUT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).with_name("potluck")
@@ -62,8 +66,19 @@ def laboratory(
 
 
 def potluck_here(*words: str, home: Path, **variables: str) -> Completed:
-    """The same as `potluck`, without a process of its own. Afterwards signals, logging and
-    warnings are as they were."""
+    """The same as `potluck`, without a process of its own."""
+    return _here(words, home, variables)
+
+
+def laboratory_here(*words: str, home: Path, **variables: str) -> Completed:
+    """The same as `laboratory`, without a process of its own."""
+    return _here(words, home, variables, parse)
+
+
+def _here(
+    words: tuple[str, ...], home: Path, variables: dict[str, str], parse: Parse | None = None
+) -> Completed:
+    """Afterwards signals, logging and warnings are as they were."""
     handlers = {number: signal.getsignal(number) for number in stopping_signals()}
     root = logging.getLogger()
     logs_to, level = list(root.handlers), root.level
@@ -78,7 +93,7 @@ def potluck_here(*words: str, home: Path, **variables: str) -> Completed:
             contextlib.redirect_stderr(standard_error),
             warnings.catch_warnings(),
         ):
-            code = main(words)
+            code = main(words, parse)
     finally:
         root.handlers[:] = logs_to
         root.setLevel(level)

@@ -18,7 +18,7 @@ from lab.bench.codec_convergence import (
     summary,
 )
 from protocols.moshpit.layout import Layout, Segment
-from tests.commands.console import laboratory, objects
+from tests.commands.console import laboratory, laboratory_here, objects
 
 
 def run(
@@ -129,7 +129,7 @@ def test_all_peers_get_the_same_sparse_mean_in_a_hundredth_of_the_bytes() -> Non
 
 
 def test_local_steps_that_fragments_do_not_divide_are_refused(tmp_path: Path) -> None:
-    result = laboratory("bench", "codecs", "--local-steps", "5", home=tmp_path)
+    result = laboratory_here("bench", "codecs", "--local-steps", "5", home=tmp_path)
     assert result.returncode == 2
     assert "--local-steps 5 cannot be divided among --fragments 2" in result.stderr
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench.homes import HomesEffort, at_full_size
-from tests.commands.console import laboratory, objects
+from tests.commands.console import laboratory, laboratory_here, objects
 from tests.lab.test_bench_shaped import can_build_labs
 
 SHORT = HomesEffort(
@@ -71,6 +71,6 @@ def test_at_the_full_size_there_are_more_values_and_nothing_else_is_more() -> No
 def test_what_cannot_be_measured_is_refused(
     flags: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:
-    done = laboratory("bench", "homes", *flags, home=tmp_path)
+    done = laboratory_here("bench", "homes", *flags, home=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr

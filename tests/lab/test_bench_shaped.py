@@ -28,7 +28,7 @@ from lab.bench.shaped import (
     setup_of,
 )
 from protocols.moshpit.plan import Members, fractions_for
-from tests.commands.console import laboratory, objects
+from tests.commands.console import laboratory_here, objects
 
 NOBODY = 65_534
 
@@ -99,9 +99,8 @@ def test_a_caller_without_root_is_told_so() -> None:
     assert "by root" in told
 
 
-@pytest.mark.slow
 def test_a_setup_has_to_be_named(tmp_path: Path) -> None:
-    result = laboratory("bench", "shaped", "--json", home=tmp_path)
+    result = laboratory_here("bench", "shaped", "--json", home=tmp_path)
     assert result.returncode == 2
     (answer,) = objects(result.stdout)
     assert "--setup" in json.dumps(answer)

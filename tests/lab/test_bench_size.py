@@ -11,7 +11,7 @@ from lab.bench.size import DOUBLE, MANNERS, SizeEffort
 from lab.bench.size_task import SizeTask
 from lab.bench.training_peer import plain_steps
 from lab.gpu_double import PINNED_BYTES_PER_SECOND
-from tests.commands.console import laboratory, objects
+from tests.commands.console import laboratory, laboratory_here, objects
 from tests.devices import DEVICES
 
 
@@ -66,12 +66,12 @@ def test_torch_alone_takes_as_long_as_its_passes() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_told(tmp_path: Path) -> None:
-    done = laboratory("bench", "size", "--device", "cuda", "--json", home=tmp_path)
+    done = laboratory_here("bench", "size", "--device", "cuda", "--json", home=tmp_path)
     assert done.returncode == 2
     assert "no GPU" in done.stdout + done.stderr
 
 
 def test_a_model_that_does_not_fit_into_the_memory_is_refused(tmp_path: Path) -> None:
-    done = laboratory("bench", "size", "--params", "1e13", home=tmp_path)
+    done = laboratory_here("bench", "size", "--params", "1e13", home=tmp_path)
     assert done.returncode == 2
     assert "of memory, and this machine has" in done.stderr

@@ -108,6 +108,7 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
     assert "moshpit-averaging" in told.value.advice
 
 
+@pytest.mark.slow
 def test_a_claim_that_is_measured_again_takes_its_place_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_it_writes_on_a_device_without_float64() -> None:
         assert bytes(model.generate(b"a", 5, generator=seeded(0))) == there
 
 
+@pytest.mark.slow
 def test_it_learns_a_text_by_heart_in_sixty_steps() -> None:
     model = GPT(SMALLEST, 0)
     text = torch.tensor([list(b"potluck! " * 2)], dtype=torch.uint8)[:, :9]

@@ -403,6 +403,7 @@ def test_an_uplink_is_measured_whatever_the_parts_are(
     )
 
 
+@pytest.mark.slow
 def test_equal_uplinks_are_measured_equal_if_chunks_arrive_in_whole_packets() -> None:
     """A reader then sees all of a chunk at once, and its sender has put it into a buffer."""
     uplinks = [62_500.0] * 8

@@ -146,6 +146,7 @@ async def test_all_peers_hold_the_average_of_all(world: SimulatedWorld) -> None:
         assert len({one.cut for one in sent}) == 1
 
 
+@pytest.mark.slow
 @simulated
 async def test_heads_that_leave_after_the_step_first_hand_it_down(world: SimulatedWorld) -> None:
     uplink = NodeSettings(upload_bytes_per_second=3 * 4 * VALUES)  # three copies need a second
@@ -164,6 +165,7 @@ async def test_heads_that_leave_after_the_step_first_hand_it_down(world: Simulat
     check_same(await ended(peers, list(begun.values())))
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_node_that_leaves_does_not_wait_for_members_that_have_the_result(
     world: SimulatedWorld,
@@ -177,6 +179,7 @@ async def test_a_node_that_leaves_does_not_wait_for_members_that_have_the_result
     assert trio.current_time() - began < 0.1, "only a last answer may be under way"
 
 
+@pytest.mark.slow
 @simulated
 async def test_heads_wait_for_a_cohort_that_takes_longer_to_average(world: SimulatedWorld) -> None:
     """As one with slow links does, if the vector is large. Before, they went on without it after
@@ -192,6 +195,7 @@ async def test_heads_wait_for_a_cohort_that_takes_longer_to_average(world: Simul
     check_same(await ended(peers, begun))
 
 
+@pytest.mark.slow
 @simulated
 async def test_the_next_in_order_takes_the_place_of_a_head_that_dies(world: SimulatedWorld) -> None:
     peers = await averagers(world, 14)
@@ -212,6 +216,7 @@ async def test_the_next_in_order_takes_the_place_of_a_head_that_dies(world: Simu
     assert found[0].outcome.weight == 14.0, "also what the dead head had brought to its cohort"
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_peer_that_has_just_taken_its_state_is_head_after_all_others(
     world: SimulatedWorld,
@@ -226,6 +231,7 @@ async def test_a_peer_that_has_just_taken_its_state_is_head_after_all_others(
     assert cohort[0].peer not in found[0].outcome.members
 
 
+@pytest.mark.slow
 @simulated
 async def test_who_loses_its_head_and_finds_no_other_does_not_know_whether_there_was_a_step(
     world: SimulatedWorld,
@@ -361,6 +367,7 @@ async def test_a_member_that_asks_while_a_result_is_taken_back_gets_the_next_one
     assert found == [next_one]
 
 
+@pytest.mark.slow
 def test_a_result_is_handed_on_part_by_part_as_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that had to have all of it first would double the time at each level."""
     in_a_chain(monkeypatch)

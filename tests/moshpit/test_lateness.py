@@ -182,6 +182,7 @@ def test_a_link_that_becomes_slower_meanwhile_is_waited_for() -> None:
     check_all_are_in(one_round("rrrr", setting=at_home(up, declared=True, later=slower)))
 
 
+@pytest.mark.slow
 def test_a_link_that_is_a_little_slower_is_waited_for_where_no_rate_is_as_declared() -> None:
     """The reducers take the faster ones' chunks later, as the slower one's come. But their bytes
     arrive meanwhile: in this time they do not only wait."""

@@ -440,6 +440,7 @@ async def test_addresses_of_others_are_not_dialled_if_they_are_of_no_use(
         assert not right.network.punching
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drives", [True, False], ids=["we drive", "it drives"])
 @simulated
 async def test_one_peer_has_us_connect_to_others_for_a_while_only(

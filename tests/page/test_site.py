@@ -307,6 +307,7 @@ async def test_requests_beyond_the_limit_of_an_address_cost_no_work() -> None:
     assert health.status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_viewer_that_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "WRITE_SECONDS", 1.0)  # which are really waited for
     page = RunPage(PageScene(peers=300, steps=1_500).source())

@@ -118,6 +118,7 @@ def test_torchs_own_compiler_gives_the_same_gradients() -> None:
     assert compiled.is_used
 
 
+@pytest.mark.slow
 def test_one_compilation_serves_all_sizes_in_all_threads_and_one_sample_takes_another() -> None:
     counting = Counting()
     task = task_with(counting)
@@ -134,6 +135,7 @@ def test_one_compilation_serves_all_sizes_in_all_threads_and_one_sample_takes_an
     assert is_used(task), trouble_of(task)
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_compiler_says_so_in_one_sentence_and_computes_plainly() -> None:
     from torch._inductor import config
 
@@ -148,6 +150,7 @@ def test_a_machine_without_a_compiler_says_so_in_one_sentence_and_computes_plain
     assert not is_used(task)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_in_the_backward_pass_leaves_no_gradients_of_its_own() -> None:
     def refuse(_graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
         raise ArithmeticError("no such instruction")

@@ -25,7 +25,7 @@ from lab.simulate.dht_swarm import (
 )
 from protocols.dht.ids import position_of
 from protocols.rpc import encode
-from tests.commands.console import laboratory
+from tests.commands.console import laboratory, laboratory_here
 
 SHORT, LONG = 300, 10_000
 TWENTY_MINUTES = 1200.0
@@ -130,7 +130,6 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
     assert run(3) != run(4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -147,7 +146,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_seed_others(
 def test_an_impossible_plan_is_refused_before_the_simulation(
     words: list[str], tmp_path: Path
 ) -> None:
-    refused = laboratory("simulate", "dht", *words, home=tmp_path)
+    refused = laboratory_here("simulate", "dht", *words, home=tmp_path)
     assert refused.returncode == 2
     assert "error: " in refused.stderr
     assert "join" not in refused.stderr
