@@ -144,6 +144,15 @@ def test_no_code_is_made_for_a_file_that_cannot_be_written(
         write_new(tmp_path / ("a" * 300), "a name that no file system takes")
 
 
+def test_a_definition_that_is_not_there_or_cannot_be_read_is_wrong_use(tmp_path: Path) -> None:
+    folder = tmp_path / "poem"
+    assert potluck_here("run", "check", str(folder), home=tmp_path).returncode == 2
+    (folder / "run.toml").mkdir(parents=True)
+    done = potluck_here("run", "check", str(folder), home=tmp_path)
+    assert done.returncode == 2
+    assert "run.toml cannot be read" in done.stderr
+
+
 def test_a_full_disk_leaves_no_part_of_an_invite(tmp_path: Path) -> None:
     with full_disk(), pytest.raises(UnusableFile, match="could not be written"):
         write_new(tmp_path / "alice.invite", "x" * 2_000)

@@ -12,7 +12,8 @@ TERMINATED = 143  # 128 + SIGTERM; a node that was running answers SIGTERM with 
 MEANINGS = {
     DONE: "done (also: a running node that was told to stop by SIGTERM)",
     FAILED: "failed",
-    WRONG_USE: "wrong use: impossible flags, addresses or settings",
+    WRONG_USE: "wrong use: impossible flags, addresses or settings, or a named file "
+    "(settings, an invite, run.toml) that is not there or cannot be read",
     REFUSED: "refused: not allowed",
     UNREACHABLE: "unreachable: the peer, or the running node",
     INTERRUPTED: "Ctrl-C",
