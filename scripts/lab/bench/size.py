@@ -147,7 +147,7 @@ async def measure_size(effort: SizeEffort, say: Talk = lambda _line: None) -> di
     return result | {
         "plain_samples_per_s": [round(one["samples_per_s"], 1) for one in plain],
         "plain_late_share": [round(one["late_share"], 4) for one in plain],
-        **{name: round(one, 3) for name, one in (shares | on_gpu).items()},
+        **{name: round(one, 5) for name, one in (shares | on_gpu).items()},  # one may be small
         "averaging_s_p50": result["waiting"]["averaging_s_p50"],
         "host_bytes_beyond_plain": beyond,
         "device_bytes_beyond_plain": there,
