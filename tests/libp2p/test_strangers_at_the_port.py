@@ -14,6 +14,7 @@ import trio
 from node.net.libp2p.negotiation import HEADER, encode
 from node.net.network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
 from node.net.transport import YamuxSettings
+from node.net.transport.packets import SMALL_BUFFER_BYTES
 from node.net.transport.settings import INITIAL_WINDOW_BYTES, MIB
 from protocols.errors import Unreachable
 from protocols.identity import Identity
@@ -29,6 +30,7 @@ from tests.libp2p.nodes import (
 from tests.waiting import PATIENCE_SECONDS, until
 
 ECHO = "/potluck/echo/1.0.0"
+SINK = "/potluck/sink/1.0.0"
 HURRIED = replace(LOOPBACK, handshake_seconds=0.3, negotiation_seconds=0.3)
 
 
@@ -273,7 +275,7 @@ async def test_more_streams_than_a_peer_may_open_are_reset_and_the_others_go_on(
 
 async def test_what_nobody_has_read_of_all_connections_stays_within_the_limit_of_the_node() -> None:
     """Strangers lose their streams, and a peer of which much was read keeps its own."""
-    limit, lazy = 2 * MIB, "/potluck/lazy/1.0.0"
+    limit, lazy = 2 * MIB + 64 * 1024, "/potluck/lazy/1.0.0"  # identify has streams, too
     full = INITIAL_WINDOW_BYTES - 100  # the negotiation has used some
     settings = replace(LOOPBACK, yamux=YamuxSettings(node_unread_limit_bytes=limit))
     lost = 0
@@ -312,3 +314,34 @@ async def test_what_nobody_has_read_of_all_connections_stays_within_the_limit_of
             assert limit / 2 < sum(unread()) <= limit
             assert kept.muxed_conn.unread_bytes > full
             nursery.cancel_scope.cancel()
+
+
+async def test_the_read_buffers_of_all_connections_have_a_limit_and_are_free_in_silence() -> None:
+    """Each was a mebibyte, for as long as a stranger that had sent much once said nothing more."""
+    limit, taken = 16 * MIB, 0
+    settings = replace(LOOPBACK, yamux=YamuxSettings(node_unread_limit_bytes=limit))
+
+    async def pour(stranger: Libp2pNetwork) -> None:
+        stream = await stranger.open(host.peer_id, SINK)
+        await stream.send_all(bytes(4 * MIB))
+
+    async def take(stream: Stream) -> None:
+        nonlocal taken
+        while data := await stream.receive_some():
+            taken += len(data)
+            most.append(sum(buffers()))
+
+    def buffers() -> list[int]:
+        links = host._links.every_connection()
+        return [one.muxed_conn.secured_conn._opener.buffer_bytes for one in links]
+
+    most: list[int] = []
+    async with networks(11, settings) as (host, *strangers), trio.open_nursery() as nursery:
+        host.serve(SINK, take)
+        for stranger in strangers:
+            nursery.start_soon(pour, stranger)
+        await until(lambda: taken == len(strangers) * 4 * MIB, PATIENCE_SECONDS)
+        small = len(strangers) * SMALL_BUFFER_BYTES
+        assert small < max(most) <= small + limit // 4
+        await until(lambda: sum(buffers()) == small, PATIENCE_SECONDS)
+        nursery.cancel_scope.cancel()

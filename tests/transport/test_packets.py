@@ -30,8 +30,24 @@ def sealer(next_number: int = 0) -> PacketSealer:
     return PacketSealer(ChaCha20Poly1305(KEY), next_number)
 
 
-def opener(next_number: int = 0) -> PacketOpener:
-    return PacketOpener(ChaCha20Poly1305(KEY), next_number)
+class Purse:
+    def __init__(self, left: int = LARGE_BUFFER_BYTES) -> None:
+        self.left = left
+
+    def lend_buffer(self, more_bytes: int) -> bool:
+        if more_bytes > self.left:
+            return False
+        self.left -= more_bytes
+        return True
+
+    def return_buffer(self, lent_bytes: int) -> None:
+        self.left += lent_bytes
+
+
+def opener(next_number: int = 0, lender: Purse | None = None) -> PacketOpener:
+    made = PacketOpener(ChaCha20Poly1305(KEY), next_number)
+    made.lender = Purse() if lender is None else lender
+    return made
 
 
 def seal(*plaintexts: bytes, by: PacketSealer | None = None) -> bytes:
@@ -150,6 +166,22 @@ def test_the_buffer_grows_under_load_and_shrinks_in_peace() -> None:
     assert receiver.buffer_bytes == SMALL_BUFFER_BYTES
     largest = bytes(PLAINTEXT_LIMIT_BYTES)
     assert feed(receiver, seal(largest, by=by)) == [largest]
+
+
+def test_the_buffer_grows_as_far_as_that_is_lent_and_gives_it_back() -> None:
+    purse = Purse(4 * SMALL_BUFFER_BYTES)
+    by, receiver = sealer(), opener(lender=purse)
+    largest = [bytes(PLAINTEXT_LIMIT_BYTES)] * 40
+    assert feed(receiver, seal(*largest, by=by)) == largest
+    assert receiver.buffer_bytes == 4 * SMALL_BUFFER_BYTES
+    sealed = seal(b"cut", by=by)
+    feed(receiver, sealed[:5])
+    receiver.shrink()
+    assert (receiver.buffer_bytes, purse.left) == (SMALL_BUFFER_BYTES, 4 * SMALL_BUFFER_BYTES)
+    assert feed(receiver, sealed[5:]) == [b"cut"]
+    purse.left = 0
+    assert feed(receiver, seal(*largest, by=by)) == largest
+    assert receiver.buffer_bytes == SMALL_BUFFER_BYTES
 
 
 def test_an_opened_packet_does_not_change_when_more_is_read() -> None:

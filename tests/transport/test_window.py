@@ -162,6 +162,16 @@ def test_windows_of_all_connections_share_half_of_the_nodes_limit() -> None:
     assert budgets[0].promise_growth(256 * MIB) == OWN_GROWTH_BYTES + 4 * MIB
 
 
+def test_large_read_buffers_get_smaller_the_more_there_are() -> None:
+    of_node = NodeBudget(256 * MIB)
+    large = [of_node.lend_buffer(MIB) for _ in range(100)]
+    assert large == [True] * large.count(True) + [False] * large.count(False)
+    assert 48 <= large.count(True) <= 49
+    assert of_node.lend_buffer(MIB // 4), "there is something left for others"
+    of_node.return_buffer(2 * MIB)
+    assert of_node.lend_buffer(MIB)
+
+
 def test_new_streams_get_their_first_window_even_beyond_the_budget() -> None:
     budget = budget_of(MIB)
     receivers = [window(budget=budget) for _ in range(8)]

@@ -194,6 +194,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
                     nursery.start_soon(self._beats.run)
                 self._beats.join(self._beat)
                 self.of_node.join(self)
+                self.secured_conn.borrow_buffers_from(self.of_node)
                 self._measure()
                 self.event_started.set()
         finally:

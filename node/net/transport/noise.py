@@ -32,6 +32,8 @@ from node.net.transport.packets import (
     PACKET_LIMIT_BYTES,
     PACKET_OVERHEAD_BYTES,
     PLAINTEXT_LIMIT_BYTES,
+    SMALL_BUFFER_BYTES,
+    Lender,
     PacketOpener,
     PacketSealer,
 )
@@ -55,6 +57,9 @@ JOINED_FRAME_BYTES = 32 * 1024
 # Small sends have a small buffer. The large one is freed after this many of them in a row.
 SMALL_SEND_BYTES = 4096
 CALM_SENDS = 256
+
+# A connection that brings nothing for so long needs no large buffer. Growing again costs two reads.
+IDLE_SECONDS = 0.2
 
 
 class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped here
@@ -117,20 +122,33 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             await trio.lowlevel.checkpoint()
             unread, self._unread = self._unread, []
             return unread
-        opener, least = self._opener, 1
+        opener, least, count = self._opener, 1, 0
         while True:
             plaintexts = opener.open()
             if plaintexts:
                 return plaintexts
-            if self._arriving is None:
-                count = await self._wire.receive_into(opener.free_space(), least)
+            if opener.buffer_bytes == SMALL_BUFFER_BYTES:
+                count = await self._read(least)
             else:
-                count = await self._arriving.receive_into(opener.free_space())
+                with trio.move_on_after(IDLE_SECONDS) as patience:
+                    count = await self._read(least)
+                if patience.cancelled_caught:
+                    opener.shrink()
+                    continue
             if not count:
                 raise ConnectionClosedError("The other side closed the connection.")
             opener.filled(count)
             self.traffic.received(count, self._segment_bytes)
             least = max(1, opener.missing_bytes)
+
+    async def _read(self, least: int) -> int:
+        if self._arriving is None:
+            return await self._wire.receive_into(self._opener.free_space(), least)
+        return await self._arriving.receive_into(self._opener.free_space())
+
+    def borrow_buffers_from(self, lender: Lender) -> None:
+        """Read more at once from now on, as far as this allows it."""
+        self._opener.lender = lender
 
     @property
     def partial_bytes(self) -> int:
@@ -196,6 +214,7 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         await self.send_frames([data])
 
     async def close(self) -> None:
+        self._opener.shrink()
         await self._connection.close()
 
     def get_remote_address(self) -> tuple[str, int] | None:

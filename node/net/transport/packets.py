@@ -15,7 +15,7 @@ new bytes objects.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -33,7 +33,8 @@ PACKET_OVERHEAD_BYTES: Final = LENGTH_BYTES + TAG_BYTES
 LAST_NONCE: Final = 2**64 - 2
 
 # An idle connection keeps the small buffer (one packet and a little). A busy one reads up to a
-# mebibyte per wake-up, sixteen packets, and frees the large buffer when it is idle again.
+# mebibyte per wake-up, sixteen packets, if the node lends it so much (window.py), and frees the
+# large buffer when it is idle again. With the small one a byte costs a third more.
 SMALL_BUFFER_BYTES: Final = 72 * 1024
 LARGE_BUFFER_BYTES: Final = 1024 * 1024
 BUFFER_GROWTH: Final = 4
@@ -72,12 +73,24 @@ class PacketSealer:
         return size
 
 
+class Lender(Protocol):
+    """The memory for large buffers, of all connections of a node together."""
+
+    def lend_buffer(self, more_bytes: int) -> bool: ...
+
+    def return_buffer(self, lent_bytes: int) -> None: ...
+
+
 class PacketOpener:
     """Decrypts the other direction, from a buffer that the caller reads into.
 
     Read the next bytes into `free_space()` and report their number with `filled(count)`. `open()`
     returns the plaintexts of whole packets, and none only if there is no whole packet left.
+
+    The buffer grows once there is a `lender`. Call `shrink` at the end.
     """
+
+    lender: Lender | None = None
 
     def __init__(self, cipher: ChaCha20Poly1305, next_number: int) -> None:
         self._cipher = cipher
@@ -101,6 +114,13 @@ class PacketOpener:
         self._end += count
         self._was_filled_up = self._end == len(self._buffer)
         self._calm_reads = self._calm_reads + 1 if count <= CALM_READ_BYTES else 0
+
+    def shrink(self) -> None:
+        """Free a large buffer. Not while `open` has something to return."""
+        lent = len(self._buffer) - SMALL_BUFFER_BYTES
+        if lent and self.lender is not None:
+            self._move_to(memoryview(bytearray(SMALL_BUFFER_BYTES)))
+            self.lender.return_buffer(lent)
 
     @property
     def held_bytes(self) -> int:
@@ -148,10 +168,16 @@ class PacketOpener:
     def _make_space(self) -> None:
         unread = self._end - self._start
         capacity = len(self._buffer)
-        if self._was_filled_up and capacity < LARGE_BUFFER_BYTES:
-            self._move_to(memoryview(bytearray(min(capacity * BUFFER_GROWTH, LARGE_BUFFER_BYTES))))
+        larger = min(capacity * BUFFER_GROWTH, LARGE_BUFFER_BYTES)
+        if (
+            self._was_filled_up
+            and capacity < larger
+            and self.lender is not None
+            and self.lender.lend_buffer(larger - capacity)
+        ):
+            self._move_to(memoryview(bytearray(larger)))
         elif self._calm_reads >= CALM_READS and capacity > SMALL_BUFFER_BYTES and unread == 0:
-            self._move_to(memoryview(bytearray(SMALL_BUFFER_BYTES)))
+            self.shrink()
         elif unread == 0:
             self._start = self._end = 0
         elif self._start and capacity - self._end < capacity // 2:

@@ -46,6 +46,11 @@ UPDATES_PER_WINDOW = 3
 OWN_GROWTH_BYTES = 4 * MIB
 
 
+# For read buffers that are larger than a packet. More than a hundred busy connections get some.
+BUFFERS_FRACTION = 1 / 4
+LARGEST_LOAN_FRACTION = 1 / 16
+
+
 class Holder(Protocol):
     """A connection, as NodeBudget sees it."""
 
@@ -66,12 +71,16 @@ class NodeBudget:
     that nobody reads exceed it. The connection that holds most then loses its fullest stream. What
     is held counts less where much was read before: the connections of strangers go first.
 
+    Large read buffers have a quarter of the limit beside it. Each connection that brings much
+    borrows one, the smaller the less is left, and without one it reads a packet at a time.
+
     Invariant: `unread_bytes` is the sum over `holders`.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._growth_left = limit_bytes // 2
+        self._buffers_left = int(limit_bytes * BUFFERS_FRACTION)
         self.unread_bytes = 0
         self.holders: set[Holder] = set()
 
@@ -102,6 +111,16 @@ class NodeBudget:
 
     def release_growth(self, grown_bytes: int) -> None:
         self._growth_left += grown_bytes
+
+    def lend_buffer(self, more_bytes: int) -> bool:
+        """Whether a connection may read into a buffer that is so much larger."""
+        if more_bytes > self._buffers_left * LARGEST_LOAN_FRACTION:
+            return False
+        self._buffers_left -= more_bytes
+        return True
+
+    def return_buffer(self, lent_bytes: int) -> None:
+        self._buffers_left += lent_bytes
 
     def _weight(self, holder: Holder) -> float:
         """What it holds, times the part that this is of all that it brought lately."""
