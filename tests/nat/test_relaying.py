@@ -785,6 +785,36 @@ async def test_a_node_takes_so_many_circuits_also_if_they_come_at_once(
 
 
 @simulated
+async def test_one_relay_leaves_circuits_for_others(world: SimulatedWorld) -> None:
+    async with hub_in(world) as greedy, hub_in(world) as other:
+        (guest,) = await greedy.guests(1)
+        world.introduce(guest.network, other.network)
+        taker = CircuitTaker(guest.network, lambda _: True)
+        guest.network.stop_serving(STOP)
+        guest.network.serve(STOP, taker.answer)
+
+        async def taken(hub: Hub, wanted: int) -> int:
+            said: Counter[int] = Counter()
+
+            async def bring() -> None:
+                stream = await hub.network.open(guest.peer, STOP)
+                await messages.send(stream, Stop(type=StopType.CONNECT))
+                said[(await messages.read(stream, Stop)).status] += 1
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(wanted):
+                    nursery.start_soon(bring)
+            return said[Status.OK]
+
+        assert await taken(greedy, MOST_CIRCUITS) == MOST_CIRCUITS // 2
+        assert await taken(other, 32) == 32, "as many as a relay of ours has for one peer"
+        assert await taken(other, MOST_CIRCUITS) == MOST_CIRCUITS // 4 - 32
+        assert await taken(greedy, 1) == 0
+        await trio.sleep(CIRCUIT_SECONDS)
+        assert await taken(greedy, MOST_CIRCUITS) == MOST_CIRCUITS // 2
+
+
+@simulated
 async def test_an_asker_that_leaves_while_its_target_is_asked_leaves_nothing(
     world: SimulatedWorld,
 ) -> None:

@@ -28,6 +28,7 @@ from multiaddr import Multiaddr
 from node.net.transport import YamuxConnection, YamuxSettings, YamuxStream, security_options
 from node.net.transport.frames import FrameHeader, YamuxFrameParser, encode_header
 from node.net.transport.noise import NoiseSession
+from node.net.transport.window import NodeBudget
 from tests.waiting import PATIENCE_SECONDS
 
 MEBIBYTE = 1024 * 1024
@@ -251,11 +252,12 @@ class HostilePeer:
 async def hostile_pair(
     settings: YamuxSettings | None = None,
     wires: tuple[PipeConnection, PipeConnection] | None = None,
+    of_node: NodeBudget | None = None,
 ) -> AsyncIterator[tuple[YamuxConnection, HostilePeer]]:
     """A running connection, and a peer of no manners, who initiated it (its streams are odd)."""
     peer_wire, our_wire = wires or wire_pair()
     peer_session, our_session = await session_pair(peer_wire, our_wire)
-    connection = YamuxConnection(our_session, peer_id("near"), settings)
+    connection = YamuxConnection(our_session, peer_id("near"), settings, of_node=of_node)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connection.start)
         await connection.event_started.wait()

@@ -33,6 +33,7 @@ from node.net.transport.incoming import MOST_EMPTY_FRAMES_PER_SECOND
 from node.net.transport.keep_alive import STUCK_SECONDS
 from node.net.transport.outgoing import REFUSALS_AT_ONCE
 from node.net.transport.settings import INITIAL_WINDOW_BYTES
+from node.net.transport.window import NodeBudget
 from tests.transport.links import (
     MEBIBYTE,
     HostilePeer,
@@ -492,6 +493,40 @@ async def test_what_a_peer_has_ended_can_be_dropped_while_nobody_reads_it(end: i
         with pytest.raises(trio.ClosedResourceError):
             await streams[0].receive_some()
         assert await streams[1].receive_some()
+
+
+async def a_stream_that_outlives_its_connection(of_node: NodeBudget, size: int) -> YamuxStream:
+    async with hostile_pair(of_node=of_node) as (connection, peer):
+        await peer.send_frame(DATA, SYN, 1, size, bytes(size))
+        stream = await connection.accept_stream()
+        await trio.testing.wait_all_tasks_blocked()
+    assert connection.is_closed
+    return stream
+
+
+async def test_what_is_unread_of_a_connection_that_has_ended_counts_until_it_is_read() -> None:
+    of_node = NodeBudget(100_000)
+    read, left = [await a_stream_that_outlives_its_connection(of_node, 40_000) for _ in range(2)]
+    assert of_node.unread_bytes == 80_000
+    assert len(await read_exactly(read, 40_000)) == 40_000
+    assert of_node.unread_bytes == 40_000
+    await left.aclose()
+    assert of_node.unread_bytes == 0
+
+
+async def test_what_is_unread_of_a_connection_that_has_ended_can_be_dropped() -> None:
+    of_node = NodeBudget(100_000)
+    held = await a_stream_that_outlives_its_connection(of_node, 60_000)
+    live = await a_stream_that_outlives_its_connection(of_node, 50_000)
+    assert (held.unread_bytes, live.unread_bytes, of_node.unread_bytes) == (0, 50_000, 50_000)
+
+
+async def test_what_nobody_can_read_any_more_counts_no_longer() -> None:
+    of_node = NodeBudget(100_000)
+    await a_stream_that_outlives_its_connection(of_node, 60_000)
+    gc.collect()
+    live = await a_stream_that_outlives_its_connection(of_node, 50_000)
+    assert of_node.unread_bytes == live.unread_bytes == 50_000
 
 
 async def test_a_thousand_full_streams_that_nobody_reads_stay_within_the_budget() -> None:

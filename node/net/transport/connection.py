@@ -200,7 +200,6 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         finally:
             self._beats.leave(self._beat)
             self._end_everything("the connection was closed here")
-            self.of_node.leave(self)
             await self._close_session()
             self.event_closed.set()
 
@@ -257,8 +256,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
     def count_unread(self, more: int) -> None:
         """So many more bytes wait unread, or fewer."""
         self.unread_bytes += more
-        if self in self.of_node.holders:
-            self.of_node.unread_bytes += more
+        self.of_node.unread_bytes += more
 
     def drop_fullest_stream(self) -> bool:
         fullest = self._streams.fullest()

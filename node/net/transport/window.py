@@ -19,6 +19,7 @@ has used up is withheld or returned.
 from __future__ import annotations
 
 from typing import Protocol
+from weakref import WeakSet
 
 from node.net.transport.frames import LARGEST_WINDOW_BYTES
 from node.net.transport.settings import INITIAL_WINDOW_BYTES, MIB
@@ -74,7 +75,10 @@ class NodeBudget:
     Large read buffers have a quarter of the limit beside it. Each connection that brings much
     borrows one, the smaller the less is left, and without one it reads a packet at a time.
 
-    Invariant: `unread_bytes` is the sum over `holders`.
+    The bytes of a connection that has ended count as long as somebody may still read them. If its
+    streams are thrown away instead, that is found when the limit is reached.
+
+    `unread_bytes` is what the holders count in it, and at least the sum over them.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -82,23 +86,19 @@ class NodeBudget:
         self._growth_left = limit_bytes // 2
         self._buffers_left = int(limit_bytes * BUFFERS_FRACTION)
         self.unread_bytes = 0
-        self.holders: set[Holder] = set()
+        self._holders: WeakSet[Holder] = WeakSet()
 
     def join(self, holder: Holder) -> None:
-        self.holders.add(holder)
-        self.unread_bytes += holder.unread_bytes
-
-    def leave(self, holder: Holder) -> None:
-        """Its bytes no longer count. May be called twice, and without `join`."""
-        if holder in self.holders:
-            self.holders.remove(holder)
-            self.unread_bytes -= holder.unread_bytes
+        self._holders.add(holder)
 
     def keep_limit(self) -> bool:
         """Drop streams as long as the limit is exceeded; False if that did not help."""
         while self.unread_bytes > self._limit:
-            by_weight = sorted(self.holders, key=self._weight, reverse=True)
-            if not any(one.drop_fullest_stream() for one in by_weight):
+            by_weight = sorted(self._holders, key=self._weight, reverse=True)
+            self.unread_bytes = sum(one.unread_bytes for one in by_weight)
+            if self.unread_bytes > self._limit and not any(
+                one.drop_fullest_stream() for one in by_weight
+            ):
                 return False
         return True
 
