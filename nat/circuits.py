@@ -8,6 +8,7 @@ A circuit is not yet a link: the two peers do their handshake over it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +22,7 @@ from protocols.errors import PotluckError, ProtocolNotServed, RemoteMisbehaviour
 from protocols.identity import PeerId
 from protocols.network import Network, Stream, TraversableNetwork
 
-MOST_CIRCUITS: Final = 256  # relayed links that others may have to us at once
+MOST_CIRCUITS: Final = 256  # relayed links that others may have to us at once, by all relays
 
 _WHY: Final = {
     Status.NO_RESERVATION: "it has no reservation there now",
@@ -69,12 +70,15 @@ async def ask_for_circuit(network: Network, relay: PeerId, peer: PeerId) -> Stre
 
 
 class CircuitTaker:
-    """Takes the circuits that relays bring. `is_ours` says whether we have a place at a relay."""
+    """Takes the circuits that relays bring. `is_ours` says whether we have a place at a relay.
+
+    A relay may bring half of those that the others leave, so that none can shut the others out.
+    """
 
     def __init__(self, network: TraversableNetwork, is_ours: Callable[[PeerId], bool]) -> None:
         self._network = network
         self._is_ours = is_ours
-        self.open = 0
+        self.open: Counter[PeerId] = Counter()
 
     async def answer(self, stream: Stream) -> None:
         """Handle one stream of the STOP protocol; returns when its link has ended."""
@@ -84,11 +88,12 @@ class CircuitTaker:
             if refusal is not None:
                 await messages.send(stream, Stop(type=StopType.STATUS, status=refusal))
                 return
-        self.open += 1  # from the check on, or many that come at once would all pass it
+        relay = stream.remote_peer
+        self.open[relay] += 1  # from the check on, or many that come at once would all pass it
         try:
             await self._take(stream, PeerId(base58.b58encode(asked.peer.id[:64]).decode()))
         finally:
-            self.open -= 1
+            self.open -= Counter((relay,))
 
     async def _take(self, stream: Stream, peer: PeerId) -> None:
         with trio.fail_after(TALK_SECONDS):
@@ -103,4 +108,5 @@ class CircuitTaker:
             return Status.UNEXPECTED_MESSAGE
         if not self._is_ours(relay):
             return Status.PERMISSION_DENIED
-        return Status.RESOURCE_LIMIT_EXCEEDED if self.open >= MOST_CIRCUITS else None
+        left_by_others = MOST_CIRCUITS - self.open.total() + self.open[relay]
+        return Status.RESOURCE_LIMIT_EXCEEDED if self.open[relay] >= left_by_others // 2 else None

@@ -124,7 +124,7 @@ async def test_the_end_of_a_relayed_link_gives_everything_back(here: Street) -> 
         await here.first.connect(here.second.peer_id)
         await here.first.disconnect(here.second.peer_id)
         await until(lambda: here.relay.counts().circuits == 0, PATIENCE_SECONDS)
-        await until(lambda: here.taker.open == 0, PATIENCE_SECONDS)
+        await until(lambda: not here.taker.open, PATIENCE_SECONDS)
     for network in (here.first, here.second):
         await until(lambda network=network: _streams(network) == 0, PATIENCE_SECONDS)
     assert reach_of(here.first, here.hub) is reach_of(here.second, here.hub) is Reach.DIRECT
