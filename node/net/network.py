@@ -47,6 +47,7 @@ from node.net.libp2p.settings import Libp2pSettings
 from node.net.libp2p.traversal import Punch, Punches
 from node.net.libp2p.upgrading import (
     HANDSHAKE_ERRORS,
+    AnotherPeer,
     handshake_failure,
     upgrade,
     upgrade_circuit,
@@ -438,19 +439,21 @@ class Libp2pNetwork(TraversableNetwork):
         return best.facts()
 
     async def _knock(self, punch: Punch, address: Address, port: int) -> None:
-        """Connect to one address, again and again: the first packets may come too early."""
-        while True:
+        """Connect to one address, again and again: the first packets may come too early. No more
+        if another node answers there."""
+        by_another = trio.Event()
+        while not by_another.is_set():
             with suppress(DialFailure):
                 stream = await traversal.connect_from(address, port)
                 ended = trio.Event()
-                self._nursery.start_soon(self._shake_hands, stream, punch, ended)
+                self._nursery.start_soon(self._shake_hands, stream, punch, ended, by_another)
                 await ended.wait()
             await trio.sleep(traversal.KNOCK_AGAIN_SECONDS)
 
     async def _shake_hands(
-        self, stream: trio.SocketStream, punch: Punch, ended: trio.Event
+        self, stream: trio.SocketStream, punch: Punch, ended: trio.Event, by_another: trio.Event
     ) -> None:
-        """Make a link of a connection through a hole.
+        """Make a link of a connection through a hole, or tell that another peer is at its end.
 
         It is finished even if another address of the peer leads to a link first, because the peer
         may use this connection before our side of the handshake ends.
@@ -460,6 +463,8 @@ class Libp2pNetwork(TraversableNetwork):
                 await self._punched(stream, punch)
         except Exception as error:  # noqa: BLE001 - a handshake fails in many ways
             log.debug("the hole to %s carried nothing: %r", punch.peer, error)
+            if handshake_failure("", error).reason is DialReason.WRONG_PEER:
+                by_another.set()
         finally:
             ended.set()
 
@@ -475,7 +480,7 @@ class Libp2pNetwork(TraversableNetwork):
         )
         if upgraded.muxed.peer_id != expected:
             await trio.aclose_forcefully(stream)
-            raise trio.BrokenResourceError("another peer came through the hole")
+            raise AnotherPeer("another peer came through the hole")
         direction = "outbound" if punch.initiates else "inbound"
         return await self._swarm.add_conn(upgraded.muxed, direction, stream, punched=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -13,8 +14,12 @@ from nat import messages
 from nat.addresses import port_of, tcp_address
 from nat.messages import AutoNat, DialBack, DialBackResponse, DialStatus, ResponseStatus
 from nat.reachability import DIAL_BACK, DIAL_REQUEST, DialBacks, DialVerdict
-from node.net.libp2p import negotiation
+from node.net.libp2p import negotiation, traversal
+from node.net.libp2p.addresses import Address
+from node.net.libp2p.host import library_id
+from node.net.libp2p.upgrading import upgrade
 from node.net.network import Libp2pNetwork, open_libp2p_network
+from node.net.transport.traffic import Traffic
 from protocols.identity import Identity
 from protocols.network import Stream
 from tests.libp2p.nodes import LOOPBACK, echo, networks
@@ -110,6 +115,39 @@ async def test_a_handshake_through_one_hole_ends_after_another_hole_was_the_firs
         assert connections(near) == 1
         late.set()
         await until(lambda: connections(near) == connections(far) == 2, PATIENCE_SECONDS)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("initiates", [True, False])
+async def test_no_hole_is_punched_any_more_to_an_address_where_another_node_answers(
+    initiates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = 0
+    answered = trio.Event()
+    connect_from = traversal.connect_from
+
+    async def counted(address: Address, port: int) -> trio.SocketStream:
+        nonlocal tried
+        tried += 1
+        return await connect_from(address, port)
+
+    monkeypatch.setattr(traversal, "connect_from", counted)
+    async with networks(3) as (near, wanted, other), trio.open_nursery() as nursery:
+
+        async def answer(stream: trio.SocketStream) -> None:
+            expected = None if initiates else library_id(near.peer_id)
+            upgrader = other._swarm.upgrader
+            with suppress(Exception):  # near has hung up
+                await upgrade(upgrader, stream, Traffic(), initiator=not initiates, peer=expected)
+            answered.set()
+
+        listeners = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        there = tcp_address("127.0.0.1", listeners[0].socket.getsockname()[1])
+        nursery.start_soon(partial(near.punch, wanted.peer_id, [there], initiates=initiates))
+        with trio.fail_after(PATIENCE_SECONDS):
+            await answered.wait()
+        await trio.sleep(10 * traversal.KNOCK_AGAIN_SECONDS)
+        assert tried == 1
         nursery.cancel_scope.cancel()
 
 

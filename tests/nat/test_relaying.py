@@ -39,7 +39,7 @@ from protocols.identity import PeerId
 from protocols.network import Reach, Stream, StreamHandler
 from protocols.testing.traversal import CIRCUIT_SECONDS
 from protocols.testing.world import LinkSettings, SimulatedWorld
-from tests.nat.relays import hub_in
+from tests.nat.relays import Hub, hub_in
 from tests.simulated.worlds import (
     LATENCY_SECONDS,
     SETTINGS,

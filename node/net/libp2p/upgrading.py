@@ -33,6 +33,10 @@ from protocols.network import Stream
 HANDSHAKE_ERRORS = (BaseLibp2pError, RemoteMisbehaviour, trio.BrokenResourceError)
 
 
+class AnotherPeer(trio.BrokenResourceError):
+    """The other side has proven to be another peer than the one that was meant."""
+
+
 class TcpStream(CountedTcpStream):
     """The library's wrapper, which also knows the other side's address if it is IPv6.
 
@@ -156,7 +160,8 @@ def handshake_failure(address: str, error: Exception) -> DialFailure:
     # The library has several errors for this: its Noise raises one kind
     # (security/noise/patterns.py:349), its upgrader another with these words
     # (transport/upgrader.py:69).
-    if "PeerIDMismatch" in said or "Peer ID mismatch" in said:
+    is_another = any(isinstance(each, AnotherPeer) for each in chain)
+    if is_another or "PeerIDMismatch" in said or "Peer ID mismatch" in said:
         return DialFailure(address, DialReason.WRONG_PEER, "another node answers there")
     if any(isinstance(each, MalformedMessage) for each in chain):
         return DialFailure(
