@@ -19,7 +19,7 @@ from nat.connectivity import (
     mode_of,
 )
 from nat.kinds import Nat, can_punch
-from nat.reachability import DIAL_SECONDS, Judge
+from nat.reachability import DIAL_SECONDS, DialVerdict, Judge
 from nat.relay_limits import RelayLimits
 from nat.relaying import Relay
 from protocols.errors import Unreachable
@@ -177,6 +177,38 @@ async def test_what_is_known_still_counts_if_a_look_tells_nothing(
         assert looks > before, "it looks again soon"
 
 
+def full_line(usual: LinkSettings) -> LinkSettings:
+    """On which every dial of a helper is given up."""
+    latency = 0.6 * DIAL_SECONDS / SETTINGS.connect_round_trips
+    return replace(usual, latency_seconds=latency)
+
+
+def make_paths(here: Town, home: Home, path: LinkSettings) -> None:
+    here.world.settings = replace(here.world.settings, link=path)
+    for backbone in here.backbones:
+        for one, other in ((home.network, backbone), (backbone, home.network)):
+            end = one.link_end(other.peer_id)
+            assert end is not None
+            end.path = path
+
+
+@simulated
+async def test_a_first_look_on_a_full_line_counts_until_the_line_is_free(
+    world: SimulatedWorld,
+) -> None:
+    async with town(world) as here:
+        usual = world.settings.link
+        world.settings = replace(world.settings, link=full_line(usual))
+        home = await here.add_home("home", Nat.NONE)
+        await home.connectivity.looked.wait()
+        found = {one.verdict for one in home.connectivity.addresses()}
+        assert found == {DialVerdict.PRIVATE}, "it is all that is known"
+        assert home.connectivity.mode is ReachMode.PUNCHED, "it has places at relays"
+        make_paths(here, home, usual)
+        await trio.sleep(LOOK_AGAIN_UNKNOWN_SECONDS + STATED_SECONDS)
+        assert home.connectivity.mode is ReachMode.DIRECT
+
+
 @simulated
 async def test_a_dial_that_fails_because_the_line_is_full_does_not_count(
     world: SimulatedWorld,
@@ -185,21 +217,11 @@ async def test_a_dial_that_fails_because_the_line_is_full_does_not_count(
         home = await here.add_home("home", Nat.NONE)
         await home.connectivity.stated.wait()
         usual = world.settings.link
-
-        def make_paths(path: LinkSettings) -> None:
-            world.settings = replace(world.settings, link=path)
-            for backbone in here.backbones:
-                for one, other in ((home.network, backbone), (backbone, home.network)):
-                    end = one.link_end(other.peer_id)
-                    assert end is not None
-                    end.path = path
-
-        latency = 0.6 * DIAL_SECONDS / SETTINGS.connect_round_trips
-        make_paths(replace(usual, latency_seconds=latency))
+        make_paths(here, home, full_line(usual))
         await trio.sleep(LOOK_AGAIN_SECONDS + STATED_SECONDS)
         assert any(judge.outcomes["dial_error"] for judge in here.judges), "it was dialled"
         assert home.connectivity.mode is ReachMode.DIRECT
-        make_paths(usual)
+        make_paths(here, home, usual)
         home.network.settings = NodeSettings(nat=Nat.PORT_RESTRICTED)
         await trio.sleep(LOOK_AGAIN_UNKNOWN_SECONDS + STATED_SECONDS)
         assert home.connectivity.mode is ReachMode.PUNCHED, "it looks again soon"
