@@ -162,6 +162,49 @@ def test_windows_of_all_connections_share_half_of_the_nodes_limit() -> None:
     assert budgets[0].promise_growth(256 * MIB) == OWN_GROWTH_BYTES + 4 * MIB
 
 
+class Held:
+    """A connection with one stream of this size, which has read so much before."""
+
+    def __init__(self, of_node: NodeBudget, unread_bytes: int, read_bytes: int = 0) -> None:
+        self.unread_bytes = unread_bytes
+        self.read_bytes = read_bytes
+        of_node.join(self)
+        of_node.unread_bytes += unread_bytes
+        self._of_node = of_node
+
+    def drop_fullest_stream(self) -> bool:
+        dropped, self.unread_bytes = self.unread_bytes, 0
+        self._of_node.unread_bytes -= dropped
+        return bool(dropped)
+
+
+@pytest.mark.parametrize(
+    ("drops", "keeps"),
+    [
+        ((60, 0), (50, 0)),
+        ((50, 0), (60, 60)),  # of which half was read
+        ((70, 70), (31, 0)),
+        ((90, 10**9), (30, 0)),  # what was read long ago protects nobody for ever
+    ],
+    ids=["holds_more", "brought_it_unread", "holds_much_more", "has_read_much_before"],
+)
+def test_beyond_the_limit_that_is_dropped_which_weighs_most(
+    drops: tuple[int, int], keeps: tuple[int, int]
+) -> None:
+    of_node = NodeBudget(100)
+    light, heavy = Held(of_node, *keeps), Held(of_node, *drops)
+    assert of_node.keep_limit()
+    assert heavy.unread_bytes == 0
+    assert of_node.unread_bytes == light.unread_bytes == keeps[0]
+
+
+def test_a_limit_that_nothing_can_be_dropped_for_is_not_kept() -> None:
+    of_node = NodeBudget(100)
+    stuck = Held(of_node, 101)
+    stuck.drop_fullest_stream = lambda: False  # type: ignore[method-assign]
+    assert not of_node.keep_limit()
+
+
 def test_large_read_buffers_get_smaller_the_more_there_are() -> None:
     of_node = NodeBudget(256 * MIB)
     large = [of_node.lend_buffer(MIB) for _ in range(100)]
