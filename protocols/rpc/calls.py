@@ -249,7 +249,9 @@ class CallStream:
 
     async def _receive(self, stream: Stream) -> None:
         parser = FrameParser(self._frame_limits, self._read_head)
-        reader = MessageReader(stream, parser, self._state.limits.stall_seconds)
+        reader = MessageReader(
+            stream, parser, self._state.limits.stall_seconds, self._state.unfinished
+        )
         judged_at_once = min(self._state.guard.judged_at_once, MOST_AT_ONCE)
         try:
             while (batch := await reader.next_batch()) is not None:
@@ -264,6 +266,8 @@ class CallStream:
             self._end(error)
         except RemoteMisbehaviour as error:
             self._blame(error)
+        finally:
+            reader.end()
 
     def _read_head(self, kind: int, head: bytes, body_length: int) -> ResponseHead | ErrorHead:
         if kind == ERROR:
@@ -468,7 +472,9 @@ class AnsweringStream:
 
     async def _receive(self, already_read: bytes, handlers: trio.Nursery) -> None:
         parser = FrameParser(self._frame_limits, self._read_head)
-        reader = MessageReader(self._stream, parser, self._state.limits.stall_seconds)
+        reader = MessageReader(
+            self._stream, parser, self._state.limits.stall_seconds, self._state.unfinished
+        )
         judged_at_once = min(self._state.guard.judged_at_once, MOST_AT_ONCE)
         try:
             while (batch := await reader.next_batch(already_read)) is not None:
@@ -497,6 +503,8 @@ class AnsweringStream:
             self._state.misbehaved(self._peer, self._protocol, error)
             handlers.cancel_scope.cancel()
             self._say_farewell(error)
+        finally:
+            reader.end()
 
     def _say_farewell(self, error: PotluckError) -> None:
         """Tell the peer why the stream ends. Give up if it does not read."""

@@ -25,15 +25,19 @@ declared.
 
 from __future__ import annotations
 
+import logging
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
 
 import trio
 
 from protocols.errors import DeadlineExceeded, LimitExceeded, MalformedMessage
+from protocols.identity import PeerId
 from protocols.network import Stream
+
+log = logging.getLogger("potluck.rpc")
 
 REQUEST: Final = 1
 RESPONSE: Final = 2
@@ -254,13 +258,62 @@ PROGRESS_BYTES = 4 << 10  # per stall period: 140 bytes a second at 30 s, below 
 _HERE_ALREADY = bytearray(256 << 10)  # one for all readers: none waits while it is in use
 
 
-class MessageReader(Generic[Head]):
-    """The messages of one stream, in batches of those that arrived together."""
+class UnfinishedMessages:
+    """What has come of messages that are not whole, on all streams of a node, within a limit.
 
-    def __init__(self, stream: Stream, parser: FrameParser[Head], stall_seconds: float) -> None:
+    The threat: an unfinished message holds up to 4 MiB of ours for as long as a little of it comes
+    now and then, and strangers may have thousands of streams. Beyond the limit the peer with most
+    loses all streams with unfinished messages; one that `knows` does not vouch for goes first.
+    """
+
+    def __init__(self, limit_bytes: int, knows: Callable[[PeerId], bool]) -> None:
+        self._limit = limit_bytes
+        self._knows = knows
+        self._of_peer: dict[PeerId, dict[Stream, int]] = {}
+        self._sums: Counter[PeerId] = Counter()
+
+    def holds(self, stream: Stream, size: int) -> None:
+        """So much is held for this stream now. At its end that is 0."""
+        peer = stream.remote_peer
+        streams = self._of_peer.get(peer, {})
+        before = streams.pop(stream, 0)
+        if size:
+            self._of_peer.setdefault(peer, streams)[stream] = size
+        elif not streams:
+            self._of_peer.pop(peer, None)
+        self._sums[peer] += size - before
+        if not self._sums[peer]:
+            del self._sums[peer]
+        if size > before:
+            self._keep_limit()
+
+    def _keep_limit(self) -> None:
+        while self._sums.total() > self._limit:
+            peer = max(self._sums, key=lambda one: (not self._knows(one), self._sums[one]))
+            log.info("%s loses streams: too much of unfinished messages is held", peer)
+            del self._sums[peer]
+            for stream in self._of_peer.pop(peer):
+                stream.reset()
+
+
+class MessageReader(Generic[Head]):
+    """The messages of one stream, in batches of those that arrived together.
+
+    What it holds counts in `unfinished` until `end`.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        parser: FrameParser[Head],
+        stall_seconds: float,
+        unfinished: UnfinishedMessages,
+    ) -> None:
         self._stream = stream
         self._parser = parser
         self._stall_seconds = stall_seconds
+        self._unfinished = unfinished
+        self._counted_bytes = 0
         self._deadline = 0.0
         self._since_progress = 0
 
@@ -294,7 +347,17 @@ class MessageReader(Generic[Head]):
             self._note_progress(size, bool(batch))
         else:
             self._deadline = 0.0
+        self._count(self._parser.held_bytes)
         return batch
+
+    def end(self) -> None:
+        """Nothing is held any more."""
+        self._count(0)
+
+    def _count(self, size: int) -> None:
+        if size != self._counted_bytes:
+            self._counted_bytes = size
+            self._unfinished.holds(self._stream, size)
 
     def _note_progress(self, received: int, finished_a_message: bool) -> None:
         self._since_progress += received

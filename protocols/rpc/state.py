@@ -17,7 +17,7 @@ import trio
 from protocols.errors import PotluckError, RemoteMisbehaviour
 from protocols.guard import Exchange, Guard
 from protocols.identity import PeerId
-from protocols.rpc.frames import QueuedBytes
+from protocols.rpc.frames import QueuedBytes, UnfinishedMessages
 from protocols.rpc.peers import OpenWork, Penalties, RefusalPace, ShutOut
 
 log = logging.getLogger("potluck.rpc")
@@ -57,6 +57,12 @@ class RpcLimits:
 
     Above it a stream may hold 64 KiB instead of a megabyte, to limit peers that ask much and read
     nothing.
+    """
+    unfinished_bytes_in_total: int = 256 << 20
+    """What has come of messages that are not whole, on all streams.
+
+    Above it the peer with most loses the streams of its own; a peer that the guard does not know
+    goes first.
     """
     open_seconds: float = 20.0
     """For opening a stream, dialling included: as long as a hole punch may take."""
@@ -141,6 +147,7 @@ class RpcState:
         self.served = Tally(limits.served_per_peer, limits.served_in_total)
         self.transfers = Tally(limits.transfers_per_peer, limits.transfers_in_total)
         self.queued = QueuedBytes(limits.queued_bytes_in_total)
+        self.unfinished = UnfinishedMessages(limits.unfinished_bytes_in_total, guard.knows)
         self.streams = Tally(limits.streams_per_peer, limits.streams_per_peer * 1024)
         self.open_work = OpenWork()
         self.shut_out = ShutOut()

@@ -173,7 +173,9 @@ async def _receive_answer(
         if header is None:
             raise MalformedMessage("The stream ended where ACCEPT or ERROR was due.")
         kind, length = read_frame_header(header, limits)
-        payload = await receive_payload(stream, length, state.limits.stall_seconds)
+        payload = await receive_payload(
+            stream, length, state.limits.stall_seconds, state.unfinished
+        )
         head, body = split_payload(kind, payload)
         if kind == ACCEPT:
             envelope = message_type(AcceptHead).decode(head).envelope
@@ -210,7 +212,7 @@ async def serve_transfer(
     stream: Stream, length: int, bulks: Mapping[str, ServedBulk], state: RpcState
 ) -> None:
     """Serve the transfer whose OPEN payload of `length` bytes comes next, to its end."""
-    payload = await receive_payload(stream, length, state.limits.stall_seconds)
+    payload = await receive_payload(stream, length, state.limits.stall_seconds, state.unfinished)
     encoded_head, body = split_payload(OPEN, payload)
     head = _OPEN_HEAD.decode(encoded_head)
     served = bulks.get(head.method)

@@ -57,6 +57,7 @@ from protocols.rpc.frames import (
     FRAME_HEADER_BYTES,
     PROGRESS_BYTES,
     READ_BYTES,
+    UnfinishedMessages,
     chunk_header,
     message_frame,
     message_limit,
@@ -491,19 +492,25 @@ async def receive_exactly(
         raise stalled(stall_seconds)
 
 
-async def receive_payload(stream: Stream, length: int, stall_seconds: float) -> bytes:
+async def receive_payload(
+    stream: Stream, length: int, stall_seconds: float, unfinished: UnfinishedMessages
+) -> bytes:
     """The next `length` bytes; memory grows as they arrive."""
     payload = bytearray()
     progress_at = PROGRESS_BYTES
-    with trio.move_on_after(stall_seconds) as patience:
-        while len(payload) < length:
-            data = await stream.receive_some(min(READ_BYTES, length - len(payload)))
-            if not data:
-                raise MalformedMessage("The stream ended in the middle of a message.")
-            payload += data
-            if len(payload) >= progress_at:
-                progress_at = len(payload) + PROGRESS_BYTES
-                patience.deadline = trio.current_time() + stall_seconds
+    try:
+        with trio.move_on_after(stall_seconds) as patience:
+            while len(payload) < length:
+                data = await stream.receive_some(min(READ_BYTES, length - len(payload)))
+                if not data:
+                    raise MalformedMessage("The stream ended in the middle of a message.")
+                payload += data
+                unfinished.holds(stream, len(payload))
+                if len(payload) >= progress_at:
+                    progress_at = len(payload) + PROGRESS_BYTES
+                    patience.deadline = trio.current_time() + stall_seconds
+    finally:
+        unfinished.holds(stream, 0)
     if patience.cancelled_caught:
         raise stalled(stall_seconds)
     return bytes(payload)
@@ -669,7 +676,9 @@ class ChunkReceiver(Generic[Received]):
             if length == 0:
                 raise MalformedMessage("An empty chunk came.")
             return header
-        payload = await receive_payload(self._stream, length, self._bulk.stall_seconds)
+        payload = await receive_payload(
+            self._stream, length, self._bulk.stall_seconds, self._state.unfinished
+        )
         head, body = split_payload(kind, payload)
         if kind == ERROR:
             envelope = _ERROR_HEAD.decode(head).envelope

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 
@@ -28,7 +30,7 @@ from protocols.rpc.peers import (
 from protocols.rpc.state import RpcLimits
 from protocols.testing.world import SimulatedNetwork
 from tests.protocols.admitted import Admission
-from tests.protocols.pair import DOUBLE, PROTOCOL, SLEEP, Number, Pair, between_two
+from tests.protocols.pair import BLOB, DOUBLE, PROTOCOL, SLEEP, Blob, Number, Pair, between_two
 
 UPLOAD: BulkMethod[Number, Number, Number, Number] = BulkMethod(
     PROTOCOL, "upload", Number, Number, Number, Number
@@ -39,6 +41,10 @@ BODY = encode(Number(4))
 
 async def double(_caller: Caller, request: Number) -> Number:
     return Number(2 * request.value)
+
+
+async def echo_blob(_caller: Caller, request: Blob) -> Blob:
+    return request
 
 
 async def sleep(_caller: Caller, request: Number) -> Number:
@@ -205,6 +211,65 @@ def test_a_stranger_has_fewer_streams_than_a_member(is_member: bool) -> None:
         assert open_streams == (limits.streams_per_peer - 1 if is_member else 4)
 
     between_two(scenario, bobs_limits=limits, guards=admission.pair)
+
+
+async def begin_messages(
+    asking: SimulatedNetwork, pair: Pair, kind: int, count: int
+) -> list[Stream]:
+    """Streams on which most of a large message has come, and the rest will not."""
+    begun = [await asking.open(pair.bob_id, PROTOCOL) for _ in range(count)]
+    for stream in begun:
+        frame = message_frame(kind, encode(RequestHead(1, "blob", 60_000)), bytes(60_000))
+        await stream.send_all(frame[:50_000])
+    await pair.settle()
+    return begun
+
+
+async def are_open(streams: list[Stream]) -> list[bool]:
+    found = []
+    for stream in streams:
+        with trio.move_on_after(0.01) as silent, suppress(trio.BrokenResourceError):
+            await stream.receive_some(1)
+        found.append(silent.cancelled_caught)
+    return found
+
+
+@pytest.mark.parametrize("kind", [REQUEST, OPEN])
+def test_unfinished_messages_of_strangers_make_way_for_those_of_members(kind: int) -> None:
+    admission = Admission()
+    limits = RpcLimits(unfinished_bytes_in_total=220_000)
+
+    async def scenario(pair: Pair) -> None:
+        pair.answering.serve(DOUBLE, double)
+        pair.answering.serve(BLOB, echo_blob)
+        pair.answering.serve_bulk(UPLOAD, nobody_gets_here)
+        await pair.asking.call(pair.bob_id, DOUBLE, Number(4), timeout=5)
+        strangers = await begin_messages(add_mallory(pair), pair, kind, 1)
+        assert await are_open(strangers) == [True]
+        members = await begin_messages(pair.alice, pair, kind, 3)
+        assert await are_open(members) == [True] * 3
+        strangers += await begin_messages(add_mallory(pair, "other"), pair, kind, 1)
+        assert (await are_open(strangers)).count(True) == 1
+        strangers += await begin_messages(add_mallory(pair, "third"), pair, kind, 2)
+        assert await are_open(members) == [True] * 3
+        assert (await are_open(strangers)).count(True) <= 1
+
+    between_two(scenario, bobs_limits=limits, guards=admission.pair)
+
+
+def test_of_peers_alike_that_with_most_in_unfinished_messages_loses_them() -> None:
+    limits = RpcLimits(unfinished_bytes_in_total=220_000)
+
+    async def scenario(pair: Pair) -> None:
+        pair.answering.serve(BLOB, echo_blob)
+        few = await begin_messages(pair.alice, pair, REQUEST, 1)
+        many = await begin_messages(add_mallory(pair), pair, REQUEST, 4)
+        assert await are_open(few) == [True]
+        assert await are_open(many) == [False] * 4
+        again = await begin_messages(add_mallory(pair, "other"), pair, REQUEST, 3)
+        assert await are_open([*few, *again]) == [True] * 4, "what was lost no longer counts"
+
+    between_two(scenario, bobs_limits=limits)
 
 
 def test_a_stranger_that_only_keeps_a_link_is_hung_up_on_and_a_member_is_not() -> None:
