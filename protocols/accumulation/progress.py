@@ -250,7 +250,8 @@ class Estimate:
     - `lost`: those of them that seem to be gone. Nobody waits for one before it is heard again.
     - `awaited`: those of them that are known to bring samples, or to help. A peer that has no
       samples yet, and no batch of the plan under way, is expected, but nobody waits for it longer
-      than for the quiet of a group.
+      than for the quiet of a group; by cohorts it is not expected while a batch is under way that
+      is too late for the plan, or there would be such a newcomer in every step of a large run.
     - `followers`: newcomers that follow the run and are one or two steps behind. A list that stays
       open for its usual time lets them in, so they are expected.
     - `holds_back`: this peer is alone, has no list, and begins no round while it waits for the
@@ -639,7 +640,15 @@ def estimate(
         and _is_close_behind(one, mine, now)
     )
     is_alone = not (believed or moved)
-    coming = {one.peer for one in ours if one.will_come}.union(
+    comes_later = {
+        one.peer
+        for one in others
+        if cohorts.mine is not None
+        and one.is_busy
+        and one.free_at > now + settings.patience_seconds
+        and not plan.parts[one.peer]
+    }
+    coming = {one.peer for one in ours if one.will_come and one.peer not in comes_later}.union(
         moved_ours, () if is_alone else followers
     )
     found = Estimate(

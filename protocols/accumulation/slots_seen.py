@@ -10,7 +10,8 @@ read, no slot grows old. So a node that wakes up does not take others for gone b
 read their slots.
 
 Easy to get wrong: a reading that is not full may miss a slot that is there. When a peer is missing
-for the first time, one full reading looks for it.
+for the first time, one full reading looks for it. And the age of a slot comes from its publisher's
+clock, which may be wrong: it is no more than what the readings allow.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ LONGEST_UNSEEN_SECONDS: Final = LONGEST_READ_SECONDS + READ_SECONDS
 MOST_KEEPERS: Final = 8  # a run has one or two; any peer may claim to be one
 
 MOST_UNLINKED: Final = 64
+WRITE_SECONDS: Final = 1.0  # until a slot is at all its replicas
 LAST_WORD_SECONDS: Final = 2.0
 """A slot that is first read so soon after its publisher's link was lost may be older than that: it
-takes a second to its replicas, and is read once in a second or two."""
+is read once in a second or two."""
 
 
 class SlotsSeen:
@@ -82,16 +84,14 @@ class SlotsSeen:
         """A reading has found these slots, which live for so much longer; the peers in `gone` have
         withdrawn theirs. Returns the peers with a new slot."""
         before, now = self._looked_for, self.now(clock)
-        written_at = (before + now) / 2  # between the last reading and this one
         news = [peer for peer, one in found.items() if one.sequence > self._sequences.get(peer, -1)]
         for peer in news:
-            # sums may be read once in many readings (tracker.py)
-            at = max(written_at, now - LONGEST_READ_SECONDS / 2) if is_sum(peer) else written_at
-            if peer not in self._sequences:  # it may have been there for long
-                age = SLOT_SECONDS - left(found[peer])
-                at = min(at, now - min(age, SAY_AGAIN_SECONDS))
+            longest = SAY_AGAIN_SECONDS
+            if peer in self._sequences and not is_sum(peer):  # sums are not in every reading
+                longest = min(longest, now - before + WRITE_SECONDS)
+            age = min(max(SLOT_SECONDS - left(found[peer]), 0.0), longest)
             self._sequences[peer] = found[peer].sequence
-            self.slots[peer] = Seen(found[peer].value, at)
+            self.slots[peer] = Seen(found[peer].value, now - age)
             if found[peer].value.keeps:
                 self.keepers[peer] = None
         missing = {peer for peer in self.slots if peer not in found}

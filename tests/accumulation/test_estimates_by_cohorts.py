@@ -91,6 +91,24 @@ def test_the_samples_of_all_cohorts_count_and_only_the_own_one_is_expected() -> 
     assert found.cohort.heads == {head for head in HEADS if head not in cohort(1)}
 
 
+def test_a_newcomer_whose_first_batch_comes_too_late_is_not_expected() -> None:
+    member, *_, newcomer = cohort(1)[1:]
+    enough = msgspec.structs.replace(SUM, samples=TARGET)
+
+    def expected(seconds: float, samples: int = 0) -> bool:
+        busy = msgspec.structs.replace(
+            OWN, samples=samples, batch_seconds=seconds, under_way=0.0, came_seconds=1.0
+        )
+        seen = {**seen_at(member, of_2=enough), newcomer: Seen(busy, 0.0)}
+        found = view(member, seen)
+        assert found.expected == 1 + len(found.coming)
+        return newcomer in found.coming
+
+    assert expected(0.5)
+    assert not expected(5.0)
+    assert expected(5.0, samples=4), "those would be lost"
+
+
 def test_only_heads_are_holders() -> None:
     assert view(cohort(1)[2]).holders == set(HEADS)
     assert view(HEADS[1]).holders == set(HEADS)

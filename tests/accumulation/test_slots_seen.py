@@ -7,7 +7,12 @@ from typing import Final
 import pytest
 
 from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, SLOT_SECONDS, name_of_sum
-from protocols.accumulation.slots_seen import LAST_WORD_SECONDS, MOST_UNLINKED, SlotsSeen
+from protocols.accumulation.slots_seen import (
+    LAST_WORD_SECONDS,
+    MOST_UNLINKED,
+    WRITE_SECONDS,
+    SlotsSeen,
+)
 from protocols.dht import SlotEntry
 from protocols.identity import PeerId
 from tests.accumulation.progress_slots import slot
@@ -79,12 +84,21 @@ def test_no_more_than_some_lost_links_are_remembered() -> None:
     assert len(here.seen.lost()) == MOST_UNLINKED
 
 
-def test_a_slot_that_is_first_read_may_have_been_there_for_long() -> None:
+def test_a_slot_is_as_old_as_it_says_unless_it_was_not_there_before() -> None:
     here = Reader()
     here.reads(PEER, age=4.0)
-    assert here.age_of(PEER) == pytest.approx(4.0)
+    assert here.age_of(PEER) == pytest.approx(4.0), "it may have been there for long"
+    here.reads(PEER, age=0.3)
+    assert here.age_of(PEER) == pytest.approx(0.3)
     here.reads(PEER, age=4.0)
-    assert here.age_of(PEER) == OFTEN_SECONDS / 2, "it was not there when this peer read before"
+    assert here.age_of(PEER) == pytest.approx(OFTEN_SECONDS + WRITE_SECONDS)
+
+
+def test_a_sum_is_as_old_as_it_says_because_it_is_not_in_every_reading() -> None:
+    here, name = Reader(), name_of_sum(PEER)
+    for _ in range(2):
+        here.reads(name, age=4.0)
+        assert here.age_of(name) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(("said", "age"), [(60.0, SAY_AGAIN_SECONDS), (-60.0, 0.0)])
