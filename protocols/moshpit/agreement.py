@@ -119,6 +119,8 @@ class Agreement:
         self.idle: set[int] = set()
         """Coordinators that are alive but did nothing when it was their turn."""
         self._untold = False  # our coordinator may not have received our last report
+        self._gone: set[int] = set()
+        """Members that could not be reached or lost the link, and have said nothing since."""
         self._desk.arm("round", timing.round_seconds)
         self._desk.arm("end", timing.round_seconds + timing.closing_seconds)
         self._expect_more()
@@ -207,6 +209,7 @@ class Agreement:
         if self.verdict is not None or member == self._desk.me:
             return
         self._succession.suspect(member)
+        self._gone.add(member)
         if self._coordinator is not None:
             self._coordinator.unreachable(member)
         elif member == self._succession.following.coordinator:
@@ -280,6 +283,7 @@ class Agreement:
 
     def _hear(self, sender: int) -> None:
         self._succession.hear(sender)
+        self._gone.discard(sender)
         if self._coordinator is not None:
             self._coordinator.heard(sender)
 
@@ -377,7 +381,14 @@ class Agreement:
 
     def _coordinate(self, ballot: Ballot) -> Coordinator:
         return Coordinator(
-            self._desk, self, self._ending, self._blame, ballot, self._plan, self._verify
+            self._desk,
+            self,
+            self._ending,
+            self._blame,
+            ballot,
+            self._plan,
+            self._verify,
+            self._gone,
         )
 
     def _hear_of(self, ballot: Ballot) -> None:

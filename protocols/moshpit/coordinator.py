@@ -53,7 +53,9 @@ BALLOTS_BEYOND_SIZE = 2  # each failed attempt costs a member or names a pair; t
 MORE_WAITS = 2  # for members whose link is so full that an answer takes some seconds
 PREPARE_TRIES = 2  # the second one reaches members that were reconnecting
 NOBODY_CAN = "none of the members that are left brings data, or none can reduce"
-RECONNECT_SECONDS = 0.5  # until the second try, if calls failed and too few members are left
+RECONNECT_SECONDS = 0.5
+"""How long members whose link was lost have to come back before a ballot goes on without them, and
+if too few are left without them, until they are asked again."""
 
 Plan = Callable[[tuple[int, ...]], tuple[int, ...]]
 """Takes the members of an attempt. Returns its cuts; () if they cannot do it (nobody reduces)."""
@@ -91,7 +93,9 @@ class Coordinator:
         ballot: Ballot,
         plan: Plan,
         verify: Verify,
+        gone: AbstractSet[int],
     ) -> None:
+        """`gone`: the members whose link was lost and that have said nothing since, at any time."""
         self.ballot = ballot
         self.stage = Stage.PREPARING
         self._desk = desk
@@ -100,6 +104,7 @@ class Coordinator:
         self._blame = blame
         self._plan = plan
         self._verify = verify
+        self._gone = gone
         self._quorum = quorum_of(desk.size)
         self._tries = PREPARE_TRIES
         self._patience = MORE_WAITS
@@ -250,10 +255,12 @@ class Coordinator:
         """Go on if there is a quorum, and no other member to wait for."""
         if len(self._promises) < self._quorum:
             return
-        to_come = self._desk.size - len(self._promises.keys() | self._failed)
+        to_come = set(range(self._desk.size)) - self._promises.keys() - self._failed
         knows = self._newest_acceptance() is not None and self._enough_are_free
-        if not patient or to_come == 0 or knows:
+        if not patient or not to_come or knows:
             self._choose()
+        elif to_come <= self._gone:  # dialling one behind a router may take seconds to fail
+            self._desk.arm("answers", RECONNECT_SECONDS)
 
     def opened(self, sender: int) -> None:
         self._opened.add(sender)

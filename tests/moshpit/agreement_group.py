@@ -82,6 +82,7 @@ class Group:
     timing: Timing = TIMING
     latency: float = 0.05
     call_seconds: float = 4.0
+    refusal_seconds: float = 0.001  # until a call to a member that is killed or cut off fails
     exchange_seconds: float = 1.0
     exchange: Exchanging = smooth
     now: float = 0.0
@@ -203,7 +204,7 @@ class Group:
     def _send(self, me: int, to: int, message: AgreementMessage) -> None:
         self.said.append((me, to, message))
         if not self.linked(me, to) or to in self.killed:
-            self.at(self.now + 0.001, lambda: self._fail(me, to))
+            self.at(self.now + self.refusal_seconds, lambda: self._fail(me, to))
         else:
             self.at(self.now + self.latency, lambda: self._arrive(me, to, message))
 

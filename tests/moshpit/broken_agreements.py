@@ -103,7 +103,7 @@ class _Deaf(Coordinator):
 class IgnoresWhatWasAccepted(Agreement):
     def _coordinate(self, ballot: Ballot) -> Coordinator:
         shared = (self._desk, self, self._ending, self._blame)
-        return _Deaf(*shared, ballot, self._plan, self._verify)
+        return _Deaf(*shared, ballot, self._plan, self._verify, self._gone)
 
 
 class _Undemocratic(Coordinator):
@@ -115,7 +115,14 @@ class _Undemocratic(Coordinator):
 class DecidesWithHalf(Agreement):
     def _coordinate(self, ballot: Ballot) -> Coordinator:
         return _Undemocratic(
-            self._desk, self, self._ending, self._blame, ballot, self._plan, self._verify
+            self._desk,
+            self,
+            self._ending,
+            self._blame,
+            ballot,
+            self._plan,
+            self._verify,
+            self._gone,
         )
 
 
@@ -131,4 +138,4 @@ class WritesOverBeforeItIsNoted(Agreement):
 
     def _coordinate(self, ballot: Ballot) -> Coordinator:
         shared = (self._desk, self, self._ending, self._blame)
-        return _Rash(*shared, ballot, self._plan, self._verify)
+        return _Rash(*shared, ballot, self._plan, self._verify, self._gone)

@@ -24,6 +24,7 @@ from protocols.moshpit.agreement_messages import (
     Start,
 )
 from protocols.moshpit.ballots import Ballot, Suspicion, digest_of_result
+from protocols.moshpit.coordinator import RECONNECT_SECONDS
 from protocols.moshpit.verdicts import (
     Commit,
     Discard,
@@ -462,6 +463,25 @@ def test_a_member_whose_link_is_full_gets_more_time_to_answer() -> None:
     assert {_kind(verdict) for verdict in group.verdicts.values()} == {
         (Ballot(1, 0), (0, 1, 2), group.verdicts[0].digest)  # type: ignore[union-attr]
     }
+
+
+def test_nobody_waits_long_for_a_member_whose_link_was_lost_though_dialling_it_takes_seconds() -> (
+    None
+):
+    group = Group(5, refusal_seconds=4.0)
+
+    def die() -> None:
+        group.kill(3)
+        for member in (0, 1, 2, 4):
+            group.members[member].unreachable(3, group.now)
+            group.carry_out(member)
+
+    group.at(0.5, die)
+    group.begin()
+    group.run()
+    check_committed(group, (0, 1, 2, 4), {3: "silent"})
+    took = max(group.decided_at[member] for member in (0, 1, 2, 4)) - 0.5
+    assert took < group.exchange_seconds + RECONNECT_SECONDS + 10 * group.latency
 
 
 def test_members_who_may_not_lead_take_over_when_all_others_are_gone() -> None:
