@@ -169,7 +169,9 @@ and has not answered yet when it was asked to show it. A head that died may have
 BOASTED_SHARE: Final = 0.25
 """A head boasts if it tells of so much more than the other cohorts' sums say, and of as large a
 part of a step more."""
-FRESH_SECONDS: Final = 2.0  # how old the sums may be with which it is compared
+FRESH_SECONDS: Final = SAY_AGAIN_SECONDS + 2.0
+"""How old the sums may be with which it is compared: those that living heads said last, and a
+member has read lately."""
 
 NOBODY: Final = PeerId("")  # a peer whose name does not matter
 
