@@ -120,7 +120,8 @@ class Agreement:
         """Coordinators that are alive but did nothing when it was their turn."""
         self._untold = False  # our coordinator may not have received our last report
         self._gone: set[int] = set()
-        """Members that could not be reached or lost the link, and have said nothing since."""
+        """Members that could not be reached, or whose link was lost, until there is another sign of
+        them."""
         self._desk.arm("round", timing.round_seconds)
         self._desk.arm("end", timing.round_seconds + timing.closing_seconds)
         self._expect_more()
@@ -216,11 +217,16 @@ class Agreement:
             self._untold = True
         self._drain()
 
+    def linked(self, member: int) -> None:
+        """There is a link to this member again."""
+        self._gone.discard(member)
+
     def alive(self, member: int, now: float) -> None:
         """Bytes have arrived from this member, though perhaps no message. Messages wait behind the
         chunks of a full link, so its silence means nothing. A call that failed still counts as
         failed."""
         self._desk.now = now
+        self._gone.discard(member)
         if self.verdict is None and member != self._desk.me:
             self._succession.is_not_silent(member)
             if self._coordinator is not None:

@@ -54,8 +54,8 @@ MORE_WAITS = 2  # for members whose link is so full that an answer takes some se
 PREPARE_TRIES = 2  # the second one reaches members that were reconnecting
 NOBODY_CAN = "none of the members that are left brings data, or none can reduce"
 RECONNECT_SECONDS = 0.5
-"""How long members whose link was lost have to come back before a ballot goes on without them, and
-if too few are left without them, until they are asked again."""
+"""How long members that could not be reached have at most to come back before a ballot goes on
+without them, and if too few are left without them, until they are asked again."""
 
 Plan = Callable[[tuple[int, ...]], tuple[int, ...]]
 """Takes the members of an attempt. Returns its cuts; () if they cannot do it (nobody reduces)."""
@@ -95,7 +95,7 @@ class Coordinator:
         verify: Verify,
         gone: AbstractSet[int],
     ) -> None:
-        """`gone`: the members whose link was lost and that have said nothing since, at any time."""
+        """`gone`: at any time, the members that could not be reached and have not been heard since."""
         self.ballot = ballot
         self.stage = Stage.PREPARING
         self._desk = desk
@@ -260,7 +260,7 @@ class Coordinator:
         if not patient or not to_come or knows:
             self._choose()
         elif to_come <= self._gone:  # dialling one behind a router may take seconds to fail
-            self._desk.arm("answers", RECONNECT_SECONDS)
+            self._desk.hasten("answers", RECONNECT_SECONDS)
 
     def opened(self, sender: int) -> None:
         self._opened.add(sender)
@@ -313,7 +313,7 @@ class Coordinator:
         if self.stage is Stage.PREPARING:
             self._weigh(patient=True)
             if self.stage is Stage.PREPARING and self._no_quorum_left(self._promises.keys()):
-                self._desk.arm("answers", RECONNECT_SECONDS)
+                self._desk.hasten("answers", RECONNECT_SECONDS)
         elif self.stage is Stage.FORSWEARING:
             self._end_if_all_have_forsworn()
         elif self.stage is Stage.EXCHANGING and member in self._attempt.members:

@@ -291,9 +291,13 @@ class Round:
     async def _watch_links(self, events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
         async for event in events:
             place = self._places.get(event.peer)
-            if place is not None and event.reach is Reach.NONE:
+            if place is None:
+                continue
+            if event.reach is Reach.NONE:
                 self._note(place, "lost", "The link was lost.")
                 self._lost(place)
+            else:
+                self._agreement.linked(place)
 
     def _heard(self, place: int) -> None:
         self._agreement.alive(place, trio.current_time())

@@ -484,6 +484,50 @@ def test_nobody_waits_long_for_a_member_whose_link_was_lost_though_dialling_it_t
     assert took < group.exchange_seconds + RECONNECT_SECONDS + 10 * group.latency
 
 
+def test_a_member_that_repeats_itself_does_not_put_off_the_ballot() -> None:
+    group = Group(5, refusal_seconds=30.0)
+    died_at = 0.5
+
+    def die() -> None:
+        group.kill(3)
+        for member in (0, 1, 2, 4):
+            group.members[member].unreachable(3, group.now)
+            group.carry_out(member)
+
+    def repeats() -> None:
+        said = [message for sender, _, message in group.said if sender == 4]
+        promises = [message for message in said if isinstance(message, Promise)]
+        if promises and 0 not in group.verdicts:
+            group.members[0].receive(4, promises[-1], group.now)
+            group.carry_out(0)
+
+    group.at(died_at, die)
+    for turn in range(50):
+        group.at(died_at + 0.4 * turn, repeats)
+    group.begin()
+    group.run()
+    check_committed(group, (0, 1, 2, 4), {3: "silent"})
+    took = max(group.decided_at[member] for member in (0, 1, 2, 4)) - died_at
+    assert took < group.exchange_seconds + RECONNECT_SECONDS + 10 * group.latency
+    assert not any(one.idle for one in group.members)
+
+
+def test_a_member_that_is_linked_again_has_the_time_of_all_others_to_answer() -> None:
+    group = _round(3)
+    group.run(until=0.2)
+    group.stop(2)
+    group.members[0].unreachable(2, group.now)
+    group.members[0].linked(2)
+    group.members[0].exchange_failed(Ballot(0, 0), (Suspicion(1, "gave_up"),), group.now)
+    group.carry_out(0)
+    group.run(until=1.2)
+    group.wake(2)
+    group.run(until=60.0)
+    assert {_kind(verdict) for verdict in group.verdicts.values()} == {
+        (Ballot(1, 0), (0, 1, 2), group.verdicts[0].digest)  # type: ignore[union-attr]
+    }
+
+
 def test_members_who_may_not_lead_take_over_when_all_others_are_gone() -> None:
     timing = Timing(round_seconds=600.0)
     alone = Agreement(1, 2, (0,), timing, 0.0, plan=plan, verify=verify)

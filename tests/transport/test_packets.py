@@ -18,6 +18,7 @@ from node.net.transport.packets import (
     PACKET_LIMIT_BYTES,
     PLAINTEXT_LIMIT_BYTES,
     SMALL_BUFFER_BYTES,
+    TAG_BYTES,
     PacketOpener,
     PacketSealer,
 )
@@ -182,6 +183,21 @@ def test_the_buffer_grows_as_far_as_that_is_lent_and_gives_it_back() -> None:
     purse.left = 0
     assert feed(receiver, seal(*largest, by=by)) == largest
     assert receiver.buffer_bytes == SMALL_BUFFER_BYTES
+
+
+def test_at_the_end_all_is_given_back_whatever_is_still_in_the_buffer() -> None:
+    purse = Purse(4 * SMALL_BUFFER_BYTES)
+    by, receiver = sealer(), opener(lender=purse)
+    feed(receiver, seal(*[bytes(PLAINTEXT_LIMIT_BYTES)] * 40, by=by))
+    space = receiver.free_space()
+    forged = bytes((0, TAG_BYTES)) + bytes(TAG_BYTES)
+    poured = (forged * (len(space) // len(forged)))[: 2 * SMALL_BUFFER_BYTES]
+    space[: len(poured)] = poured
+    receiver.filled(len(poured))
+    with pytest.raises(MalformedMessage):
+        receiver.open()
+    receiver.end()
+    assert (receiver.buffer_bytes, purse.left) == (SMALL_BUFFER_BYTES, 4 * SMALL_BUFFER_BYTES)
 
 
 def test_an_opened_packet_does_not_change_when_more_is_read() -> None:

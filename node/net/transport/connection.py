@@ -200,8 +200,10 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         finally:
             self._beats.leave(self._beat)
             self._end_everything("the connection was closed here")
-            await self._close_session()
-            self.event_closed.set()
+            try:
+                await self._close_session()
+            finally:
+                self.event_closed.set()
 
     async def close(self, error_code: int = NORMAL_END) -> None:
         """Flush the queue for a moment, say goodbye, and end. Returns when the connection has

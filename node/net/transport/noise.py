@@ -16,6 +16,7 @@ owns the session); only the negotiation before it may.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -127,14 +128,14 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
             plaintexts = opener.open()
             if plaintexts:
                 return plaintexts
-            if opener.buffer_bytes == SMALL_BUFFER_BYTES:
+            if self._arriving is not None:
+                await self._arriving.turn()
+            is_small = opener.buffer_bytes == SMALL_BUFFER_BYTES
+            with trio.move_on_after(math.inf if is_small else IDLE_SECONDS) as patience:
                 count = await self._read(least)
-            else:
-                with trio.move_on_after(IDLE_SECONDS) as patience:
-                    count = await self._read(least)
-                if patience.cancelled_caught:
-                    opener.shrink()
-                    continue
+            if patience.cancelled_caught:
+                opener.shrink()
+                continue
             if not count:
                 raise ConnectionClosedError("The other side closed the connection.")
             opener.filled(count)
@@ -214,7 +215,7 @@ class NoiseSession(BaseSession):  # type: ignore[misc]  # the library is untyped
         await self.send_frames([data])
 
     async def close(self) -> None:
-        self._opener.shrink()
+        self._opener.end()
         await self._connection.close()
 
     def get_remote_address(self) -> tuple[str, int] | None:
@@ -347,9 +348,7 @@ class Arriving:
         """Wait for this connection's turn and for bytes; return their number. Cancellation loses
         nothing.
         """
-        if self._has_read:
-            await self._throttle.turn(is_small=not self._carries_bulk)
-            self._has_read = False
+        await self.turn()
         count = await self._wire.receive_into(buffer[: self._read_bytes], 1)
         self._has_read = True
         self._carries_bulk = count >= SMALL_BYTES
@@ -360,6 +359,12 @@ class Arriving:
         else:
             self._read_bytes = SMALL_BYTES
         return count
+
+    async def turn(self) -> None:
+        """Wait until this connection may read, after what it has read last."""
+        if self._has_read:
+            await self._throttle.turn(is_small=not self._carries_bulk)
+            self._has_read = False
 
     def _resize(self, wanted: int) -> None:
         if not wanted / RESIZE_FACTOR <= self._buffer <= wanted * RESIZE_FACTOR:

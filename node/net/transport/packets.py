@@ -87,7 +87,7 @@ class PacketOpener:
     Read the next bytes into `free_space()` and report their number with `filled(count)`. `open()`
     returns the plaintexts of whole packets, and none only if there is no whole packet left.
 
-    The buffer grows once there is a `lender`. Call `shrink` at the end.
+    The buffer grows once there is a `lender`. Call `end` at the end.
     """
 
     lender: Lender | None = None
@@ -121,6 +121,11 @@ class PacketOpener:
         if lent and self.lender is not None:
             self._move_to(memoryview(bytearray(SMALL_BUFFER_BYTES)))
             self.lender.return_buffer(lent)
+
+    def end(self) -> None:
+        """Free a large buffer, whatever is in it: nothing is opened any more."""
+        self._start = self._end = 0
+        self.shrink()
 
     @property
     def held_bytes(self) -> int:
