@@ -95,7 +95,7 @@ class Coordinator:
         verify: Verify,
         gone: AbstractSet[int],
     ) -> None:
-        """`gone`: at any time, the members that could not be reached and have not been heard since."""
+        """`gone`: at any time, the members that could not be reached, and not heard since."""
         self.ballot = ballot
         self.stage = Stage.PREPARING
         self._desk = desk
