@@ -84,10 +84,10 @@ class RevocationsFull(AuthError):
             f"The revocation list would have {size:,} bytes; {LIMIT_BYTES:,} can be spread.",
             why="Very many were revoked within the life of a token. (Revoking a person by name "
             "takes one entry, for all of their keys.)",
-            advice="Withdraw the auth key that signs (`potluck auth keys list` shows it), and "
-            "before it an older one that signed a few hours ago: `potluck auth keys withdraw KEY` "
-            "refuses every token that it has signed, and takes the entries for those off the list. "
-            "Nodes that are still allowed get new tokens by themselves. Then repeat this command.",
+            advice="Withdraw the auth key that signs (`potluck auth keys list` shows it): "
+            "`potluck auth keys withdraw KEY` refuses every token that it has signed, and takes "
+            "the entries for those off the list. Nodes that are still allowed get new tokens by "
+            "themselves. Then repeat this command.",
         )
 
 

@@ -137,8 +137,6 @@ class KeyWithdrawn(msgspec.Struct, frozen=True, kw_only=True):
     new: views.KeyView | None
     """The key that was made because the withdrawn one was in use."""
     list_number: int
-    others: tuple[views.KeyView, ...] = ()
-    """The keys that went with it, because the server was put back from a backup lately."""
     is_known_here: bool = True
     """False for a key that came after a backup that was put back."""
 
@@ -594,8 +592,6 @@ class Moderation:
         """From now on no signature of this key (its id or fingerprint) is valid.
 
         After a restore it may be a key that is not here: the list of revocations names it anyway.
-        And while there may be tokens that this server does not know, all other keys go with the one
-        that signs: each may have signed some, and the list of revocations could not get shorter.
         """
 
         def operation(transaction: Transaction) -> KeyWithdrawn:
@@ -607,11 +603,6 @@ class Moderation:
             ):  # fmt: skip
                 return self._withdraw_unknown(transaction, keys, unknown, actor, reason)
             row = _key_called(keys, key)
-            gone = [row]
-            if row == keys.active_row(now_ms) and self._store.is_unsure(transaction):
-                gone += [
-                    other for other in keys.rows if other.withdrawn_ms is None and other != row
-                ]
             made = None
             newer = [other for other in keys.rows if other.place > row.place]
             if not any(
@@ -621,38 +612,24 @@ class Moderation:
                     transaction, keys, now_ms, actor, "in place of a withdrawn key"
                 )
                 made = keys.rows[-1]
-            for one in gone:
-                keys = self._withdraw(transaction, keys, one, actor, reason)
-            self._shed_revocations(transaction, keys)
-            self._store.publish(transaction, keys=keys)
-            withdrawn, *others = (
-                views.key_view(keys, keys.rows[one.place], now_ms) for one in gone
-            )
+            signing_keys.withdraw(transaction.connection, row.key_id, now_ms)
+            after = keys.without(row.key_id, now_ms)
+            self._shed_revocations(transaction, after)
+            self._store.publish(transaction, keys=after)
+            transaction.log(
+                Act.KEY_WITHDRAWN, actor, reason,
+                detail=f"{row.key_id.hex()} {fingerprint(row.record.public_key)}",
+            )  # fmt: skip
+            path = self._store.paths.keys / signing_keys.file_name(row.key_id)
+            transaction.after_commit(lambda: signing_keys.remove_key_file(path))
+            gone = after.rows[row.place]
             return KeyWithdrawn(
-                withdrawn=withdrawn,
-                new=None if made is None else views.key_view(keys, made, now_ms),
+                withdrawn=views.key_view(after, gone, now_ms),
+                new=None if made is None else views.key_view(after, made, now_ms),
                 list_number=self._store.latest_list_number(),
-                others=tuple(others),
             )
 
         return self._do(operation)
-
-    def _withdraw(
-        self,
-        transaction: Transaction,
-        keys: SigningKeys,
-        row: signing_keys.KeyRow,
-        actor: str,
-        reason: str,
-    ) -> SigningKeys:
-        signing_keys.withdraw(transaction.connection, row.key_id, transaction.now_ms)
-        transaction.log(
-            Act.KEY_WITHDRAWN, actor, reason,
-            detail=f"{row.key_id.hex()} {fingerprint(row.record.public_key)}",
-        )  # fmt: skip
-        path = self._store.paths.keys / signing_keys.file_name(row.key_id)
-        transaction.after_commit(lambda: signing_keys.remove_key_file(path))
-        return keys.without(row.key_id, transaction.now_ms)
 
     def _withdraw_unknown(
         self,

@@ -353,13 +353,6 @@ def withdrawn(answer: Answer) -> str:
         f"Key {gone['key_id']} is withdrawn (list number {answer['list_number']}). Everything that "
         "it has signed is invalid."
     ]
-    others = answer.get("others")  # a server that was not restarted says nothing
-    if others:
-        ids = ", ".join(other["key_id"] for other in others)
-        lines.append(
-            f"With it: {ids}. This server was put back from a backup, and any of its keys may have "
-            "signed tokens that it does not know."
-        )
     if new is not None:
         lines.append(
             f"It was in use: {new['key_id']} is made, and signs from now on. Make a backup "

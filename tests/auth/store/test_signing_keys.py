@@ -209,32 +209,6 @@ async def test_a_server_that_does_not_know_all_tokens_sheds_no_entry_that_they_m
         assert read_list(server.store.revocation_list().signed).entries == ()
 
 
-async def test_after_a_restore_too_a_full_list_has_room_once_the_key_that_signs_is_withdrawn(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Older keys have signed tokens as well that it does not know, so they go with it."""
-    monkeypatch.setattr("auth.revocations.LIMIT_BYTES", 600)
-    async with put_back(folder, tmp_path / "backup") as (server, first, second):
-        with pytest.raises(RevocationsFull) as full:  # noqa: PT012 - one of them is too many
-            for number in range(30):
-                server.moderation.revoke(Node(100 + number, server).peer_id, actor=ROOT)
-        assert "the auth key that signs" in full.value.advice
-        on_the_way = server.moderation.key_rotate(actor=ROOT).new.key_id
-        done = server.moderation.key_withdraw(second, actor=ROOT)
-        older = server.moderation.keys().keys[0]
-        assert first == older.fingerprint
-        assert [key.key_id for key in done.others] == [older.key_id, on_the_way]
-        assert states(server) == ["withdrawn", "withdrawn", "withdrawn", "signs now"]
-        assert {path.stem for path in (server.store.paths.keys).iterdir()} == {done.new.key_id}
-        assert server.acts().count("key withdrawn") == 3
-        assert read_list(server.store.revocation_list().signed).entries == ()
-        server.moderation.revoke(Node(200, server).peer_id, actor=ROOT)
-        peer = Peer(server, first)
-        peer.hear()
-        assert peer.keyring.find(bytes.fromhex(done.new.key_id)) is not None
-        assert server.is_sound()
-
-
 async def test_a_token_that_it_does_not_know_counts_until_its_grace_is_over(
     folder: Path, tmp_path: Path
 ) -> None:
