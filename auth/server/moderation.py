@@ -28,14 +28,7 @@ from typing import TypeVar
 import msgspec
 
 from auth.errors import AuthError
-from auth.keys import (
-    KEY_ID_BYTES,
-    SEED_BYTES,
-    SigningKey,
-    fingerprint,
-    fingerprint_bytes,
-    peer_id_of,
-)
+from auth.keys import SEED_BYTES, SigningKey, fingerprint, peer_id_of
 from auth.roles import Role, in_order
 from auth.server import (
     accounts,
@@ -137,8 +130,6 @@ class KeyWithdrawn(msgspec.Struct, frozen=True, kw_only=True):
     new: views.KeyView | None
     """The key that was made because the withdrawn one was in use."""
     list_number: int
-    is_known_here: bool = True
-    """False for a key that came after a backup that was put back."""
 
 
 class NoSuchKey(AuthError):
@@ -589,19 +580,10 @@ class Moderation:
         return self._do(operation)
 
     def key_withdraw(self, key: str, *, actor: str, reason: str = "") -> KeyWithdrawn:
-        """From now on no signature of this key (its id or fingerprint) is valid.
-
-        After a restore it may be a key that is not here: the list of revocations names it anyway.
-        """
+        """From now on no signature of this key (its id or fingerprint) is valid."""
 
         def operation(transaction: Transaction) -> KeyWithdrawn:
             now_ms, keys = transaction.now_ms, self._store.latest_keys()
-            unknown = _unknown_key(keys, key)
-            if unknown is not None and audit.rows(
-                transaction.connection, since_ms=None, name=None, login=None, act=Act.RESTORED,
-                limit=1,
-            ):  # fmt: skip
-                return self._withdraw_unknown(transaction, keys, unknown, actor, reason)
             row = _key_called(keys, key)
             made = None
             newer = [other for other in keys.rows if other.place > row.place]
@@ -630,25 +612,6 @@ class Moderation:
             )
 
         return self._do(operation)
-
-    def _withdraw_unknown(
-        self,
-        transaction: Transaction,
-        keys: SigningKeys,
-        key_id: bytes,
-        actor: str,
-        reason: str,
-    ) -> KeyWithdrawn:
-        self._store.publish(transaction, keys=keys.without_unknown(key_id))
-        transaction.log(
-            Act.KEY_WITHDRAWN, actor, reason, detail=f"{key_id.hex()}, which is not known here"
-        )
-        return KeyWithdrawn(
-            withdrawn=views.unknown_key_view(key_id, transaction.now_ms),
-            new=None,
-            list_number=self._store.latest_list_number(),
-            is_known_here=False,
-        )
 
     def _shed_revocations(self, transaction: Transaction, keys: SigningKeys) -> None:
         """Drop what only tokens of withdrawn keys need. While there may be tokens that the database
@@ -792,10 +755,7 @@ class Moderation:
 
     def keys(self) -> views.KeyList:
         keys, now_ms = self._store.keys, self._now()
-        return views.KeyList(
-            keys=tuple(views.key_view(keys, row, now_ms) for row in keys.rows),
-            unknown_withdrawn=tuple(key_id.hex() for key_id in keys.unknown_withdrawn),
-        )
+        return views.KeyList(keys=tuple(views.key_view(keys, row, now_ms) for row in keys.rows))
 
     def audit(
         self,
@@ -938,35 +898,16 @@ def _key_in(path: Path) -> SigningKey:
     return key
 
 
-def _unknown_key(keys: SigningKeys, wanted: str) -> bytes | None:
-    """The id of a key that is not here, from all of its id or fingerprint; None otherwise."""
-    wanted = wanted.strip().lower()
-    try:
-        if len(wanted) == 2 * KEY_ID_BYTES:
-            key_id = bytes.fromhex(wanted)
-        else:
-            key_id = fingerprint_bytes(wanted)[:KEY_ID_BYTES]
-    except ValueError:
-        return None
-    if key_id in keys.unknown_withdrawn:
-        raise _withdrawn_already(wanted)
-    return None if key_id in keys.all_verifying else key_id
-
-
-def _withdrawn_already(key: str) -> NoSuchKey:
-    return NoSuchKey(
-        f"The key {key} was withdrawn already.",
-        why="That cannot be taken back.",
-        advice="`potluck auth keys list` shows when.",
-    )
-
-
 def _key_called(keys: SigningKeys, wanted: str) -> signing_keys.KeyRow:
     wanted = wanted.strip().lower()
     for row in keys.rows:
         if wanted in (row.key_id.hex(), fingerprint(row.record.public_key)):
             if row.withdrawn_ms is not None:
-                raise _withdrawn_already(wanted)
+                raise NoSuchKey(
+                    f"The key {wanted} was withdrawn already.",
+                    why="That cannot be taken back.",
+                    advice="`potluck auth keys list` shows when.",
+                )
             return row
     raise NoSuchKey(
         f"There is no auth key {wanted[:64]!r} here.",

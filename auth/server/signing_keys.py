@@ -61,25 +61,16 @@ class SigningKeys:
     """All keys of the run. A snapshot: acts that change keys make a new one."""
 
     def __init__(
-        self,
-        run: str,
-        rows: tuple[KeyRow, ...],
-        private: dict[bytes, SigningKey],
-        listed: tuple[bytes, ...] = (),
+        self, run: str, rows: tuple[KeyRow, ...], private: dict[bytes, SigningKey]
     ) -> None:
-        """`listed`: the ids on the newest list of revocations."""
-        known = {row.key_id for row in rows}
         self.run = run
         self.rows = rows
-        self.unknown_withdrawn = tuple(key_id for key_id in listed if key_id not in known)
-        """Keys that came after a backup that was put back, and are on the lists all the same."""
         self._private = private
         self._usable = [row for row in rows if row.withdrawn_ms is None and row.key_id in private]
         self.records = tuple(row.record for row in rows)
         self.all_verifying = {row.key_id: VerifyingKey(row.record.public_key) for row in rows}
         self.fingerprints = tuple(fingerprint(record.public_key) for record in self.records)
-        gone = (row.key_id for row in rows if row.withdrawn_ms is not None)
-        self.withdrawn = (*gone, *self.unknown_withdrawn)
+        self.withdrawn = tuple(row.key_id for row in rows if row.withdrawn_ms is not None)
 
     def active(self, now_ms: int) -> SigningKey:
         """The key that signs now."""
@@ -98,8 +89,7 @@ class SigningKeys:
         return self._usable[0]  # the clock went back to before any of them
 
     def with_new(self, row: KeyRow, key: SigningKey) -> SigningKeys:
-        private = {**self._private, key.key_id: key}
-        return SigningKeys(self.run, (*self.rows, row), private, self.unknown_withdrawn)
+        return SigningKeys(self.run, (*self.rows, row), {**self._private, key.key_id: key})
 
     def without(self, key_id: bytes, now_ms: int) -> SigningKeys:
         """The keys after this one was withdrawn."""
@@ -108,12 +98,7 @@ class SigningKeys:
             for row in self.rows
         )
         private = {other: key for other, key in self._private.items() if other != key_id}
-        return SigningKeys(self.run, rows, private, self.unknown_withdrawn)
-
-    def without_unknown(self, key_id: bytes) -> SigningKeys:
-        """The keys after one that is not here was withdrawn."""
-        self._check_room()
-        return SigningKeys(self.run, self.rows, self._private, (*self.unknown_withdrawn, key_id))
+        return SigningKeys(self.run, rows, private)
 
     def with_last(self, key_id: bytes) -> SigningKeys | None:
         """The keys with this one at the end of the chain, after a restore in a wrong order.
@@ -123,7 +108,7 @@ class SigningKeys:
         """
         place = next((row.place for row in self.rows if row.key_id == key_id), len(self.rows))
         first, *others = self.rows[place:] or (None,)
-        after = SigningKeys(self.run, self.rows[:place], self._private, self.unknown_withdrawn)
+        after = SigningKeys(self.run, self.rows[:place], self._private)
         if first is None or not others or not after._usable:
             return None
         for row in (*others, first):
@@ -145,18 +130,15 @@ class SigningKeys:
 
     def successor(self, key: SigningKey, now_ms: int, from_ms: int) -> KeyRow:
         """The row of a new key, endorsed by the newest one."""
-        self._check_room()
-        endorser = self._private[self.newest().key_id]
-        record = endorse(self.run, key.public_key, from_ms, from_ms + KEY_LIFE_MS, endorser)
-        return KeyRow(record=record, made_ms=now_ms, withdrawn_ms=None, place=len(self.rows))
-
-    def _check_room(self) -> None:
-        if len(self.rows) + len(self.unknown_withdrawn) >= MOST_KEYS:
+        if len(self.rows) >= MOST_KEYS:
             raise TooManyKeys(
                 f"This run has had {MOST_KEYS} auth keys, and peers follow no longer chain.",
                 why="Each key is vouched for by the one before it, from the invite's on.",
                 advice="Make a new run with `potluck auth init`, and new invites.",
             )
+        endorser = self._private[self.newest().key_id]
+        record = endorse(self.run, key.public_key, from_ms, from_ms + KEY_LIFE_MS, endorser)
+        return KeyRow(record=record, made_ms=now_ms, withdrawn_ms=None, place=len(self.rows))
 
 
 def first_row(run: str, key: SigningKey, now_ms: int) -> KeyRow:
@@ -170,13 +152,8 @@ def first_row(run: str, key: SigningKey, now_ms: int) -> KeyRow:
     return KeyRow(record=record, made_ms=now_ms, withdrawn_ms=None, place=0)
 
 
-def load(
-    connection: sqlite3.Connection, run: str, folder: Path, listed: tuple[bytes, ...]
-) -> SigningKeys:
-    """The keys in the database, with the secret halves that are in the folder.
-
-    `listed`: the ids of withdrawn keys on the newest list of revocations.
-    """
+def load(connection: sqlite3.Connection, run: str, folder: Path) -> SigningKeys:
+    """The keys in the database, with the secret halves that are in the folder."""
     rows = tuple(
         KeyRow(
             record=KeyRecord(bytes(public_key), from_ms, until_ms, bytes(by), bytes(signature)),
@@ -197,7 +174,7 @@ def load(
             key = read_key_file(folder / file_name(row.key_id))
             if key is not None and key.key_id == row.key_id:
                 private[row.key_id] = key
-    return SigningKeys(run, rows, private, listed)
+    return SigningKeys(run, rows, private)
 
 
 def keep_row(connection: sqlite3.Connection, row: KeyRow) -> None:

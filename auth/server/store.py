@@ -368,8 +368,7 @@ def published_in(connection: sqlite3.Connection, run: str, paths: StorePaths) ->
     issued = revoked.newest_list(connection)
     if issued is None:
         raise damaged(paths.database, "it has no revocation list")
-    listed = read_list(issued.signed).withdrawn
-    return Published(signing_keys.load(connection, run, paths.keys, listed), issued)
+    return Published(signing_keys.load(connection, run, paths.keys), issued)
 
 
 # One writer per folder: a lock of the kernel on `auth.sqlite.lock`, held while a store is open.

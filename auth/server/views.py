@@ -114,8 +114,6 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
 
 class KeyList(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[KeyView, ...]
-    unknown_withdrawn: tuple[str, ...]
-    """The ids of keys that were withdrawn, and came after a backup that was put back."""
 
 
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,20 +215,6 @@ def key_view(keys: SigningKeys, row: KeyRow, now_ms: int) -> KeyView:
         until_ms=row.record.until_ms,
         endorsed_by=row.record.endorsed_by.hex(),
         has_file=keys.private_key(row.key_id) is not None,
-    )
-
-
-def unknown_key_view(key_id: bytes, withdrawn_ms: int) -> KeyView:
-    return KeyView(
-        key_id=key_id.hex(),
-        fingerprint="",
-        state="withdrawn",
-        from_ms=0,
-        until_ms=0,
-        endorsed_by="",
-        made_ms=0,
-        withdrawn_ms=withdrawn_ms,
-        has_file=False,
     )
 
 

@@ -300,8 +300,3 @@ def test_a_key_that_came_after_the_backup_is_put_back_by_its_file(tmp_path: Path
     assert f"Key {new['key_id']} is here again, and signs from now on" in told
     assert answer(home, "keys", "list")["keys"][-1]["state"] == "signs now"
     assert auth(home, "keys", "rotate", "--key", str(file)).returncode == 1
-    assert auth(home, "keys", "withdraw", "0123456789abcde").returncode == 1, "not all of it"
-    told = auth(home, "keys", "withdraw", "0123456789abcdef").stdout
-    assert "Key 0123456789abcdef is withdrawn" in told
-    assert "this server does not have it" in told
-    assert "0123456789abcdef" in done(home, "keys", "list")

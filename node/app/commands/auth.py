@@ -504,10 +504,7 @@ def _add_keys(actions: Subparsers) -> None:
         example="potluck auth keys withdraw 5f3a9c01d2e4b677 --reason 'the backup was stolen'",
     )
     withdraw.add_argument(
-        "key",
-        metavar="KEY",
-        help="the key's id, as `potluck auth keys list` shows it; after a restore also that of a "
-        "key that this server does not have",
+        "key", metavar="KEY", help="the key's id, as `potluck auth keys list` shows it"
     )
     for parser in (rotate, withdraw):
         add_reason(parser)

@@ -306,12 +306,7 @@ def keys(answer: Answer) -> Sequence[Part]:
         )
         for key in answer["keys"]
     ]
-    shown: list[Part] = [(("key", "state", "signs from", "withdrawn", "fingerprint"), rows)]
-    unknown = answer.get("unknown_withdrawn")  # a server that was not restarted says nothing
-    if unknown:
-        ids = ", ".join(unknown)
-        shown.append(f"Withdrawn too, although this server does not have them: {ids}.")
-    return shown
+    return [(("key", "state", "signs from", "withdrawn", "fingerprint"), rows)]
 
 
 def rotated(answer: Answer) -> str:
@@ -338,17 +333,6 @@ def rotated(answer: Answer) -> str:
 
 def withdrawn(answer: Answer) -> str:
     gone, new = answer["withdrawn"], answer["new"]
-    if not answer.get("is_known_here", True):  # a server that was not restarted says nothing
-        return "\n".join(
-            [
-                f"Key {gone['key_id']} is withdrawn (list number {answer['list_number']}), "
-                "although this server does not have it: check that its id is typed right.",
-                "Nodes follow this list if it is signed with the newest key that they know. If "
-                "this server does not have that one, give it first (`potluck auth keys rotate "
-                "--key FILE`). If it is the one to withdraw, withdraw it once more after that.",
-                *spread_lines(answer),
-            ]
-        )
     lines = [
         f"Key {gone['key_id']} is withdrawn (list number {answer['list_number']}). Everything that "
         "it has signed is invalid."

@@ -298,68 +298,40 @@ async def test_a_key_that_was_made_here_is_not_put_last(server: Server, folder: 
             server.moderation.key_rotate(key_file=folder / "keys" / f"{key.key_id}.key", actor=ROOT)
 
 
-@pytest.mark.parametrize("named_by", ["key_id", "fingerprint"])
-def test_a_key_that_was_withdrawn_after_the_backup_is_withdrawn_again_without_its_file(
-    tmp_path: Path, named_by: str
+def test_a_key_that_was_withdrawn_after_the_backup_is_given_back_and_withdrawn_again(
+    tmp_path: Path,
 ) -> None:
     clock, folder, backup, broken = Clock(), *(tmp_path / name for name in ("auth", "old", "new"))
     with running(folder, clock) as server:
-        server.allow("bob")
         first = server.fingerprint
         server.moderation.backup(backup, actor=ROOT)
         stolen = server.moderation.key_rotate(overlap_ms=0, actor=ROOT)
         clock.now_ms = stolen.signs_from_ms
-        known_to_thief = server.store.keys.records
-        done = server.moderation.key_withdraw(stolen.new.key_id, actor=ROOT)
-        assert done.new is not None
+        server.moderation.backup(tmp_path / "later", actor=ROOT)
+        server.store.writer.run(server.store.refresh_list)
+        was_off = Keyring.from_pinned(RUN, first, server.store.keys.records)
+        off = Revocations(RUN)
+        assert off.accept(server.store.revocation_list().signed, was_off)
+        newest = server.moderation.key_withdraw(stolen.new.key_id, actor=ROOT).new
+        assert newest is not None
+        was_on = Keyring.from_pinned(RUN, first, server.store.keys.records)
+        on = Revocations(RUN)
+        assert on.accept(server.store.revocation_list().signed, was_on)
     folder.rename(broken)
     shutil.copytree(backup, folder)
     clock.forward(3_000)
     with running(folder, clock) as server:
-        file = broken / "keys" / f"{done.new.key_id}.key"
+        file = tmp_path / "later" / "keys" / f"{stolen.new.key_id}.key"
         server.moderation.key_rotate(key_file=file, actor=ROOT)
-        named = getattr(stolen.new, named_by).upper()
-        again = server.moderation.key_withdraw(named, actor=ROOT)
-        assert (again.withdrawn.key_id, again.new) == (stolen.new.key_id, None)
-        assert not again.is_known_here
-        assert (
-            server.moderation.audit(act="key withdrawn")
-            .rows[0]
-            .detail.startswith(stolen.new.key_id)
-        )
-        with pytest.raises(NoSuchKey, match="was withdrawn already"):
-            server.moderation.key_withdraw(stolen.new.key_id, actor=ROOT)
-    with running(folder, clock) as server:
-        server.moderation.revoke("bob", actor=ROOT)
-        assert server.moderation.keys().unknown_withdrawn == (stolen.new.key_id,)
-        newcomer = Keyring.from_pinned(RUN, first, server.store.keys.records)
-        Revocations(RUN).accept(server.store.revocation_list().signed, newcomer)
-        newcomer.add(known_to_thief)
-        assert newcomer.find(known_to_thief[-1].key_id) is None
+        file = broken / "keys" / f"{newest.key_id}.key"
+        server.moderation.key_rotate(key_file=file, actor=ROOT)
+        assert server.moderation.key_withdraw(stolen.new.key_id, actor=ROOT).new is None
+        for peer, keyring in ((off, was_off), (on, was_on)):
+            keyring.add(server.store.keys.records)
+            assert peer.accept(server.store.revocation_list().signed, keyring)
+            assert keyring.find(bytes.fromhex(stolen.new.key_id)) is None
+            assert keyring.find(bytes.fromhex(newest.key_id)) is not None
         assert server.is_sound()
-
-
-async def test_a_key_that_was_withdrawn_unseen_is_given_back_as_any_other(tmp_path: Path) -> None:
-    """The newest key that nodes know has to sign once more before they let it go."""
-    clock = Clock()
-    node, file, peer = await restored_before_a_rotation(tmp_path, clock)
-    key = read_key_file(file)
-    assert key is not None
-    with running(tmp_path / "auth", clock) as server:
-        assert not server.moderation.key_withdraw(file.stem, actor=ROOT).is_known_here
-        server.moderation.key_rotate(key_file=file, actor=ROOT)
-        assert server.moderation.keys().unknown_withdrawn == ()
-        assert server.moderation.key_withdraw(file.stem, actor=ROOT).new is not None
-        keyring = known_to_all(node, key, server)
-        assert peer.accept(server.store.revocation_list().signed, keyring)
-        assert keyring.find(key.key_id) is None
-
-
-def test_without_a_restore_there_is_no_key_that_the_server_does_not_know(server: Server) -> None:
-    """It is mistyped, and the stolen one would stay."""
-    for wrong in ("0123456789abcdef", "a" * 26):
-        with pytest.raises(NoSuchKey, match=f"no auth key '{wrong}'"):
-            server.moderation.key_withdraw(wrong, actor=ROOT)
 
 
 def test_a_key_that_is_known_or_not_there_is_not_put_back(server: Server, folder: Path) -> None:
