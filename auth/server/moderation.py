@@ -546,7 +546,8 @@ class Moderation:
 
         Or the one in `key_file`, to which this run changed after the backup that was restored: it
         signs at once, and counts for all tokens that it may have signed already. If it was put
-        back before a key that is older than it, it becomes the newest.
+        back before a key that is older than it, it becomes the newest, as long as none of those
+        was withdrawn and no new one was made after it.
         """
         known_key = None if key_file is None else _key_in(key_file)
 
@@ -691,8 +692,11 @@ class Moderation:
         if any(row.key_id == key.key_id for row in keys.rows):
             raise NoSuchKey(
                 f"The key {key.key_id.hex()} is known here already.",
-                why="Only a key that was made after the backup is missing after a restore.",
-                advice="`potluck auth keys list` shows the keys that this server has.",
+                why="Only a key that was made after the backup is missing after a restore. If the "
+                "order was wrong, the newest becomes the last by being given once more, as long as "
+                "no key that was given back was withdrawn, and no new one was made after it.",
+                advice="`potluck auth keys list` shows the keys that this server has, and their "
+                "order. If it is wrong, restore the backup again and give the keys in order.",
             )
         row = keys.successor(key, transaction.now_ms, from_ms)
         folder = self._store.paths.keys

@@ -15,7 +15,7 @@ from auth.keys import SigningKey
 from auth.revocations import Revocations
 from auth.server.join_refused import JoinReason, JoinRefused
 from auth.server.moderation import NoSuchKey
-from auth.server.signing_keys import read_key_file
+from auth.server.signing_keys import read_key_file, write_key_file
 from auth.server.store import SERIALS_A_SECOND
 from auth.server.store_errors import StoreFailed
 from auth.tokens import read_token
@@ -296,6 +296,25 @@ async def test_a_key_that_was_made_here_is_not_put_last(server: Server, folder: 
     for key in server.moderation.keys().keys:
         with pytest.raises(NoSuchKey, match="is known here already"):
             server.moderation.key_rotate(key_file=folder / "keys" / f"{key.key_id}.key", actor=ROOT)
+
+
+@pytest.mark.parametrize("then", ["withdrawn", "made"])
+async def test_a_wrong_order_that_cannot_be_put_right_says_what_to_do(
+    tmp_path: Path, then: str
+) -> None:
+    clock = Clock()
+    _, newest, _ = await restored_before_a_rotation(tmp_path, clock)
+    older = write_key_file(tmp_path / "keys", SigningKey(b"\x08" * 32))
+    with running(tmp_path / "auth", clock) as server:
+        for file in (newest, older):
+            server.moderation.key_rotate(key_file=file, actor=ROOT)
+        if then == "withdrawn":
+            server.moderation.key_withdraw(older.stem, actor=ROOT)
+        else:
+            server.moderation.key_rotate(actor=ROOT)
+        with pytest.raises(NoSuchKey, match="is known here already") as refused:
+            server.moderation.key_rotate(key_file=newest, actor=ROOT)
+        assert "restore the backup again" in refused.value.advice
 
 
 def test_a_key_that_was_withdrawn_after_the_backup_is_given_back_and_withdrawn_again(
