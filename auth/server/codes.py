@@ -89,12 +89,17 @@ def is_made_up(login: str) -> bool:
 
 
 def open_code_behind(connection: sqlite3.Connection, name: str, now_ms: int) -> str | None:
-    """The id of the code that made up this name, if it still lets people in."""
+    """The id of the code that made up this name, if it still lets people in.
+
+    After a restore, a code that was made anew may have the number of the one that did.
+    """
     provider, _, login = name.partition(":")
     if provider != PROVIDER or not is_made_up(login):
         return None
     found = by_number(connection, int(login[1:].partition("-")[0]))
-    return found.code_id if found and found.state(now_ms) is CodeState.OPEN else None
+    if found is None or found.login is not None or found.state(now_ms) is not CodeState.OPEN:
+        return None
+    return found.code_id
 
 
 def spell_code(random: bytes) -> str:

@@ -109,8 +109,9 @@ def ended(answer: Answer) -> str:
     code = answer.get("open_code")  # a server that was not restarted says nothing
     if code:
         warning.append(
-            f"CODE {code} STILL WORKS: anyone who has it gets in under a new name, this person "
-            f"too. `potluck auth codes cancel {code}` ends that."
+            f"CODE {code} STILL WORKS: if this is the code they used, they can come back under a "
+            f"new name, and so can anyone else who has it. `potluck auth codes cancel {code}` ends "
+            "that."
         )
     if answer["change"] == "unchanged":
         return "\n".join([f"{value} was denied already: nothing changed.", *warning])

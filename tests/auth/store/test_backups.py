@@ -154,6 +154,12 @@ async def test_to_deny_somebody_whose_code_works_on_names_the_code(tmp_path: Pat
             assert server.moderation.deny(other, actor=ROOT).open_code is None
 
 
+def test_a_code_for_one_name_lets_nobody_in_under_another(server: Server) -> None:
+    """The number in the name is that of a code which the restored server does not know."""
+    server.moderation.code_new(name="dana", actor=ROOT)
+    assert server.moderation.deny("code:c1-1", actor=ROOT).open_code is None
+
+
 async def restored_before_a_rotation(
     tmp_path: Path, clock: Clock
 ) -> tuple[Node, Path, Revocations]:
