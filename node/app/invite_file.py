@@ -13,7 +13,12 @@ from typing import Any
 
 from node.app.views.auth_moments import utc
 from node.core.disk_trouble import disk_trouble
-from node.core.private_file import FILE_MODE, UnusableFile, replace_private_file
+from node.core.private_file import (
+    FILE_MODE,
+    UnusableFile,
+    check_writable,
+    replace_private_file,
+)
 from node.core.wrong_use import WrongUse
 
 
@@ -30,7 +35,7 @@ def check_flags(name: str | None, *, new_code: bool, file: Path | None) -> None:
 
 def check_new(file: Path) -> None:
     """WrongUse if it exists, or could not be made."""
-    if file.exists():
+    if os.path.lexists(file):
         raise WrongUse(
             f"{file} is there already.",
             why="It may contain a code that is nowhere else.",
@@ -47,6 +52,14 @@ def check_new(file: Path) -> None:
             why="Its folder is not writable for you, or its disk is read-only.",
             advice="Choose another place.",
         )
+    try:
+        check_writable(file, 0)  # under a longer name, as it is written later
+    except OSError as error:
+        raise WrongUse(
+            f"{file} cannot be written.",
+            why=f"The system says: {error.strerror}.",
+            advice="Choose a shorter name, or another place.",
+        ) from None
 
 
 def with_words(words: Sequence[str], text: str, code: Mapping[str, Any] | None) -> str:

@@ -144,6 +144,24 @@ def test_no_code_is_made_for_a_file_that_cannot_be_written(
         write_new(tmp_path / ("a" * 300), "a name that no file system takes")
 
 
+@pytest.mark.parametrize("length", [245, 255, 256])
+def test_no_code_is_made_for_a_file_whose_name_is_too_long(tmp_path: Path, length: int) -> None:
+    """It is written under a longer name first, and a code is shown only once."""
+    with pytest.raises(WrongUse, match="cannot be written"):
+        check_new(tmp_path / ("a" * length))
+    longest = tmp_path / ("a" * 220)
+    check_new(longest)
+    write_new(longest, "the invite")
+    assert list(tmp_path.iterdir()) == [longest]
+
+
+def test_no_code_is_made_for_a_file_that_is_a_link_to_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "alice.invite"
+    file.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(WrongUse, match="is there already"):
+        check_new(file)
+
+
 def test_a_definition_that_is_not_there_or_cannot_be_read_is_wrong_use(tmp_path: Path) -> None:
     folder = tmp_path / "poem"
     assert potluck_here("run", "check", str(folder), home=tmp_path).returncode == 2
