@@ -511,7 +511,8 @@ class ExpertDirectory:
 
     def forget(self, peer: PeerId) -> None:
         """A call to this server failed: trainers leave it out until it announces itself again."""
-        self._forgotten[peer] = self._last_heard.get(peer, 0) + SAME_ANNOUNCEMENT_MS
+        heard = [reading.sequences.get(peer, 0) for reading in self._cache.values()]
+        self._forgotten[peer] = max([self._last_heard.get(peer, 0), *heard]) + SAME_ANNOUNCEMENT_MS
         self._failures += 1
 
     def forget_expert(self, uid: Uid) -> None:

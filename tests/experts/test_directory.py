@@ -510,6 +510,22 @@ async def usable(trainer: ExpertDirectory) -> set[Uid]:
 
 
 @simulated
+async def test_a_server_that_failed_is_left_out_also_when_many_others_were_heard_since(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 6, FAMILIES)
+    await directory(members[1]).announce([ONE])
+    await directory(members[2]).announce([THREE])
+    for failing, left in ((members[1], THREE), (members[2], ONE)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("protocols.experts.directory.REMEMBERED_SERVERS", 1)
+            trainer = directory(members[5])
+        assert await usable(trainer) == {ONE, THREE}
+        trainer.forget(failing.peer)
+        assert await usable(trainer) == {left}
+
+
+@simulated
 async def test_a_server_that_failed_still_hosts_its_experts_for_other_servers(
     world: SimulatedWorld,
 ) -> None:
