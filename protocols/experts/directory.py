@@ -474,6 +474,7 @@ class ExpertDirectory:
     async def _recent(self, prefixes: Iterable[Uid]) -> dict[Uid, _Reading]:
         prefixes = list(dict.fromkeys(prefixes))
         found: dict[Uid, _Reading] = {}
+        most_unread = 0
         while True:
             now = trio.current_time()
             for prefix in prefixes:
@@ -486,8 +487,9 @@ class ExpertDirectory:
                 return found
             unread = [prefix for prefix in missing if prefix not in self._reading]
             if unread:
+                most_unread = max(most_unread, len(unread))
                 some = unread[:KEYS_AT_ONCE]
-                found |= await self._read(some, MOST_PAIRS * len(some) // len(unread))
+                found |= await self._read(some, MOST_PAIRS * len(some) // most_unread)
             else:
                 await self._reading[missing[0]].wait()
 
@@ -554,9 +556,13 @@ class ExpertDirectory:
         began = trio.current_time()
         try:
             entries = await self._dht.get_many([*keys.values()], latest_enough=True)
+            claimed: dict[Uid, int] = {}
+            for prefix, key in keys.items():
+                claimed[prefix] = sum(index_count(one.value) for one in entries[key].values())
+                await trio.lowlevel.checkpoint()
             found = {}
             left = most_pairs
-            for prefix in sorted(keys, key=lambda one: len(entries[keys[one]])):
+            for prefix in sorted(keys, key=claimed.__getitem__):
                 room = max(left, most_pairs // len(keys))
                 reading = await self._reading_of(entries.pop(keys[prefix]).values(), began, room)
                 left -= reading.pairs

@@ -596,6 +596,39 @@ async def test_a_reading_of_many_prefixes_is_bounded_and_the_honest_ones_are_who
 
 
 @simulated
+async def test_a_reading_in_several_parts_is_bounded_as_a_whole(world: SimulatedWorld) -> None:
+    (only,) = await swarm_of_one(world)
+    most = 32 * LARGEST_DIMENSION
+    liars = [PeerId(f"liar-{number}") for number in range(16)]
+    rows = [Uid("ffn", (row,)) for row in range(32)]
+    with (
+        stored_at(only, {row: dict.fromkeys(liars, FULL) for row in rows}),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("protocols.experts.directory.KEYS_AT_ONCE", 4)
+        patch.setattr("protocols.experts.directory.MOST_PAIRS", most)
+        found = await directory(only).hosts(rows)
+    pairs = sum(len(hosts) for below in found.values() for hosts in below.values())
+    assert most <= pairs <= 2 * most
+    assert all(found.values()), "each has its part"
+
+
+@simulated
+async def test_one_server_that_claims_all_below_many_prefixes_takes_no_pairs_from_others(
+    world: SimulatedWorld,
+) -> None:
+    (only,) = await swarm_of_one(world)
+    rows = [Uid("ffn", (row,)) for row in range(64)]
+    slots = {row: {PeerId("liar"): FULL} for row in rows}
+    servers = [PeerId(f"server-{number}") for number in range(8)]
+    slots[rows[7]] = dict.fromkeys(servers, ExpertSlot(bitmap_of(range(256))))
+    with stored_at(only, slots), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("protocols.experts.directory.MOST_PAIRS", 16 * (1 + LARGEST_DIMENSION))
+        found = await directory(only).hosts(rows)
+    assert {len(hosts) for hosts in found[rows[7]].values()} == {len(servers)}
+
+
+@simulated
 async def test_an_expert_that_its_server_denies_is_left_out_until_the_next_reading(
     world: SimulatedWorld,
 ) -> None:
