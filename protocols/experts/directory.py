@@ -283,6 +283,10 @@ class _Reading:
     """Without what had failed (`forget`, `forget_expert`) after so many failures in all."""
     failures: int = 0
     denied: set[int] = field(default_factory=set)
+    left_out: tuple[Set[PeerId], Set[int]] = (frozenset(), frozenset())
+    """The servers and indices that `usable` is without."""
+    renewed: trio.Event | None = None
+    """Set when the task that is making `usable` anew has ended."""
 
 
 class ExpertDirectory:
@@ -526,19 +530,34 @@ class ExpertDirectory:
             self._failures += 1
 
     async def _usable(self, reading: _Reading) -> Below:
-        """What is below the prefix, without the servers and experts that failed."""
-        if reading.failures != self._failures:
-            failures = self._failures
+        """What is below the prefix, without the servers and experts that failed before this call.
+        Tasks that want it at the same time share it."""
+        failures = self._failures
+        while reading.failures < failures:
+            if reading.renewed is None:
+                await self._leave_out_failed(reading)
+            else:
+                await reading.renewed.wait()
+        return reading.usable
+
+    async def _leave_out_failed(self, reading: _Reading) -> None:
+        renewed = reading.renewed = trio.Event()
+        try:
             await trio.lowlevel.checkpoint()
+            failures = self._failures
             failed = {
                 peer
                 for peer, sequence in reading.sequences.items()
                 if sequence <= self._forgotten.get(peer, -1)
             }
-            if failed or reading.denied:
-                reading.usable = await _without(reading.below, failed, reading.denied)
+            denied = frozenset(reading.denied)
+            if (failed, denied) != reading.left_out:
+                reading.usable = await _without(reading.below, failed, denied)
+                reading.left_out = failed, denied
             reading.failures = failures
-        return reading.usable
+        finally:
+            reading.renewed = None
+            renewed.set()
 
     # -- reading
 

@@ -559,6 +559,60 @@ async def test_others_have_their_turn_while_a_failed_server_is_taken_out_of_what
     assert turns() >= len(peers) * LARGEST_DIMENSION // PAIRS_AT_ONCE // 2
 
 
+@simulated
+async def test_a_failed_server_is_taken_out_of_a_reading_once_for_all_searches(
+    world: SimulatedWorld,
+) -> None:
+    (only,) = await swarm_of_one(world)
+    trainer = directory(only)
+    peers = [PeerId(f"server-{number}") for number in range(4)]
+    found: list[Below] = []
+
+    async def search() -> None:
+        found.append((await trainer.active([ROW]))[ROW])
+
+    with stored_at(only, {ROW: dict.fromkeys(peers, FULL)}):
+        await search()
+        trainer.forget(peers[0])
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(search)
+        trainer.forget(peers[1])
+        await search()
+        trainer.forget(PeerId("elsewhere"))
+        await search()
+    before, *once, after, still_after = found
+    assert all(below is once[0] for below in once)
+    assert [len(below[7]) for below in (before, once[0], after)] == [4, 3, 2]
+    assert still_after is after, "a server that is not below this prefix changes nothing"
+
+
+@simulated
+async def test_a_search_that_is_cancelled_leaves_the_failed_servers_to_those_that_wait(
+    world: SimulatedWorld,
+) -> None:
+    (only,) = await swarm_of_one(world)
+    trainer = directory(only)
+    peers = [PeerId(f"server-{number}") for number in range(4)]
+    scope = trio.CancelScope()
+
+    async def search_and_be_cancelled() -> None:
+        with scope:
+            await trainer.active([ROW])
+
+    with stored_at(only, {ROW: dict.fromkeys(peers, FULL)}):
+        await trainer.active([ROW])
+        trainer.forget(peers[0])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(search_and_be_cancelled)
+            await trio.lowlevel.checkpoint()
+            scope.cancel()
+            with trio.fail_after(1):
+                below = (await trainer.active([ROW]))[ROW]
+    assert scope.cancelled_caught
+    assert {host.peer for host in below[7]} == {*peers[1:]}
+
+
 @contextmanager
 def stored_at(one: Member, slots: Mapping[Uid, Mapping[PeerId, ExpertSlot]]) -> Iterator[None]:
     """This node reads these slots: more than a test can have signed."""
