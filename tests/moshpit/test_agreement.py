@@ -465,18 +465,19 @@ def test_a_member_whose_link_is_full_gets_more_time_to_answer() -> None:
     }
 
 
+def _dies(group: Group, gone: int) -> None:
+    """Its links are lost at once, while a call to it takes long to fail."""
+    group.kill(gone)
+    for member in set(range(group.size)) - {gone}:
+        group.members[member].unreachable(gone, group.now)
+        group.carry_out(member)
+
+
 def test_nobody_waits_long_for_a_member_whose_link_was_lost_though_dialling_it_takes_seconds() -> (
     None
 ):
     group = Group(5, refusal_seconds=4.0)
-
-    def die() -> None:
-        group.kill(3)
-        for member in (0, 1, 2, 4):
-            group.members[member].unreachable(3, group.now)
-            group.carry_out(member)
-
-    group.at(0.5, die)
+    group.at(0.5, lambda: _dies(group, 3))
     group.begin()
     group.run()
     check_committed(group, (0, 1, 2, 4), {3: "silent"})
@@ -488,12 +489,6 @@ def test_a_member_that_repeats_itself_does_not_put_off_the_ballot() -> None:
     group = Group(5, refusal_seconds=30.0)
     died_at = 0.5
 
-    def die() -> None:
-        group.kill(3)
-        for member in (0, 1, 2, 4):
-            group.members[member].unreachable(3, group.now)
-            group.carry_out(member)
-
     def repeats() -> None:
         said = [message for sender, _, message in group.said if sender == 4]
         promises = [message for message in said if isinstance(message, Promise)]
@@ -501,7 +496,7 @@ def test_a_member_that_repeats_itself_does_not_put_off_the_ballot() -> None:
             group.members[0].receive(4, promises[-1], group.now)
             group.carry_out(0)
 
-    group.at(died_at, die)
+    group.at(died_at, lambda: _dies(group, 3))
     for turn in range(50):
         group.at(died_at + 0.4 * turn, repeats)
     group.begin()
