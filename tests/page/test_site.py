@@ -174,6 +174,7 @@ async def until(stream: trio.SocketStream, wanted: bytes) -> bytes:
     return heard
 
 
+@pytest.mark.slow
 async def test_a_viewer_hears_of_a_step_without_asking_again() -> None:
     scene = PageScene(peers=4, steps=10)
     page = RunPage(scene.source())

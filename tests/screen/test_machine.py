@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import trio
 
 from lab.scenes import STATES
@@ -56,6 +57,7 @@ def test_a_terminal_without_the_sign_of_degrees_has_none() -> None:
     assert shown[1].endswith(" 1.6 of 4 busy - 54 C")
 
 
+@pytest.mark.slow
 async def test_the_sensors_are_read_while_the_screen_is_there(
     pseudo: Pseudo, tmp_path: Path
 ) -> None:

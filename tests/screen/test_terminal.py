@@ -228,6 +228,7 @@ async def test_the_screen_follows_the_training_and_leaves_a_summary(pseudo: Pseu
     assert pseudo.emulator.modes == AT_REST
 
 
+@pytest.mark.slow
 async def test_keys_do_what_commands_do_and_say_so(
     pseudo: Pseudo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +279,7 @@ async def test_keys_do_what_commands_do_and_say_so(
     assert pseudo.echoes()
 
 
+@pytest.mark.slow
 async def test_tab_goes_through_all_panels_and_back_to_them_together(pseudo: Pseudo) -> None:
     terminal = Terminal(pseudo.descriptor, Look(), pseudo.descriptor)
     screen = Screen(terminal, terminal.print_line)
