@@ -271,6 +271,7 @@ async def test_keys_do_what_commands_do_and_say_so(
         await pseudo.until_read()
         assert not left
         pseudo.type(b"\x1b[A")  # an arrow
+        await pseudo.until_read()  # or both are read at once, like a paste
         pseudo.type(b"q")
         await pseudo.until("leaves, as by `potluck leave` or Ctrl-C")
         assert left == [True]
