@@ -58,11 +58,3 @@ class Pseudo:
 
     def type(self, keys: bytes) -> None:
         os.write(self.outside, keys)
-
-    async def until_read(self) -> None:
-        """Until a program has read all that was typed."""
-        await until(lambda: self._unread() == 0, PATIENCE_SECONDS)
-
-    def _unread(self) -> int:
-        unread = fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4))
-        return struct.unpack("i", unread)[0]

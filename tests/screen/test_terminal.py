@@ -240,7 +240,18 @@ async def test_keys_do_what_commands_do_and_say_so(
             raise PotluckError("The disk is full.", advice="Free 5 MB.")
         return {"was_paused": True, "still_closed": []}
 
-    terminal = Terminal(pseudo.descriptor, Look(), pseudo.descriptor)
+    heard = bytearray()
+
+    class Listening(Terminal):
+        def typed(self) -> bytes:
+            keys = super().typed()
+            heard.extend(keys)
+            return keys
+
+    async def until_heard(keys: bytes) -> None:
+        await until(lambda: heard.endswith(keys), PATIENCE_SECONDS)
+
+    terminal = Listening(pseudo.descriptor, Look(), pseudo.descriptor)
     screen = Screen(terminal, terminal.print_line, lambda: left.append(True))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(screen.run)
@@ -266,12 +277,13 @@ async def test_keys_do_what_commands_do_and_say_so(
         monkeypatch.setattr(live, "PASTE_SECONDS", PATIENCE_SECONDS)  # a busy machine reads late
         pseudo.type(b"quite a long text that was pasted, which has a q in its last part:")
         await pseudo.until("pasted: nothing was done")
+        await until_heard(b"last part:")
         monkeypatch.setattr(live, "PASTE_SECONDS", 0.0)  # after the last part, keys are keys
         pseudo.type(b"q")
-        await pseudo.until_read()
+        await until_heard(b"q")
         assert not left
         pseudo.type(b"\x1b[A")  # an arrow
-        await pseudo.until_read()  # or both are read at once, like a paste
+        await until_heard(b"\x1b[A")  # or both are read at once, like a paste
         pseudo.type(b"q")
         await pseudo.until("leaves, as by `potluck leave` or Ctrl-C")
         assert left == [True]
