@@ -345,10 +345,7 @@ class Arriving:
         wire.limit_unread(self._buffer)
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Wait for this connection's turn and for bytes; return their number. Cancellation loses
-        nothing.
-        """
-        await self.turn()
+        """Wait for bytes, after `turn`; return their number. Cancellation loses nothing."""
         count = await self._wire.receive_into(buffer[: self._read_bytes], 1)
         self._has_read = True
         self._carries_bulk = count >= SMALL_BYTES
