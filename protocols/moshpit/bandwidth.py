@@ -28,6 +28,10 @@ LARGEST_ESTIMATE = 50e6
 and a plan for four gives a peer with a 15 % lower rate 40 % less work. So all faster peers count as
 equal."""
 SMALLEST_BYTES = 256 << 10  # a TCP connection's slow start is over by then
+ROOM_BELOW = 1.5
+"""A plan takes a downlink for so many times as fast as it was measured. Mostly the others' uplinks
+decide how fast values come. Without this, a peer that happened to get fewer would get a smaller
+part, and so fewer still. One whose downlink is the limit has at most so much too much to do."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,7 @@ class Bandwidth:
 
     def down(self, now: float) -> float:
         return self._down.estimate(now)
+
+    def possible_down(self, now: float) -> float:
+        """What a plan may count on."""
+        return min(ROOM_BELOW * self.down(now), LARGEST_ESTIMATE)

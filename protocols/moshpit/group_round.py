@@ -365,7 +365,7 @@ class GroupRounds:
     def _offer(self, request: RoundRequest) -> Offer:
         now, settings, measured = trio.current_time(), self._settings, self._shell.bandwidth
         up = self._up()
-        down = settings.down_bytes_per_second or measured.down(now)
+        down = settings.down_bytes_per_second or measured.possible_down(now)
         return Offer(
             request.weight,
             min(int(up), LARGEST_RATE),

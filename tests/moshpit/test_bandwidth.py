@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocols.moshpit.bandwidth import (
@@ -12,6 +14,7 @@ from protocols.moshpit.bandwidth import (
     Bandwidth,
 )
 from protocols.moshpit.exchange import ExchangeReport
+from protocols.moshpit.plan import fractions_for
 
 MEGABYTE = 1_000_000
 
@@ -93,3 +96,22 @@ def test_rates_above_any_home_connection_count_as_equal() -> None:
     other.add(0.0, report(200 * MEGABYTE, 1.0))
     assert one.up(0.0) == other.up(0.0) == one.down(0.0) == LARGEST_ESTIMATE
     assert one.up(HALF_LIFE_SECONDS) == LARGEST_ESTIMATE / 2
+    assert one.possible_down(0.0) == LARGEST_ESTIMATE
+
+
+def test_a_peer_that_received_less_than_it_sent_reduces_as_much_as_others() -> None:
+    links = [Bandwidth() for _ in range(4)]
+    for link, received in zip(links, (0.75, 0.9, 1.0, 1.2), strict=True):
+        link.add(0.0, replace(report(MEGABYTE, 8.0), bytes_received=int(received * MEGABYTE)))
+    up, down = [one.up(0.0) for one in links], [one.possible_down(0.0) for one in links]
+    assert fractions_for(up, down, [True] * 4, [True] * 4) == (0.25,) * 4
+
+
+def test_a_peer_with_a_slow_downlink_reduces_less() -> None:
+    one, other = Bandwidth(), Bandwidth()
+    one.add(0.0, replace(report(8 * MEGABYTE, 8.0), bytes_received=2 * MEGABYTE))
+    other.add(0.0, replace(report(8 * MEGABYTE, 8.0), bytes_received=8 * MEGABYTE))
+    links = [one, other, other, other]
+    up, down = [each.up(0.0) for each in links], [each.possible_down(0.0) for each in links]
+    shares = fractions_for(up, down, [True] * 4, [True] * 4)
+    assert shares[0] < 0.5 * shares[1]
