@@ -31,6 +31,8 @@ def test_a_small_model_beside_torch_alone(tmp_path: Path) -> None:
         alone = sum(told["plain_samples_per_s"]) / 2
         share = told[manner]["samples_per_s"] / alone
         assert told[f"share_{manner}"] == pytest.approx(share, rel=0.01)
+    assert told["averaging_of_alone"] > 0.0
+    assert told["bars"]["averaging_of_alone"] == 1.25
     assert told["bars"]["host_copies"] == 2.2
     assert told["bars"]["device_copies"] == 3
     assert told["device_copies"] == pytest.approx(3, abs=0.1)

@@ -14,6 +14,8 @@ step has the same passes everywhere, and is clipped.
                                     would have used: its host had to wait for it, or to compute for
                                     its launches, for too long
     share_delayed_less_late, …      the shares without that part, which the bars are for
+    averaging_of_alone              of several peers: a round while they train (waiting), beside
+                                    one of `bench averaging` of the same size just after that
 
 On a GPU no manner may take more of its memory than the table in docs/organisers.md says.
 """
@@ -21,6 +23,7 @@ On a GPU no manner may take more of its memory than the table in docs/organisers
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -30,6 +33,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lab import Talk
+from lab.bench.averaging import AveragingEffort, measure_averaging
 from lab.bench.command import report
 from lab.bench.machine import machine_facts
 from lab.bench.training import measure_steps
@@ -50,6 +54,8 @@ SAMPLE_TOKENS: Final = 1024
 BARS: Final[Mapping[str, float]] = {"delayed": 0.98, "waiting": 0.95}
 """Of a peer that is alone. Of several `delayed` is held to another one, and `waiting` to none."""
 BAR_DELAYED_TOGETHER: Final = 0.93
+BAR_OF_ALONE: Final = 1.25
+ROUNDS_ALONE: Final = 5
 HOST_SLACK: Final = 0.2  # of a copy: parts of a round, and the interpreter
 HOST_COPIES: Final = 2 + HOST_SLACK  # of the parameters in float32, beyond what torch alone takes
 DEVICE_SLACK: Final = 0.1  # of a copy: what the allocator rounds up
@@ -122,6 +128,8 @@ async def measure_size(effort: SizeEffort, say: Talk = lambda _line: None) -> di
     result: dict[str, Any] = {}
     for manner in MANNERS:
         result[manner] = await _together(effort, manner, say)
+    averaging = result["waiting"]["averaging_s_p50"]
+    of_alone = averaging / await _averaging_alone(effort, say) if effort.peers > 1 else None
     plain.append(await _plain(effort, say))
 
     def share(manner: str, *, less_late: bool = False) -> float:
@@ -142,19 +150,22 @@ async def measure_size(effort: SizeEffort, say: Talk = lambda _line: None) -> di
     copy = 4 * effort.parameters
     memory_bars = effort.memory_bars
     bars: Mapping[str, float] = BARS if effort.peers == 1 else {"delayed": BAR_DELAYED_TOGETHER}
+    most_of_alone = BAR_OF_ALONE
     if effort.offload:
-        bars = {}  # it saves memory, and not time
+        bars, most_of_alone = {}, math.inf  # it saves memory, and not time
     return result | {
         "plain_samples_per_s": [round(one["samples_per_s"], 1) for one in plain],
         "plain_late_share": [round(one["late_share"], 4) for one in plain],
         **{name: round(one, 5) for name, one in (shares | on_gpu).items()},  # one may be small
-        "averaging_s_p50": result["waiting"]["averaging_s_p50"],
+        "averaging_s_p50": averaging,
+        "averaging_of_alone": None if of_alone is None else round(of_alone, 3),
         "host_bytes_beyond_plain": beyond,
         "device_bytes_beyond_plain": there,
         "host_copies": round(beyond / copy, 2),
         "device_copies": round(there / copy, 2),
-        "bars": dict(bars) | memory_bars,
+        "bars": dict(bars) | memory_bars | {"averaging_of_alone": BAR_OF_ALONE},
         "met": all(on_gpu[f"share_{name}_less_late"] >= bar for name, bar in bars.items())
+        and (of_alone is None or of_alone <= most_of_alone)
         and beyond <= memory_bars["host_copies"] * copy
         and there <= (memory_bars["device_copies"] + DEVICE_SLACK) * copy,
         "settings": asdict(effort),
@@ -202,6 +213,13 @@ async def _together(effort: SizeEffort, manner: str, say: Talk) -> dict[str, Any
     return {name: figures[name] for name in (*wanted, "steps", "complete")} | late | memory
 
 
+async def _averaging_alone(effort: SizeEffort, say: Talk) -> float:
+    say(f"{effort.peers} peers that only average")
+    rounds = AveragingEffort(effort.peers, effort.parameters, effort.codec, ROUNDS_ALONE)
+    figures = await measure_averaging(rounds, say)
+    return float(figures["round_s_p50"])
+
+
 async def _memory(swarm: TrainingSwarm) -> dict[str, int]:
     totals = (await swarm.ask_all("totals")).values()
     names = ("most_memory_bytes", "most_device_bytes")
@@ -217,16 +235,18 @@ def add_parser(kinds: Subparsers) -> None:
     parser = kinds.add_parser(
         "size",
         help="training a model of a given size, beside torch alone",
-        description="Train a model of so many parameters with torch alone, then with potluck, with "
-        "averaging delayed and not, and then with torch alone again. Without a GPU this takes a "
-        "double for each peer: a device whose passes take a given time, which computes what else "
-        "it is asked for, and lets its host wait as long as a GPU would. It may be late itself, "
-        "which is told and left out (late_share). The exit code is 1 if potluck takes more than "
-        "2 % (delayed) or 5 % (waiting) of the speed of one peer alone, more than 7 % (delayed) "
-        "of several peers', more "
-        "than 2.2 times the parameters' memory beyond what torch alone takes, or more of the "
-        "GPU's than the table in docs/organisers.md says. With --offload that is none, the "
-        "machine's may take what the table says, and no speed is asked for.",
+        description="Train a model of so many parameters with torch alone, then with potluck, "
+        "with averaging delayed and not, and then with torch alone again. Without a "
+        "GPU this takes a double for each peer: a device whose passes take a given "
+        "time, which computes what else it is asked for, and lets its host wait as "
+        "long as a GPU would. It may be late itself, which is told and left out "
+        "(late_share). The exit code is 1 if potluck takes more than 2 % (delayed) or "
+        "5 % (waiting) of the speed of one peer alone, more than 7 % (delayed) of "
+        "several peers', more than 1.25 times as long for a round of theirs as `bench "
+        "averaging` of that size, more than 2.2 times the parameters' memory beyond "
+        "what torch alone takes, or more of the GPU's than the table in "
+        "docs/organisers.md says. With --offload that is none, the machine's may take "
+        "what the table says, and no speed is asked for.",
         example="scripts/bench size --params 124e6 --pass-ms 80 --json\n"
         "scripts/bench size --peers 2 --codec float16\n"
         "scripts/bench size --device cuda --offload",
@@ -301,5 +321,7 @@ def _lines(result: dict[str, Any]) -> str:
         f"{result['device_bytes_beyond_plain'] / 1e6:,.0f} MB more of the GPU's, "
         f"{result['device_copies']} times"
     )
+    if result["averaging_of_alone"] is not None:
+        lines.append(f"averaging     {result['averaging_of_alone']} times as long as alone")
     lines.append("all as it must be" if result["met"] else "NOT as it must be")
     return "\n".join(lines)
