@@ -616,13 +616,15 @@ class Moderation:
 
     def _shed_revocations(self, transaction: Transaction, keys: SigningKeys) -> None:
         """Drop what only tokens of withdrawn keys need. While there may be tokens that the database
-        does not know, that is certain only once every key that may have signed is withdrawn."""
+        does not know, that is certain only once every key that may have signed is withdrawn; and
+        another such key may be put back."""
         connection, now_ms = transaction.connection, transaction.now_ms
         may_have_signed = any(
             row.withdrawn_ms is None and row.made_ms < now_ms for row in keys.rows
         )
-        if not (may_have_signed and self._store.is_unsure(transaction)):
-            revoked.shed(connection, now_ms, self._store.grace_ms)
+        is_unsure = self._store.is_unsure(transaction)
+        if not (may_have_signed and is_unsure):
+            revoked.shed(connection, now_ms, self._store.grace_ms, may_be_needed_again=is_unsure)
 
     def courier_token(self, peer: bytes, *, actor: str, reason: str = "") -> bytes:
         """A token for a key of the server's own, to bring a list to the peers while it is stopped.
@@ -670,6 +672,7 @@ class Moderation:
         after = keys.with_last(key.key_id)
         if after is None:
             from_ms = transaction.now_ms - LONGEST_LIFE_MS
+            revoked.list_again(transaction.connection, self._store.forget_ms(transaction, 0))
             return self._take_key(transaction, keys, key, from_ms, actor, reason)
         signing_keys.keep_order(
             transaction.connection,

@@ -112,8 +112,16 @@ def lift(connection: sqlite3.Connection, kind: str, value: Value, now_ms: int) -
     ).rowcount
 
 
-def shed(connection: sqlite3.Connection, now_ms: int, grace_ms: int) -> None:
+UNTIL_A_KEY_IS_PUT_BACK = 0
+"""As `forget_ms`: off the list, but a key that the database does not know may have signed tokens
+that the entry refuses."""
+
+
+def shed(
+    connection: sqlite3.Connection, now_ms: int, grace_ms: int, *, may_be_needed_again: bool
+) -> None:
     """Take the entries off the list that refuse only tokens of withdrawn auth keys."""
+    forget_ms = now_ms - grace_ms - MARGIN_MS
     connection.execute(
         "WITH alive AS (SELECT serial, account, peer FROM tokens WHERE expires_ms > ? AND key_id"
         " NOT IN (SELECT key_id FROM signing_keys WHERE withdrawn_ms IS NOT NULL))"
@@ -122,7 +130,17 @@ def shed(connection: sqlite3.Connection, now_ms: int, grace_ms: int) -> None:
         " AND NOT (kind = 'peer' AND value IN (SELECT peer FROM alive))"
         " AND NOT (kind = 'name' AND value IN"
         " (SELECT provider || ':' || login FROM alive JOIN accounts USING (account)))",
-        (now_ms - grace_ms - MARGIN_MS, now_ms, now_ms),
+        (forget_ms, UNTIL_A_KEY_IS_PUT_BACK if may_be_needed_again else now_ms, now_ms),
+    )
+
+
+def list_again(connection: sqlite3.Connection, forget_ms: int) -> None:
+    """Put the entries on the list again that an auth key which is put back may need. (An entry for
+    one token is of a key that was here.)"""
+    connection.execute(
+        "UPDATE revocations SET forget_ms = ? WHERE lifted_ms IS NULL AND kind <> ?"
+        " AND forget_ms = ?",
+        (forget_ms, SERIAL, UNTIL_A_KEY_IS_PUT_BACK),
     )
 
 

@@ -235,6 +235,28 @@ async def test_after_a_restore_the_key_of_a_later_rotation_is_put_back(
         assert server.store.fingerprint == done.new.fingerprint
 
 
+async def test_a_key_that_is_put_back_is_refused_the_tokens_that_were_revoked_before(
+    tmp_path: Path,
+) -> None:
+    """The list seemed not to need them any more: all keys that the server had were withdrawn."""
+    clock = Clock()
+    node, file, peer = await restored_before_a_rotation(tmp_path, clock)
+    key = read_key_file(file)
+    assert key is not None
+    with running(tmp_path / "auth", clock) as server:
+        server.moderation.revoke("alice", actor=ROOT)
+        server.moderation.revoke("bob", actor=ROOT)
+        server.moderation.revoke(Node(3, server).peer_id, actor=ROOT)
+        server.moderation.allow(Node(3, server).peer_id, actor=ROOT)
+        server.moderation.key_withdraw(server.fingerprint, actor=ROOT)
+        clock.forward(60_000)
+        server.moderation.key_rotate(key_file=file, actor=ROOT)
+        assert peer.accept(server.store.revocation_list().signed, known_to_all(node, key, server))
+        assert peer.refuses(read_token(node.token))
+        assert len(peer) == 2
+        assert server.is_sound()
+
+
 async def test_after_a_restore_without_the_later_key_a_new_invite_counts(tmp_path: Path) -> None:
     clock = Clock()
     node, file, peer = await restored_before_a_rotation(tmp_path, clock)
