@@ -25,12 +25,13 @@ from auth.documents import DocumentType, encode
 from auth.errors import AuthError, UntrustedDocument
 from auth.fields import LARGEST_COUNT, KeyId, PublicKey, RunName, Serial, TimeMs, Username
 from auth.keyring import MOST_KEYS, Keyring
-from auth.keys import SIGNATURE_BYTES, SigningKey
+from auth.keys import KEY_ID_BYTES, SIGNATURE_BYTES, SigningKey
 from auth.tokens import Token
 
 DOMAIN = b"potluck revocations 1"
 LIMIT_BYTES = 60 << 10  # fits a slot of the directory, and a quick poll
 MOST_ENTRIES = 4_096  # the shortest has 23 bytes: more do not fit
+WITHDRAWN_BYTES = KEY_ID_BYTES + 2  # of each withdrawn key, encoded
 
 
 class PeerEntry(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag="p"):
@@ -86,8 +87,10 @@ class RevocationsFull(AuthError):
             "takes one entry, for all of their keys.)",
             advice="Withdraw the auth key that signs (`potluck auth keys list` shows it): "
             "`potluck auth keys withdraw KEY` refuses every token that it has signed, and takes "
-            "the entries for those off the list. Nodes that are still allowed get new tokens by "
-            "themselves. Then repeat this command.",
+            "the entries for those off the list. If another key signed a few hours ago, or the "
+            "server was put back from a backup in the last week, first withdraw every older key "
+            "in the same way (and before that, give the server each key that it lacks). Nodes that "
+            "are still allowed get new tokens by themselves. Then repeat this command.",
         )
 
 
@@ -99,6 +102,13 @@ def sign_list(revocations: RevocationList, key: SigningKey) -> bytes:
     if size > LIMIT_BYTES or len(revocations.entries) > MOST_ENTRIES:
         raise RevocationsFull(size)
     return _LISTS.sign(revocations, key)
+
+
+def check_room_for_keys(data: bytes) -> None:
+    """RevocationsFull unless this list has room to withdraw every key that a run can have."""
+    size = len(data) + (MOST_KEYS - len(read_list(data).withdrawn)) * WITHDRAWN_BYTES
+    if size > LIMIT_BYTES:
+        raise RevocationsFull(size)
 
 
 def read_list(data: bytes) -> RevocationList:

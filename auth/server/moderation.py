@@ -314,7 +314,7 @@ class Moderation:
             connection, revoked.NAME, account.name, by=actor, reason=reason, forget_ms=forget_ms,
             revoked_ms=max(now_ms, tokens_issued.latest_issue(connection, account.account) + 1),
         )  # fmt: skip
-        self._store.publish(transaction)
+        self._store.publish_entry(transaction)
         return live, forget_ms
 
     def _date_back(
@@ -340,7 +340,7 @@ class Moderation:
                 revoked_ms=token.issued_ms + 1,
                 forget_ms=self._store.forget_ms(transaction, token.expires_ms),
             )  # fmt: skip
-        self._store.publish(transaction)
+        self._store.publish_entry(transaction)
         return True
 
     def _revoke_peer(
@@ -357,7 +357,7 @@ class Moderation:
             connection, revoked.PEER, peer, by=actor, reason=reason,
             revoked_ms=max(now_ms, issue_ms + 1), forget_ms=forget_ms,
         )  # fmt: skip
-        self._store.publish(transaction)
+        self._store.publish_entry(transaction)
         transaction.log(
                 Act.REVOKED, actor, reason, name=name, peer=peer,
             detail=f"key; {counted(live, 'live token')}",
@@ -389,7 +389,7 @@ class Moderation:
             connection, revoked.SERIAL, serial, by=actor, reason=reason,
             revoked_ms=max(now_ms, token.issued_ms + 1), forget_ms=forget_ms,
         )  # fmt: skip
-        self._store.publish(transaction)
+        self._store.publish_entry(transaction)
         name = accounts.by_number(connection, token.account).name
         transaction.log(
                 Act.REVOKED, actor, reason, name=name, peer=token.peer, serial=serial,

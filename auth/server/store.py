@@ -35,7 +35,7 @@ from auth.errors import AuthError
 from auth.fields import LONGEST_RUN, RUN_PATTERN
 from auth.file_lock import try_lock
 from auth.keys import SEED_BYTES, SigningKey, fingerprint
-from auth.revocations import read_list
+from auth.revocations import check_room_for_keys, read_list
 from auth.server import audit, database, revoked, signing_keys
 from auth.server.audit import (
     Act,
@@ -167,6 +167,12 @@ class Store:
         self._latest = after
         transaction.if_undone(lambda: self._go_back_to(before))
         transaction.after_commit(lambda: self._show(after))
+
+    def publish_entry(self, transaction: Transaction) -> None:
+        """The same after something was revoked. RevocationsFull while there is room to withdraw
+        keys: that makes room again."""
+        self.publish(transaction)
+        check_room_for_keys(self._latest.revocations.signed)
 
     def latest_keys(self) -> SigningKeys:
         """The keys in the open transaction. Only for operations."""

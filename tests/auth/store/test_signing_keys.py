@@ -134,7 +134,7 @@ async def test_a_stolen_key_is_out_and_all_who_are_allowed_go_on(
 async def test_a_full_list_has_room_again_once_the_key_of_its_tokens_is_withdrawn(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auth.revocations.LIMIT_BYTES", 400)
+    monkeypatch.setattr("auth.revocations.LIMIT_BYTES", 720)
     nodes = [Node(number, server) for number in range(1, 20)]
     for node in nodes:
         server.allow(f"person-{node.peer_id}")
@@ -207,6 +207,32 @@ async def test_a_server_that_does_not_know_all_tokens_sheds_no_entry_that_they_m
         assert len(read_list(server.store.revocation_list().signed).entries) == 1
         server.moderation.key_withdraw(second, actor=ROOT)
         assert read_list(server.store.revocation_list().signed).entries == ()
+
+
+async def test_after_a_restore_a_full_list_has_room_once_every_key_is_withdrawn(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids of withdrawn keys are on the list as well, and there is room for them."""
+    async with put_back(folder, tmp_path / "backup") as (server, first, second):
+        before = len(server.store.revocation_list().signed)
+        server.moderation.revoke(Node(99, server).peer_id, actor=ROOT)
+        each = len(server.store.revocation_list().signed) - before
+        monkeypatch.setattr("auth.revocations.LIMIT_BYTES", before + 10 * each + 5)
+        done = 1
+        with pytest.raises(RevocationsFull) as full:  # noqa: PT012 - one of them is too many
+            while True:
+                server.moderation.revoke(Node(100 + done, server).peer_id, actor=ROOT)
+                done += 1
+        server.moderation.key_withdraw(first, actor=ROOT)
+        assert len(read_list(server.store.revocation_list().signed).entries) == 1 + done
+        server.moderation.key_withdraw(second, actor=ROOT)
+        assert read_list(server.store.revocation_list().signed).entries == ()
+        server.moderation.revoke(Node(200, server).peer_id, actor=ROOT)
+        peer = Peer(server, first)
+        peer.hear()
+        assert peer.keyring.find(server.store.keys.active(server.clock()).key_id) is not None
+        assert server.is_sound()
+    assert "first withdraw every older key" in full.value.advice
 
 
 async def test_a_token_that_it_does_not_know_counts_until_its_grace_is_over(
