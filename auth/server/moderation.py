@@ -130,6 +130,9 @@ class KeyWithdrawn(msgspec.Struct, frozen=True, kw_only=True):
     new: views.KeyView | None
     """The key that was made because the withdrawn one was in use."""
     list_number: int
+    may_lack_a_key: bool = False
+    """Whether nodes ignore `new` if, after a restore, a newer key than the withdrawn one is missing
+    here."""
 
 
 class NoSuchKey(AuthError):
@@ -610,6 +613,7 @@ class Moderation:
                 withdrawn=views.key_view(after, gone, now_ms),
                 new=None if made is None else views.key_view(after, made, now_ms),
                 list_number=self._store.latest_list_number(),
+                may_lack_a_key=made is not None and self._store.is_unsure(transaction),
             )
 
         return self._do(operation)
@@ -918,8 +922,10 @@ def _key_called(keys: SigningKeys, wanted: str) -> signing_keys.KeyRow:
             return row
     raise NoSuchKey(
         f"There is no auth key {wanted[:64]!r} here.",
-        why="It is mistyped, or of another run.",
-        advice="`potluck auth keys list` shows the ids and fingerprints.",
+        why="It is mistyped, of another run, or newer than the backup that was put back here.",
+        advice="`potluck auth keys list` shows the ids and fingerprints. A key that is newer than "
+        "the backup has to be given back first, and after it those that came later: `potluck auth "
+        "keys rotate --key FILE`. Its file is in a backup that was made while the key was in use.",
     )
 
 

@@ -300,3 +300,29 @@ def test_a_key_that_came_after_the_backup_is_put_back_by_its_file(tmp_path: Path
     assert f"Key {new['key_id']} is here again, and signs from now on" in told
     assert answer(home, "keys", "list")["keys"][-1]["state"] == "signs now"
     assert auth(home, "keys", "rotate", "--key", str(file)).returncode == 1
+
+
+def test_after_a_restore_every_step_of_withdrawing_a_key_again_names_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = made(tmp_path / "home")
+    folder = find_auth_places({}, home=str(home)).folder
+    (first,) = answer(home, "keys", "list")["keys"]
+    done(home, "backup", str(tmp_path / "backup"))
+    new = answer(home, "keys", "rotate")["new"]
+    folder.rename(tmp_path / "broken")
+    (tmp_path / "backup").rename(folder)
+    completed = auth(home, "keys", "withdraw", new["key_id"])
+    assert completed.returncode == 1
+    assert "withdraw that key again" in caplog.text
+    for part in ("keys rotate --key FILE", "while the key was in use"):
+        assert part in completed.stderr
+    too_early = auth(home, "keys", "withdraw", first["key_id"]).stdout
+    assert "nodes ignore this list" in too_early
+    assert "`potluck auth keys rotate --key FILE`" in too_early
+    file = tmp_path / "broken" / "keys" / f"{new['key_id']}.key"
+    told = done(home, "keys", "rotate", "--key", str(file))
+    assert "`potluck auth keys withdraw KEY`" in told
+    states = {key["key_id"]: key["state"] for key in answer(home, "keys", "list")["keys"]}
+    assert states[first["key_id"]] == "withdrawn"
+    assert states[new["key_id"]] == "signs now"

@@ -318,6 +318,8 @@ def rotated(answer: Answer) -> str:
             "this server's revocations again.\n"
             "If another key came after it, give that one as well, or once more if it is here "
             "already: the newest has to be the last.\n"
+            "If a key was withdrawn since the backup, it counts again: once the newest key is "
+            "here, withdraw it again (`potluck auth keys withdraw KEY`).\n"
             "Whoever was revoked since the backup, and is not revoked here again, can come back. "
             "Then make a new backup (`potluck auth backup`)."
         )
@@ -342,6 +344,12 @@ def withdrawn(answer: Answer) -> str:
         lines.append(
             f"It was in use: {new['key_id']} is made, and signs from now on. Make a backup "
             "(`potluck auth backup`)."
+        )
+    if answer.get("may_lack_a_key"):  # an older server says nothing
+        lines.append(
+            "This server was put back from a backup. If another key signed after that backup was "
+            "made, nodes ignore this list until the server has that key again: `potluck auth keys "
+            "rotate --key FILE`."
         )
     return "\n".join(
         [
