@@ -22,7 +22,7 @@ so the format and the least version are checked before any other key.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -268,6 +268,7 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
         fetching_folder: Path | None = None,
         most_kept_bytes: float = math.inf,
         most_followed_bytes: float = math.inf,
+        has_memory_for: Callable[[int], bool] = lambda _: True,
     ) -> CollaborationSettings:
         """Settings for `open_training`: the run's from here, this machine's from the caller."""
         from protocols.accumulation.collaboration import CollaborationSettings
@@ -287,6 +288,7 @@ class RunDefinition(_Section, frozen=True, kw_only=True):
             fetching_folder=fetching_folder,
             most_kept_bytes=most_kept_bytes,
             most_followed_bytes=most_followed_bytes,
+            has_memory_for=has_memory_for,
         )
 
     def compiling(self, wanted: bool) -> RunDefinition:

@@ -35,7 +35,7 @@ from node.core.caps.device_memory import device_memory_in_use
 from node.core.caps.idleness import LOOK_SECONDS as IDLE_LOOK_SECONDS
 from node.core.caps.idleness import Idleness, OtherLoad, SignsOfUse
 from node.core.caps.ledger import Ledger, LedgerFile, QuotaStanding, month_after, month_of
-from node.core.caps.memory import LOOK_SECONDS, BackStop, MemoryWatch, TooLarge
+from node.core.caps.memory import LEAVE_ABOVE, LOOK_SECONDS, BackStop, MemoryWatch, TooLarge
 from node.core.caps.settings import Caps
 from node.core.caps.timetable import ALWAYS, Wall, wall_clock
 from node.core.caps.units import in_words
@@ -94,6 +94,11 @@ class WatchedCaps:
     @property
     def batch_share(self) -> float:
         return self._memory.batch_share
+
+    def has_memory_for(self, count: int) -> bool:
+        """Whether so many bytes more keep the process below the cap. Any thread may ask."""
+        cap, held = self.caps.memory_bytes, self._clocks.memory()
+        return cap is None or held is None or held + count < LEAVE_ABOVE * cap
 
     def leave_batches_alone(self) -> None:
         """The batches are in a GPU's memory, which the cap of the machine's does not limit."""

@@ -93,7 +93,7 @@ class TrainerOptions:
     - `checkpoints`: this peer keeps the run's.
     - `up_bytes_per_second`, `down_bytes_per_second`: for the plans of rounds; 0 is measured.
     - `upload_limit`, `download_limit`: the owner's limits, to be shown; None is no limit.
-    - `most_kept_bytes`, `most_followed_bytes`: as in CollaborationSettings.
+    - `most_kept_bytes`, `most_followed_bytes`, `has_memory_for`: as in CollaborationSettings.
     - `fetching_folder`: a partly fetched state is kept there across a restart.
     - `position_file`: the position in the data is kept there.
     - `losses_file`: the curve of the run's loss is kept there across a restart.
@@ -117,6 +117,7 @@ class TrainerOptions:
     download_limit: float | None = None
     most_kept_bytes: float = math.inf
     most_followed_bytes: float = math.inf
+    has_memory_for: Callable[[int], bool] = lambda _: True
     fetching_folder: Path | None = None
     position_file: Path | None = None
     losses_file: Path | None = None
@@ -164,6 +165,7 @@ async def train_run(
         fetching_folder=options.fetching_folder,
         most_kept_bytes=options.most_kept_bytes,
         most_followed_bytes=options.most_followed_bytes,
+        has_memory_for=options.has_memory_for,
     )
 
     async def beside(collaboration: Collaboration) -> None:

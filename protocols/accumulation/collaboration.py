@@ -144,6 +144,8 @@ class CollaborationSettings:
       any case. Infinite means as much as is useful: the size of the state, but at least 256 MiB.
     - `most_followed_bytes`: the same for the results by which this peer catches up with the run.
       Infinite means twice as much.
+    - `has_memory_for`: whether this peer may take so many bytes more, for a copy of its state.
+      Called in a worker thread.
     """
 
     run: str
@@ -162,6 +164,7 @@ class CollaborationSettings:
     fetching_folder: Path | None = None
     most_kept_bytes: float = math.inf
     most_followed_bytes: float = math.inf
+    has_memory_for: Callable[[int], bool] = lambda _: True
 
     def __post_init__(self) -> None:
         if self.target_batch < 1:
@@ -410,7 +413,9 @@ class Collaboration:
                 self._rpc,
                 entry.look,
                 entry.lock,
-                StateServingSettings(upload_bytes_per_second=allowed),
+                StateServingSettings(
+                    upload_bytes_per_second=allowed, has_memory_for=self.settings.has_memory_for
+                ),
                 entry.results,
                 entry.serving_cost,
             )

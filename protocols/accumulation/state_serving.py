@@ -154,7 +154,11 @@ class RecentStates:
 
 def is_small(live: LiveState) -> bool:
     """Whether a copy of this state may be kept beside others."""
-    return sum(one.bytes for one in live.specs) <= LARGEST_BYTES
+    return size_of(live) <= LARGEST_BYTES
+
+
+def size_of(live: LiveState) -> int:
+    return sum(one.bytes for one in live.specs)
 
 
 # ---- the copy that is served
@@ -192,8 +196,13 @@ class Snapshots:
     of a step. Then the state is reported as gone.
     """
 
-    def __init__(self, look: Callable[[], LiveState], lock: StateLock) -> None:
-        self._look, self._lock = look, lock
+    def __init__(
+        self,
+        look: Callable[[], LiveState],
+        lock: StateLock,
+        has_memory_for: Callable[[int], bool],
+    ) -> None:
+        self._look, self._lock, self._has_memory_for = look, lock, has_memory_for
         self._copies: dict[bytes, _Snapshot] = {}
         self._spare: Tensor | None = None
         self._copying = trio.Lock()
@@ -282,7 +291,10 @@ class Snapshots:
     def _copy(self, memory: Tensor | None) -> TrainingState:
         """Runs in a worker thread."""
         with self._lock.reading():
-            state = self._look().copy(memory)
+            live = self._look()
+            if memory is None and not self._has_memory_for(size_of(live)):
+                raise Busy("This peer may hold no more memory, and keeps no copy of its state.")
+            state = live.copy(memory)
         _ = state.digest  # computed here, while others may step
         return state
 
@@ -358,10 +370,13 @@ class StateServingSettings:
     - `most_downloads`: how many peers may download at the same time. The others are told when to
       ask again.
     - `upload_bytes_per_second`: the owner's limit for all downloads together; None: no limit.
+    - `has_memory_for`: whether this peer may take so many bytes more, for a copy of its state.
+      Called in a worker thread.
     """
 
     most_downloads: int = 8
     upload_bytes_per_second: float | None = None
+    has_memory_for: Callable[[int], bool] = lambda _: True
 
 
 def naming_interval(naming_seconds: float, step_seconds: float, kept_steps: int) -> int | None:
@@ -397,7 +412,7 @@ class StateServer:
         self.offer: StateOffer | None = None
         """The newest state whose digest is known. May be read in any thread."""
         self._look, self._lock, self._results = look, lock, results
-        self._snapshots = Snapshots(look, lock)
+        self._snapshots = Snapshots(look, lock, self.settings.has_memory_for)
         self._desk = DownloadDesk(self.settings.most_downloads)
         self._pace = UploadPace(self.settings.upload_bytes_per_second, cost)
         self._advanced, self._offered = trio.Event(), trio.Event()
@@ -547,7 +562,7 @@ class StateServer:
         """Runs in a worker thread. Also returns the size of the state."""
         with self._lock.reading():
             live = self._look()
-        return Lineage(live.epoch, live.history), sum(one.bytes for one in live.specs)
+        return Lineage(live.epoch, live.history), size_of(live)
 
     def _measure(self, is_wanted: bool) -> tuple[str, StateOffer, TrainingState | None, bool]:
         """Runs in a worker thread. Also returns a copy if one is wanted and the state is small, and

@@ -142,6 +142,29 @@ def test_newcomers_do_not_all_ask_the_same_donor() -> None:
     with_newcomer(scenario)
 
 
+def test_a_donor_without_memory_for_a_copy_is_left_to_its_training() -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        asked: list[int] = []
+
+        def has_memory_for(count: int) -> bool:
+            asked.append(count)
+            return False
+
+        machine = NodeSettings()
+        settings = StateServingSettings(has_memory_for=has_memory_for)
+        donors = await start_donors(world, 3, machine=machine, settings=settings)
+        tight = list(donors)
+        donors += await start_donors(world, 1, machine=machine, first=3)
+        introduce(world, newcomer, donors)
+        fetched = await newcomer.fetch(donors)
+        assert same(fetched.state, donors[3].model.capture())
+        assert set(fetched.bytes_from) == {donors[3].peer}
+        assert set(asked) == {len(fetched.state.memory)}
+        assert not any(one.server.copies for one in tight)
+
+    with_newcomer(scenario)
+
+
 @pytest.mark.slow
 def test_a_busy_donor_says_when_to_ask_again() -> None:
     async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:

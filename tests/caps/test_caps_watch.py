@@ -244,6 +244,17 @@ async def test_memory_near_its_cap_shrinks_batches_and_then_leaves_in_words(
         assert str(watched.must_leave) in machine.said
 
 
+async def test_nothing_more_is_kept_that_would_bring_the_memory_to_its_cap(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    async with machine.caps(Caps(memory_bytes=4 * GB)) as watched:
+        machine.held = 3 * GB
+        assert watched.has_memory_for(GB // 2)
+        assert not watched.has_memory_for(GB)
+        assert watched.must_leave is None
+    async with machine.caps(Caps()) as watched:
+        assert watched.has_memory_for(100 * GB)
+
+
 async def test_batches_in_a_gpus_memory_are_not_made_smaller_for_the_machines(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:

@@ -370,6 +370,7 @@ def _options(
         most_samples=ready.fit.most_samples,
         most_kept_bytes=ready.fit.most_kept_bytes,
         most_followed_bytes=ready.fit.most_followed_bytes,
+        has_memory_for=watched.has_memory_for,
         batch_share=lambda: watched.batch_share,
         make_sure=lambda: refuse_if_in_use(node, session, part.run),
         name=node.configuration.display_name,
