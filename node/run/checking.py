@@ -29,6 +29,7 @@ from node.run.trusted import (
     tables_of_modules,
 )
 from protocols.errors import PotluckError
+from protocols.moshpit.cohorts import SMALLEST_GROUP
 
 if TYPE_CHECKING:
     from models.trainable import Trainable
@@ -145,6 +146,13 @@ def _contradictions_of_sections(definition: RunDefinition) -> Iterator[str]:
             f"samples_at_once below [training] is {training.samples_at_once:,}, but the batch of "
             f"all peers together is only {training.batch:,}: one machine would make every step "
             "alone."
+        )
+    averaging = definition.averaging
+    if averaging.group_size < SMALLEST_GROUP and not averaging.approximate:
+        yield (
+            f"group_size below [averaging] is {averaging.group_size}, but only groups of "
+            f"{SMALLEST_GROUP} or more make cohorts: any further peer would only follow the run. "
+            f"Take {SMALLEST_GROUP} or more, or approximate = true."
         )
 
 

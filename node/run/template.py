@@ -114,7 +114,7 @@ codec = "float16"
 #grace_seconds = 10.0
 # The longest that a round may take.
 #round_seconds = 300.0
-# The most peers in a group. A run with more of them averages by cohorts: docs/organisers.md.
+# The most peers in a group, 8 at least. A run with more averages by cohorts: docs/organisers.md.
 #group_size = 64
 # Lets all peers take part: steps then use averages over a grid. They differ between its groups, so
 # peers no longer hold the same bits.

@@ -323,6 +323,10 @@ MISTAKES = {
         TEXT + FACTORS % b"powersgd_rank = 64",
         "powersgd_rank=64 makes no tensor of this model shorter. Take a smaller rank",
     ),
+    "a group size without cohorts": (
+        TEXT + b"[averaging]\ngroup_size = 7\n",
+        "group_size below [averaging] is 7, but only groups of 8 or more make cohorts",
+    ),
     "a module's name": (MODULE.replace(b'"poem_model"', b'"../poem"'), "must be a name"),
     "a module's digest": (MODULE.replace(b"width = 8", b'sha256 = "x"'), "64 hexadecimal digits"),
 }
@@ -333,6 +337,15 @@ def test_a_mistake_in_a_table_is_found_by_the_check(text: bytes, told: str) -> N
     definition, mistakes = check(text)
     assert definition is None
     assert any(told in one for one in mistakes), mistakes
+
+
+@pytest.mark.parametrize("setting", ["group_size = 8", "group_size = 2\napproximate = true"])
+def test_a_group_size_with_which_all_peers_can_take_part_is_none(setting: str) -> None:
+    assert check(TEXT + f"[averaging]\n{setting}\n".encode())[1] == []
+
+
+def test_a_definition_that_was_signed_with_a_small_group_size_is_read() -> None:
+    assert read_definition(TEXT + b"[averaging]\ngroup_size = 4\n").averaging.group_size == 4
 
 
 def test_mistakes_of_sections_and_tables_are_found_together() -> None:

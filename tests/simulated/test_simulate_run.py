@@ -179,6 +179,24 @@ def test_an_impossible_plan_is_refused(simulate: Run, words: list[str]) -> None:
         simulate(*words)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--peers", "24", "--group-size", "6"],
+        ["--peers", "6", "--newcomers", "1", "--group-size", "6"],
+        ["--peers", "400", "--group-size", "16"],
+    ],
+    ids=" ".join,
+)
+def test_more_peers_than_have_a_place_are_refused(
+    simulate: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(virtual_run, "simulate", lambda *_, **__: {})
+    with pytest.raises(WrongUse, match="too many for groups") as refused:
+        simulate(*words)
+    assert "--group-size" in refused.value.advice
+
+
 @pytest.mark.parametrize("rate", ["1Mb", "5bananas"])
 def test_a_wrong_rate_is_refused_in_whole_sentences(simulate: Run, rate: str) -> None:
     with pytest.raises(WrongUse, match="is not an amount") as refused:

@@ -274,6 +274,7 @@ def _plan(arguments: argparse.Namespace, peers: int) -> RunPlan:
         )
     if not 2 <= arguments.group_size <= LARGEST_GROUP:
         raise WrongUse(f"A group has 2 to {LARGEST_GROUP} members.")
+    _check_places(arguments, peers + arguments.newcomers)
     from lab.simulate.virtual_run import RunPlan
 
     return RunPlan(
@@ -297,6 +298,24 @@ def _plan(arguments: argparse.Namespace, peers: int) -> RunPlan:
         batch_samples=arguments.batch,
         group_size=arguments.group_size,
         approximate=arguments.approximate,
+    )
+
+
+def _check_places(arguments: argparse.Namespace, peers: int) -> None:
+    """WrongUse if so many peers cannot all take part: those beyond the groups only follow."""
+    from protocols.moshpit.cohorts import SMALLEST_GROUP, settled_count
+
+    size = arguments.group_size
+    cohorts = settled_count(peers, size)
+    if arguments.approximate or peers <= cohorts * size:
+        return
+    why = f"They would be {cohorts} cohorts." if cohorts > 1 else "They would be one group."
+    if size < SMALLEST_GROUP:
+        why = f"Only groups of {SMALLEST_GROUP} or more make cohorts."
+    raise WrongUse(
+        f"{peers:,} peers are too many for groups of {size}.",
+        why=f"{why} Those beyond a group have no place in the run, and only follow it.",
+        advice=f"Take a larger --group-size, up to {LARGEST_GROUP}, fewer peers, or --approximate.",
     )
 
 
