@@ -35,6 +35,7 @@ from tests.moshpit.averagers import (
     peer_in,
 )
 from tests.moshpit.rogues import (
+    KeepsItsSignature,
     KeepsItsValues,
     ReadsNothing,
     ReturnsNothing,
@@ -93,6 +94,7 @@ def check_only_one_is_left_out(ended: RoundEnded, rogue: int) -> None:
         WaitsBeforeEachChunk,
         ReturnsNothing,
         ReadsNothing,
+        KeepsItsSignature,
     ],
     ids=lambda kind: kind.__name__,
 )
