@@ -79,6 +79,7 @@ class Gathering:
         self.me = me
         self._order = order
         self._unwelcome, self._reduces = search.unwelcome, search.offer.reduces
+        self._fewest = 0 if search.splits else search.fewest
         unled = (one for one in search.unled if not self._reduces or order(one) < order(me))
         self._known = KnownPeers(me, order, frozenset(unled))
         self._joins = WaitingJoins(me, search.seat_of)
@@ -273,12 +274,20 @@ class Gathering:
         return True
 
     def shown(
-        self, by: PeerId, members: Iterable[PeerId], now: float, *, earlier: bool = False
+        self,
+        by: PeerId,
+        members: Iterable[PeerId],
+        now: float,
+        *,
+        earlier: bool = False,
+        peers: int | None = None,
     ) -> None:
         """A peer that we have asked shows a well-signed list under our key that has started.
 
         `earlier`: our entry in it is from an earlier search. (If it is from this one, we are a
-        member: `adopted`.)
+        member: `adopted`.) `peers`: for how many peers its members come; as many as they are, if it
+        is not said. If these are too few for the group to be of use, the others go on without it:
+        its leader may lie.
         """
         followed = self._course.let_go_of(by, now)
         members = tuple(members)
@@ -296,9 +305,10 @@ class Gathering:
         else:
             for member in (by, *members):
                 self._known.pass_over(member, Absence.ELSEWHERE, "it has started in another group")
-            self._course.started_by = by
-            if len(members) > 1 + len(self._joins.seated):
-                self._course.end(StartedWithoutUs(by))
+            if (len(members) if peers is None else peers) >= self._fewest:
+                self._course.started_by = by
+                if len(members) > 1 + len(self._joins.seated):
+                    self._course.end(StartedWithoutUs(by))
         self._course.reconsider(now)
 
     def invitation_answered(

@@ -777,7 +777,9 @@ class ListsShown:
         await check_with_pauses(roster, context.terms, None, LARGEST_GROUP)
         before, self._started = self._started, (by, roster)
         earlier = context.me in roster.members
-        context.gathering.shown(by, roster.members, trio.current_time(), earlier=earlier)
+        most, now = context.search.most_peers, trio.current_time()
+        peers = sum(min(one.peers, most) for one in roster.entries)
+        context.gathering.shown(by, roster.members, now, earlier=earlier, peers=peers)
         if context.gathering.started_by != by:
             self._started = before  # the list does not concern us, and lists are large
 

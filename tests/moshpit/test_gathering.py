@@ -573,6 +573,22 @@ def test_a_straggler_is_late_when_it_is_shown_a_larger_group() -> None:
     assert one.effects() == [End(StartedWithoutUs(B))]
 
 
+@pytest.mark.parametrize(
+    ("peers", "splits", "ends"), [(3, False, False), (4, False, True), (3, True, True)]
+)
+def test_a_list_with_too_few_peers_to_be_of_use_makes_nobody_late(
+    peers: int, splits: bool, ends: bool
+) -> None:
+    """In rounds of a grid each group has only a part of the peers."""
+    one = gathering(C, missing=3, splits=splits)
+    sees(one, A, B)
+    one.leader.answers(A, 0.05, 0.1)
+    one.effects()
+    one.shown(A, (A, D), 0.2, peers=peers)
+    assert (End(StartedWithoutUs(A)) in one.effects()) == ends
+    assert ends or one.following == B
+
+
 def test_a_group_of_stragglers_that_is_not_smaller_goes_on() -> None:
     one = gathering(A)
     joins(one, B, C)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import trio
@@ -391,6 +392,25 @@ def test_more_than_a_group_may_have_become_several_and_nobody_is_left_out(count:
         assert [peer for members in together for peer in members] == order
 
     play(scenario)
+
+
+@simulated
+async def test_peers_that_a_leader_leaves_out_make_the_group_that_is_needed_at_once(
+    world: SimulatedWorld,
+) -> None:
+    """It lists one of those that have joined, and tells the others that it has begun."""
+    cast = await gatherers(world, 6)
+    liar, *_ = in_order(cast)
+    searches = [
+        replace(one.search(expected=6), group_size=2, splits=False)
+        if one is liar
+        else replace(one.search(expected=6), splits=False, fewest=4)
+        for one in cast
+    ]
+    found = await find_all(cast, searches)
+    assert not found.errors
+    assert sorted(len(group.members) for group in found.rosters.values()) == [2, 4]
+    assert found.slowest < 2.0
 
 
 @pytest.mark.slow
