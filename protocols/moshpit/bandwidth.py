@@ -29,9 +29,9 @@ and a plan for four gives a peer with a 15 % lower rate 40 % less work. So all f
 equal."""
 SMALLEST_BYTES = 256 << 10  # a TCP connection's slow start is over by then
 ROOM_BELOW = 1.5
-"""A plan takes a downlink for so many times as fast as it was measured. Mostly the others' uplinks
-decide how fast values come. Without this, a peer that happened to get fewer would get a smaller
-part, and so fewer still. One whose downlink is the limit has at most so much too much to do."""
+"""Up to so many times its measured rate, a plan takes a downlink for as fast as the uplink. Mostly
+the others' uplinks decide how fast values come, and few lines receive more slowly than they send.
+Without this, a peer that happened to get fewer would get a smaller part, and so fewer still."""
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,5 @@ class Bandwidth:
 
     def possible_down(self, now: float) -> float:
         """What a plan may count on."""
-        return min(ROOM_BELOW * self.down(now), LARGEST_ESTIMATE)
+        down = self.down(now)
+        return max(down, min(ROOM_BELOW * down, self.up(now)))
