@@ -63,7 +63,7 @@ from protocols.moshpit.ballots import (
     Statement,
     Suspicion,
 )
-from protocols.moshpit.blame import IDLE, WITHHOLDS, Blame, Verify
+from protocols.moshpit.blame import IDLE, Blame, Verify
 from protocols.moshpit.coordinator import Coordinator, Plan
 from protocols.moshpit.member_state import (
     TIME_IS_OVER,
@@ -152,12 +152,6 @@ class Agreement:
     def excluded(self) -> Mapping[int, Suspicion]:
         """The members that are not in the newest attempt that we know of, and why."""
         return self._follower.excluded
-
-    @property
-    def withholding(self) -> set[int]:
-        """The members that had the result and did not report it to us, as the coordinator."""
-        out = self._blame.ruled_out(range(self._desk.size))
-        return {member for member, why in out.items() if why.code == WITHHOLDS}
 
     # -- called by the shell
 

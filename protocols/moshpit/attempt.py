@@ -78,8 +78,6 @@ class ExchangeAttempt:
         self.reduction = Reduction(plan, source, result)
         self.arrivals = ArrivalPace(self)
         self.statements: dict[int, Statement] = {}
-        self.taken_by: set[int] = set()
-        """The senders that have closed their transfers to us."""
         self.suspicion: Suspicion | None = None
         self.awaited: tuple[Suspicion, ...] = ()
         """The members that this one was waiting for when the attempt failed."""
@@ -243,13 +241,6 @@ class ExchangeAttempt:
         """The members that have closed a transfer with us, having their whole result."""
         return self._told.keys()
 
-    @property
-    def unclosed(self) -> list[int]:
-        """The others with whom a closing message is missing, in either direction."""
-        senders = {one.index for one in self.senders} - self.taken_by
-        reducers = {one.index for one in self.reducers} - self.statements.keys()
-        return sorted(senders | reducers)
-
     def contradicted_by(self) -> tuple[int, ...]:
         """The members that have another result than ours. Known when all have closed their
         transfers."""
@@ -268,7 +259,8 @@ class ExchangeAttempt:
         if unfinished:
             return min(unfinished, key=lambda index: chunks_of(self.averages_of, index))
         others = [member.index for member in self.senders] or reducers or [self.plan.me]
-        return min(self.unclosed or others, key=lambda index: chunks_of(self.values_of, index))
+        closing = [index for index in others if index not in self.told_by] or others
+        return min(closing, key=lambda index: chunks_of(self.values_of, index))
 
     # -- handlers that serve others, in tasks that are not ours
 
@@ -752,14 +744,11 @@ class Lateness:
         return late or self._late_reducers() or self._late_closers()
 
     def awaited(self) -> tuple[Suspicion, ...]:
-        """The members for which we wait: those whose values are almost late; or else the one whose
-        values are behind the others'; or those that have not closed, where most have."""
+        """The members whose values we wait for: those that are almost late; or else the one that is
+        behind the others."""
         nearly = self._late_senders(LATE_GRACE_SECONDS - NEARLY_SECONDS)
         if nearly:
             return tuple(Suspicion(member, OVERDUE, text) for member, _, text in nearly)
-        if self._most_closed is not None:
-            text = "Its closing message is awaited."
-            return tuple(Suspicion(member, AWAITED, text) for member in self._attempt.unclosed)
         flows = self._flows(self._attempt.values_of, self._senders)
         behind = min(flows, key=lambda member: flows[member].part, default=None)
         if behind is None or flows[behind].part == max(one.part for one in flows.values()):
@@ -819,7 +808,9 @@ class Lateness:
             return []
         waited = trio.current_time() - self._most_closed
         late = []
-        for member in self._attempt.unclosed:
+        for member in self._closing:
+            if member in self._attempt.told_by:
+                continue
             longer = max(self._round_seconds, (self._most_closed - self._attempt.began) / 2.0)
             if member in self._slow_readers:
                 longer = max(longer, self._vector_bytes / SLOW_BYTES_PER_SECOND)

@@ -13,8 +13,6 @@ A member whose transfer breaks rarely knows the cause. So each kind of report ha
   complained of `no_values` in the same attempt. If that member names the one it was waiting for
   (`awaited`), the complaint counts against that one instead. A member that is only almost late
   (`overdue`) has a complaint from each that reports so, once one has found it late.
-- a member that `withholds` its result from its coordinator is out, unless it says which other
-  member it was waiting for: then these two are a pair.
 - anything else breaks the protocol, and counts against the named member. If two report it of each
   other, it counts as of a pair. A member that reports it of several others loses to them by the
   same rule as a pair, so no member can have all others left out.
@@ -43,7 +41,6 @@ WEAK_CODES = frozenset({"cut", "gave_up", "lost", "stopped"})
 NO_VALUES, NO_AVERAGES, NOT_CLOSED = "no_values", "no_averages", "not_closed"  # attempt.py
 OVERDUE, AWAITED = "overdue", "awaited"
 IDLE = "idle"  # it coordinates, answers, and does nothing
-WITHHOLDS = "withholds"  # it has the result, and does not tell its coordinator
 LATE_CODES = frozenset({NO_VALUES, NO_AVERAGES, NOT_CLOSED})
 WAIT_CODES = frozenset({OVERDUE, AWAITED})
 EXPLANATIONS = {NO_AVERAGES: {NO_VALUES}, NOT_CLOSED: {NO_VALUES, NO_AVERAGES}}
@@ -82,15 +79,10 @@ class Blame:
         self._pairs: dict[Pair, dict[Ballot, Suspicion]] = {}
         self._waits: dict[Pair, dict[Ballot, Suspicion]] = {}
         self._strong: dict[Pair, Suspicion] = {}
-        self._withheld: dict[int, Ballot] = {}
 
     def convict(self, suspicion: Suspicion) -> None:
         """This member is out for the rest of the round."""
         self.guilty.setdefault(suspicion.member, suspicion)
-
-    def withholds(self, member: int, ballot: Ballot) -> None:
-        """This member has the result of this exchange, as it told the others, and is silent."""
-        self._withheld[member] = ballot
 
     def complain(self, complainer: int, ballot: Ballot, suspicions: Iterable[Suspicion]) -> None:
         """Note a member's complaints about the exchange of this ballot. Idempotent."""
@@ -118,13 +110,7 @@ class Blame:
     def ruled_out(self, candidates: Iterable[int]) -> dict[int, Suspicion]:
         """The candidates that cannot be in the next attempt, and why."""
         left = set(candidates)
-        text = "It has the result, as it told the others, and did not report it."
-        out = {
-            member: Suspicion(member, WITHHOLDS, text)
-            for member, ballot in self._withheld.items()
-            if member in left and not self._reasons(member, ballot)
-        }
-        out |= {member: self.guilty[member] for member in left & self.guilty.keys()}
+        out = {member: self.guilty[member] for member in left & self.guilty.keys()}
         left -= out.keys()
         mutual = {pair: why for pair, why in self._strong.items() if pair[::-1] in self._strong}
         one_sided = {pair: why for pair, why in self._strong.items() if pair not in mutual}
@@ -144,26 +130,12 @@ class Blame:
                     found.setdefault((pair[1], instead.member), instead)
                 elif not explained:
                     found.setdefault(pair, why)
-        for member, ballot in self._withheld.items():
-            for why in self._reasons(member, ballot):
-                found.setdefault((member, why.member), why)
         late = {(accused, ballot) for (_, accused), ballot in self._told_of(NO_VALUES)}
         for pair, by_ballot in self._waits.items():
             for ballot, why in by_ballot.items():
                 if why.code == OVERDUE and (pair[1], ballot) in late:
                     found.setdefault(pair, why)
         return found
-
-    def _reasons(self, member: int, ballot: Ballot) -> list[Suspicion]:
-        """What it lacks in this exchange, by its own words. Not from the coordinator, which knows
-        better."""
-        told = [
-            by_ballot.get(ballot)
-            for complaints in (self._pairs, self._waits)
-            for (by, against), by_ballot in complaints.items()
-            if by == member and against != ballot.coordinator
-        ]
-        return [why for why in told if why is not None]
 
     def _told_of(self, code: str) -> Iterator[tuple[Pair, Ballot]]:
         for pair, by_ballot in self._pairs.items():

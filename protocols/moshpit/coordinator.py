@@ -27,7 +27,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import pairwise
 from typing import Protocol
 
 from protocols.moshpit.agreement_messages import (
@@ -407,12 +406,8 @@ class Coordinator:
 
     def watch(self) -> None:
         """Ask members that have not shown that they are alive; if they do not answer, they count as
-        gone. Do not wait for one that is alive and withholds its result: the others would take us
-        for idle."""
+        gone."""
         if self.stage is not Stage.EXCHANGING:
-            return
-        if self._attempt.is_whole_everywhere(self._desk.me) and self._withholding():
-            self._owner.next_ballot()
             return
         to_probe, gone = self._attempt.to_probe(self._heard | {self._desk.me})
         self._failed |= gone
@@ -421,16 +416,6 @@ class Coordinator:
         self._heard.clear()
         self._desk.arm("watch", self._desk.timing.silence_seconds / 2)
         self._give_up_on_the_rest()
-
-    def _withholding(self) -> AbstractSet[int]:
-        """The members that are alive and have had time to report the result that they have."""
-        if self._patience > 0:
-            self._patience -= 1
-            return frozenset()
-        found = self._attempt.missing & self._heard
-        for member in found:
-            self._blame.withholds(member, self.ballot)
-        return found
 
 
 # ---- the choice from a quorum's promises
@@ -511,19 +496,17 @@ class ExchangeUnderWay:
         """Take a report. Returns what is wrong with it; "" if nothing is."""
         self.joined.add(member)
         parts = [each.part for each in holding.statements]
-        if parts != self._reducers:
+        expected = [
+            reducer
+            for place, reducer in enumerate(self.members)
+            if self.cuts[place + 1] > self.cuts[place]
+        ]
+        if parts != expected:
             return "has not one statement for each part, in order"
         if holding.digest != digest_of_result(holding.statements):
             return "has a digest that is not that of its statements"
         self._holdings[member] = holding
         return ""
-
-    @property
-    def _reducers(self) -> list[int]:
-        cuts = pairwise(self.cuts)
-        return [
-            member for member, (start, stop) in zip(self.members, cuts, strict=True) if start < stop
-        ]
 
     def is_live(self, member: int) -> None:
         self._probed.discard(member)
@@ -539,13 +522,6 @@ class ExchangeUnderWay:
     @property
     def missing(self) -> set[int]:
         return set(self.members) - self._holdings.keys()
-
-    def is_whole_everywhere(self, me: int) -> bool:
-        """Whether all members have the whole result: a reducer's exchange ends only when each of
-        them has told it so. Here, or at most reducers, because one alone may lie."""
-        reducers = set(self._reducers)
-        reported = reducers & self._holdings.keys()
-        return me in reported or 2 * len(reported) > len(reducers)
 
     @property
     def is_agreed(self) -> bool:

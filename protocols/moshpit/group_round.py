@@ -295,8 +295,13 @@ class GroupRounds:
         that did not do what it was its turn to do."""
         for one in result.statistics.excluded:
             if one.peer in finished.course.late:
-                reason = one.reason.removesuffix(".")
-                self._does_not_list(one.peer, f"and was left out of it: {reason}")
+                rounds = self._doubts.held_up(one.peer)
+                log.warning(
+                    "%s held up a round and was left out of it: %s. It is not listed here for "
+                    "%d rounds or %.0f seconds.",
+                    *(one.peer, one.reason.removesuffix(".")),
+                    *(rounds, rounds * ROUND_OF_DOUBT_SECONDS),
+                )
         group, leader = result.group, result.statistics.leader
         assert group is not None
         assert leader is not None
@@ -313,16 +318,6 @@ class GroupRounds:
                 self._does_not_follow(leader, "has listed two heads of a cohort")
             elif leader in members and not led_nowhere:
                 self._doubts.has_led(leader)
-        for peer in finished.course.withholding:
-            self._does_not_list(peer, "by not reporting the result that it had")
-
-    def _does_not_list(self, peer: PeerId, how: str) -> None:
-        """This peer is not listed for some time, where this one leads."""
-        rounds = self._doubts.held_up(peer)
-        log.warning(
-            "%s held up a round %s. It is not listed here for %d rounds or %.0f seconds.",
-            *(peer, how, rounds, rounds * ROUND_OF_DOUBT_SECONDS),
-        )
 
     def _does_not_follow(self, leader: PeerId, what: str) -> None:
         """This leader is passed over for some time, because of what it did."""

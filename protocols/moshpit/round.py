@@ -148,7 +148,6 @@ class Course:
     failures: list[Failure] = field(default_factory=list)
     late: set[PeerId] = field(default_factory=set)  # this peer has waited for their values
     idle: set[PeerId] = field(default_factory=set)  # they coordinated and did nothing
-    withholding: set[PeerId] = field(default_factory=set)  # did not report to us what they had
 
 
 @dataclass(frozen=True)
@@ -219,8 +218,6 @@ class Round:
             self._buffers = None  # the round is remembered for longer than its values
         assert self._verdict is not None
         self._course.idle.update(self._peers[member] for member in self._agreement.idle)
-        withholding = self._agreement.withholding
-        self._course.withholding.update(self._peers[member] for member in withholding)
         excluded = dict(self._agreement.excluded)
         if not isinstance(self._verdict, Commit):
             return Finished(self._verdict, excluded, self._course)

@@ -209,24 +209,6 @@ class ReadsNoValues(PartService):
         await stays_alive(self._transfer)
 
 
-class NoSignatureToOne(PartService):
-    """To member 1 it sends all averages, and no statement that they are its own."""
-
-    async def _send_averages(self) -> None:
-        if self._sender.index != 1:
-            await super()._send_averages()
-            return
-        for number in range(len(self._attempt.reduction.chunks)):
-            await self._averaged(number)
-            await self._transfer.send_chunk(self._attempt.reduction.encoded(number))
-            self._attempt.reduction.taken(number)
-        await stays_alive(self._transfer)
-
-
-class KeepsItsSignature(Strange):
-    serves = NoSignatureToOne
-
-
 class KeepsItsValues(Strange):
     sends = NoValues
 
@@ -353,11 +335,3 @@ async def run_two_faced(shell: Shell, task: Task, buffers: Buffers) -> Finished:
     this = TwoFacedRound(shell, task)
     with shell.switchboard.running(task.group.round_id, this.receive):
         return await this.run(buffers)
-
-
-class WithholdingRound(Round):
-    """A member that does not report to its coordinator that it has the result."""
-
-    def _do(self, effect: Effect) -> None:
-        if not (isinstance(effect, Send) and isinstance(effect.message, Holding)):
-            super()._do(effect)

@@ -6,18 +6,15 @@ import itertools
 import time
 
 import pytest
-from msgspec.structs import replace
 
 from protocols.moshpit.agreement import Agreement, Timing
 from protocols.moshpit.agreement_messages import (
     Accept,
     Accepted,
-    AgreementMessage,
     Attempt,
     BallotQuery,
     Decided,
     Forswear,
-    Holding,
     NotAnHonestMessage,
     Outbid,
     Prepare,
@@ -697,77 +694,3 @@ def test_a_coordinator_that_does_nothing_although_all_have_the_result_is_succeed
     commits = [group.verdicts[member] for member in (1, 2, 3)]
     assert all(isinstance(commit, Commit) for commit in commits)
     assert max(group.decided_at.values()) < 10.0 + 20.0 + 6.0 + 3.0
-
-
-class _Withholding(Group):
-    """Member 2 does not tell a coordinator that it has the whole result; `always`: nor later."""
-
-    always = False
-
-    def _send(self, me: int, to: int, message: AgreementMessage) -> None:
-        if me == 2 and isinstance(message, Holding):
-            return
-        if me == 2 and isinstance(message, Promise) and self.always:
-            message = replace(message, held=None)
-        super()._send(me, to, message)
-
-
-@pytest.mark.parametrize("always", [False, True])
-def test_a_member_that_withholds_its_result_costs_no_honest_coordinator_its_place(
-    always: bool,
-) -> None:
-    group = _Withholding(5, Timing(round_seconds=120.0))
-    group.always = always
-    group.begin()
-    group.run()
-    check_committed(group, (0, 1, 2, 3, 4))
-    assert _attempts(group) == 1
-    assert not any(one.idle for one in group.members)
-    assert [member for member in range(5) if group.members[member].withholding] == [0]
-    assert group.members[0].withholding == {2}
-    assert max(group.decided_at.values()) < group.exchange_seconds + 6.0
-
-
-def test_a_member_that_stands_still_before_it_reports_its_result_withholds_nothing() -> None:
-    group = Group(5)
-    group.at(1.0 - 1e-6, lambda: group.stop(2))
-    group.begin()
-    group.run(until=60.0)
-    assert not group.members[0].withholding
-
-
-def test_a_member_that_still_exchanges_withholds_nothing() -> None:
-    """Most of those that reduce have to have the whole result: only then all others have it."""
-
-    def late(_group: Group, member: int, start: StartExchange) -> Exchange:
-        seconds = 20.0 if member in (0, 2, 3) else 10.0
-        return Exchange(seconds, statements(start.ballot, start.members))
-
-    group = Group(5, Timing(round_seconds=120.0), exchange=late)
-    group.begin()
-    group.run()
-    check_committed(group, (0, 1, 2, 3, 4))
-    assert not group.members[0].withholding
-
-
-def test_a_reducer_that_does_not_close_to_some_cannot_have_them_taken_for_withholding() -> None:
-    """They have told all that they have the result, and lack the signature of member 3 for it."""
-
-    def cheats(_group: Group, member: int, start: StartExchange) -> Exchange:
-        if 3 in start.members and member in (1, 2):
-            late = (Suspicion(3, "not_closed", "too late"),)
-            return Exchange(8.0, suspicions=late)
-        return Exchange(1.0, statements(start.ballot, start.members))
-
-    def awaited(_ballot: Ballot) -> tuple[Suspicion, ...]:
-        return (Suspicion(3, "awaited", "has not closed"),)
-
-    group = Group(5, Timing(round_seconds=120.0), exchange=cheats)
-    for me in (1, 2):
-        group.members[me] = Agreement(
-            me, 5, range(5), group.timing, 0.0, plan=plan, verify=verify, awaited=awaited
-        )
-    group.begin()
-    group.run()
-    check_committed(group, (0, 1, 2, 4), {3: "awaited"})
-    assert not group.members[0].withholding

@@ -72,30 +72,3 @@ def test_two_signed_statements_for_one_part_prove_the_lie_of_its_reducer() -> No
     false = (statement(FIRST, 0), statement(FIRST, 1, b"something else"))
     (found,) = liars({0: true, 1: true, 2: false}, FIRST, verify)
     assert (found.member, found.code) == (1, LIED)
-
-
-def test_all_that_withhold_their_result_are_left_out_and_not_their_coordinator() -> None:
-    blame = Blame()
-    for member in (1, 2):
-        blame.withholds(member, FIRST)
-    assert set(blame.ruled_out(range(5))) == {1, 2}
-
-
-def test_one_that_waits_for_another_to_close_withholds_nothing() -> None:
-    blame = Blame()
-    for member in (1, 2):
-        blame.withholds(member, FIRST)
-        blame.complain(member, FIRST, [Suspicion(3, "awaited")])
-    assert set(blame.ruled_out(range(5))) == {3}
-
-
-def test_one_that_withholds_its_result_cannot_blame_its_coordinator_or_several_others() -> None:
-    for said in ([Suspicion(0, "no_averages")], [Suspicion(0, "malformed")]):
-        blame = Blame()
-        blame.withholds(4, FIRST)
-        blame.complain(4, FIRST, said)
-        assert set(blame.ruled_out(range(5))) == {4}
-    blame = Blame()
-    blame.withholds(2, FIRST)
-    blame.complain(2, FIRST, [Suspicion(3, "awaited"), Suspicion(1, "not_closed")])
-    assert set(blame.ruled_out(range(5))) == {2}

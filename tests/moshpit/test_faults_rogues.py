@@ -7,12 +7,9 @@ import dataclasses
 import pytest
 import trio
 
-from protocols.identity import PeerId
-from protocols.moshpit import group_round
 from protocols.moshpit.attempt import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.outcome import Committed
-from protocols.moshpit.round import Buffers, Finished, Round, Shell, Task
 from protocols.moshpit.settings import AveragerSettings
 from protocols.testing.world import NodeSettings, SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
@@ -34,7 +31,6 @@ from tests.moshpit.rogues import (
     Silent,
     StopsReading,
     Trickles,
-    WithholdingRound,
     run_two_faced,
 )
 from tests.moshpit.rounds import Rogue, one_round
@@ -153,38 +149,6 @@ def test_a_member_that_cannot_compare_may_commit_alone_and_no_two_results_differ
     ended = one_round("rddr", rogue=Rogue(0, Liar, run_two_faced))
     ended.check()
     assert [one.place for one in ended.members[1:] if one.committed] in ([], [2])
-
-
-async def withholds(world: SimulatedWorld) -> None:
-    peers = await averagers(world, 4, machine=HOME)
-    ended = await average_all(peers, within=SOON_SECONDS)
-    check_same_result(ended, peers)
-    for one in ended:
-        (statistics,) = one.outcome.rounds
-        assert statistics.attempts == 1
-
-
-@pytest.mark.slow
-def test_a_member_that_withholds_its_result_is_named_and_not_its_leader(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rogues: set[PeerId] = set()
-
-    async def run(shell: Shell, task: Task, buffers: Buffers) -> Finished:
-        group = task.group
-        is_rogue = group.me == max(place for place in range(4) if place != group.leader)
-        this = WithholdingRound(shell, task) if is_rogue else Round(shell, task)
-        if is_rogue:
-            rogues.add(shell.network.peer_id)
-        with shell.switchboard.running(group.round_id, this.receive):
-            return await this.run(buffers)
-
-    monkeypatch.setattr(group_round, "run_round", run)
-    run_simulation(withholds, seed=0, settings=WORLD)
-    (rogue,) = rogues
-    named = [text for text in caplog.messages if "held up" in text]
-    assert len(named) == 1
-    assert f"{rogue} held up a round by not reporting the result that it had" in named[0]
 
 
 # F24: a member a hundred times slower than the others

@@ -35,7 +35,6 @@ from tests.moshpit.averagers import (
     peer_in,
 )
 from tests.moshpit.rogues import (
-    KeepsItsSignature,
     KeepsItsValues,
     ReadsNothing,
     ReturnsNothing,
@@ -94,7 +93,6 @@ def check_only_one_is_left_out(ended: RoundEnded, rogue: int) -> None:
         WaitsBeforeEachChunk,
         ReturnsNothing,
         ReadsNothing,
-        KeepsItsSignature,
     ],
     ids=lambda kind: kind.__name__,
 )
