@@ -80,9 +80,9 @@ _LISTS = DocumentType(RevocationList, "revocation list", DOMAIN, LIMIT_BYTES)
 class RevocationsFull(AuthError):
     """There are more revocations than a list can carry."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, room: str = "") -> None:
         super().__init__(
-            f"The revocation list would have {size:,} bytes; {LIMIT_BYTES:,} can be spread.",
+            f"The revocation list would have {size:,} bytes{room}; {LIMIT_BYTES:,} can be spread.",
             why="Very many were revoked within the life of a token. (Revoking a person by name "
             "takes one entry, for all of their keys.)",
             advice="Withdraw the auth key that signs (`potluck auth keys list` shows it): "
@@ -108,7 +108,7 @@ def check_room_for_keys(data: bytes) -> None:
     """RevocationsFull unless this list has room to withdraw every key that a run can have."""
     size = len(data) + (MOST_KEYS - len(read_list(data).withdrawn)) * WITHDRAWN_BYTES
     if size > LIMIT_BYTES:
-        raise RevocationsFull(size)
+        raise RevocationsFull(size, room=", with the room to withdraw auth keys")
 
 
 def read_list(data: bytes) -> RevocationList:

@@ -98,7 +98,9 @@ def _verified(key: VerifyingKey, domain: bytes, signature: bytes, message: bytes
 
 
 def _verified_once(key: VerifyingKey, domain: bytes, signature: bytes, message: bytes) -> bool:
-    return _verified(key, domain, bytes(signature), bytes(message))
+    # only bytes: the check itself takes nothing else
+    check = _verified if type(signature) is type(message) is bytes else _verify
+    return check(key, domain, signature, message)
 
 
 VerifyingKey.verify = _verified_once  # type: ignore[method-assign]

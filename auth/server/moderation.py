@@ -29,6 +29,7 @@ import msgspec
 
 from auth.errors import AuthError
 from auth.keys import SEED_BYTES, SigningKey, fingerprint, peer_id_of
+from auth.revocations import RevocationsFull
 from auth.roles import Role, in_order
 from auth.server import (
     accounts,
@@ -133,6 +134,18 @@ class KeyWithdrawn(msgspec.Struct, frozen=True, kw_only=True):
     may_lack_a_key: bool = False
     """Whether nodes ignore `new` if, after a restore, a newer key than the withdrawn one is missing
     here."""
+
+
+class KeyComesTooLate(AuthError):
+    """The key would need entries that were dropped, and the list has no room for them now."""
+
+    def __init__(self, full: RevocationsFull) -> None:
+        super().__init__(
+            "This auth key cannot be given back any more.",
+            why=f"It may have signed tokens that were revoked here. {full.what}",
+            advice="Put the server back from the backup again, and give it this key before "
+            "anything is revoked or withdrawn.",
+        )
 
 
 class NoSuchKey(AuthError):
@@ -559,7 +572,10 @@ class Moderation:
             old = keys.active_row(now_ms)
             if known_key is not None:
                 after = self._put_back(transaction, keys, known_key, actor, reason)
-                self._store.publish(transaction, keys=after)
+                try:
+                    self._store.publish(transaction, keys=after)
+                except RevocationsFull as full:
+                    raise KeyComesTooLate(full) from full
                 return KeyRotated(
                     new=views.key_view(after, after.rows[-1], now_ms),
                     old=views.key_view(after, old, now_ms),

@@ -112,9 +112,9 @@ def lift(connection: sqlite3.Connection, kind: str, value: Value, now_ms: int) -
     ).rowcount
 
 
-UNTIL_A_KEY_IS_PUT_BACK = 0
-"""As `forget_ms`: off the list, but a key that the database does not know may have signed tokens
-that the entry refuses."""
+UNTIL_A_KEY_IS_PUT_BACK = -1
+"""As `forget_ms`, before any time: off the list, but a key that the database does not know may have
+signed tokens that the entry refuses."""
 
 
 def shed(

@@ -322,7 +322,7 @@ def _go_on_from_backup(store: Store, transaction: Transaction, backup_ms: int) -
         " since, revocations first. If another auth key signed by then, nodes ignore this server's"
         " revocations until it has that key again: `potluck auth keys rotate --key FILE`, with the"
         " file from the keys folder of the server that was replaced; of several, the newest last."
-        " If a key was withdrawn since, it counts again: after that, withdraw that key again."
+        " If a key was withdrawn since, it counts again: withdraw it once the newest key is here."
         ' "Backup and restore" in docs/moderators.md says more',
         seconds,
     )

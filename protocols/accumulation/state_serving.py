@@ -292,8 +292,9 @@ class Snapshots:
         """Runs in a worker thread."""
         with self._lock.reading():
             live = self._look()
-            if memory is None and not self._has_memory_for(size_of(live)):
-                raise Busy("This peer may hold no more memory, and keeps no copy of its state.")
+            size = size_of(live)
+            if memory is None and not self._has_memory_for(size):
+                raise MemoryError(f"with its {size:,} bytes this node would reach its limit")
             state = live.copy(memory)
         _ = state.digest  # computed here, while others may step
         return state

@@ -314,7 +314,7 @@ def test_after_a_restore_every_step_of_withdrawing_a_key_again_names_the_next(
     (tmp_path / "backup").rename(folder)
     completed = auth(home, "keys", "withdraw", new["key_id"])
     assert completed.returncode == 1
-    assert "withdraw that key again" in caplog.text
+    assert "it counts again: withdraw it" in caplog.text
     for part in ("keys rotate --key FILE", "while the key was in use"):
         assert part in completed.stderr
     too_early = auth(home, "keys", "withdraw", first["key_id"]).stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import msgspec
 import pytest
 
 from node.core.caps.memory import TooLarge
@@ -111,19 +110,6 @@ def test_the_results_of_steps_get_no_more_than_the_cap_leaves_beside_the_samples
         assert held <= least + more + 1
         before_batches = costs.memory_bytes(0) + found.most_followed_bytes
         assert before_batches == pytest.approx(least + more, abs=1)
-
-
-def test_samples_leave_room_for_a_copy_of_the_state_for_newcomers() -> None:
-    """With the copy a node came to its cap, and left, when a newcomer asked for the state."""
-    training = msgspec.structs.replace(MIDDLING.training, samples_at_once=1 << 20)
-    definition = msgspec.structs.replace(MIDDLING, training=training)
-    costs = costs_of(definition)
-    least = costs.memory_bytes(1)
-    for more, copy in ((8 * GB, costs.state_bytes), (0.5 * GB, 0.125 * GB)):
-        found = fit(definition, 64, cap_gb=(least + more) / GB)
-        assert found.most_samples > 1
-        held = costs.memory_bytes(found.most_samples) + found.most_kept_bytes
-        assert held + min(copy, costs.state_bytes) <= least + more + 1
 
 
 @pytest.mark.slow

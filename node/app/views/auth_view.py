@@ -347,7 +347,7 @@ def withdrawn(answer: Answer) -> str:
         )
     if answer.get("may_lack_a_key"):  # an older server says nothing
         lines.append(
-            "This server was put back from a backup. If another key signed after that backup was "
+            "If this server was put back from a backup, and another key signed after that was "
             "made, nodes ignore this list until the server has that key again: `potluck auth keys "
             "rotate --key FILE`."
         )

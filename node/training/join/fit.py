@@ -11,9 +11,8 @@ counts as the machine's memory. With a GPU there are two estimates: its own memo
 size, too, and the machine's holds the rest.
 
 The benchmark (node/training/batch_size.py) finds how many samples fit. On a CPU they share the
-memory with the results of steps, which a peer keeps while others follow the run by them, and with
-a copy of the state, which it keeps while others download it. A peer that keeps a run alive without
-training needs no memory for samples.
+memory with the results of steps, which a peer keeps while others follow the run by them. A peer
+that keeps a run alive without training needs no memory for samples.
 
 The three lines say what this machine will give, and how to stop. Memory, disk and traffic are
 estimated from the run's definition (node/run/costs.py), not measured. Unknown figures are left out.
@@ -52,9 +51,6 @@ if TYPE_CHECKING:
 CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container, with version 2
 SHARE_OF_RESULTS: Final = 0.5
 """The largest part of a cap's memory above the run's minimum; the rest is for samples."""
-SHARE_OF_COPY: Final = 0.5
-"""The same for a copy of the state for newcomers, of what the results leave. A peer that has no
-room for the copy when somebody asks does not make it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ def check_fits(
     if cap is not None:
         kept = min(costs.results_bytes, SHARE_OF_RESULTS * (cap - least))
         followed = cap - costs.memory_bytes(0, on_gpu=on_gpu, offload=offload)
-        room = int(cap - kept - min(costs.state_bytes, SHARE_OF_COPY * (cap - least - kept)))
+        room = int(cap - kept)
     if on_gpu:
         device_cap = caps.device_memory_bytes
         least_there = costs.gpu_bytes(one, offload=offload)

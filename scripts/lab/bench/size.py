@@ -23,7 +23,6 @@ On a GPU no manner may take more of its memory than the table in docs/organisers
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import time
@@ -36,6 +35,7 @@ from lab import Talk
 from lab.bench.averaging import AveragingEffort, measure_averaging
 from lab.bench.command import report
 from lab.bench.machine import machine_facts
+from lab.bench.processes import BenchFailed
 from lab.bench.training import measure_steps
 from lab.bench.training_swarm import Training, TrainingSwarm, open_training_swarm
 from node.core.wrong_use import WrongUse
@@ -129,7 +129,7 @@ async def measure_size(effort: SizeEffort, say: Talk = lambda _line: None) -> di
     for manner in MANNERS:
         result[manner] = await _together(effort, manner, say)
     averaging = result["waiting"]["averaging_s_p50"]
-    of_alone = averaging / await _averaging_alone(effort, say) if effort.peers > 1 else None
+    of_alone = averaging / await _averaging_alone(effort, say) if effort.peers > 1 else 0.0
     plain.append(await _plain(effort, say))
 
     def share(manner: str, *, less_late: bool = False) -> float:
@@ -150,22 +150,23 @@ async def measure_size(effort: SizeEffort, say: Talk = lambda _line: None) -> di
     copy = 4 * effort.parameters
     memory_bars = effort.memory_bars
     bars: Mapping[str, float] = BARS if effort.peers == 1 else {"delayed": BAR_DELAYED_TOGETHER}
-    most_of_alone = BAR_OF_ALONE
+    most_of_alone = {"averaging_of_alone": BAR_OF_ALONE} if effort.peers > 1 else {}
     if effort.offload:
-        bars, most_of_alone = {}, math.inf  # it saves memory, and not time
+        bars = most_of_alone = {}  # it saves memory, and not time
     return result | {
         "plain_samples_per_s": [round(one["samples_per_s"], 1) for one in plain],
         "plain_late_share": [round(one["late_share"], 4) for one in plain],
         **{name: round(one, 5) for name, one in (shares | on_gpu).items()},  # one may be small
         "averaging_s_p50": averaging,
-        "averaging_of_alone": None if of_alone is None else round(of_alone, 3),
+        "averaging_of_alone": round(of_alone, 3) if effort.peers > 1 else None,
         "host_bytes_beyond_plain": beyond,
         "device_bytes_beyond_plain": there,
         "host_copies": round(beyond / copy, 2),
         "device_copies": round(there / copy, 2),
-        "bars": dict(bars) | memory_bars | {"averaging_of_alone": BAR_OF_ALONE},
+        "bars": dict(bars) | memory_bars | most_of_alone,
         "met": all(on_gpu[f"share_{name}_less_late"] >= bar for name, bar in bars.items())
-        and (of_alone is None or of_alone <= most_of_alone)
+        and all(of_alone <= bar for bar in most_of_alone.values())
+        and all(result[one]["complete"] == 1.0 for one in MANNERS)
         and beyond <= memory_bars["host_copies"] * copy
         and there <= (memory_bars["device_copies"] + DEVICE_SLACK) * copy,
         "settings": asdict(effort),
@@ -217,6 +218,8 @@ async def _averaging_alone(effort: SizeEffort, say: Talk) -> float:
     say(f"{effort.peers} peers that only average")
     rounds = AveragingEffort(effort.peers, effort.parameters, effort.codec, ROUNDS_ALONE)
     figures = await measure_averaging(rounds, say)
+    if figures["failures"]:
+        raise BenchFailed("A round of peers that only average failed.", why=figures["failures"][0])
     return float(figures["round_s_p50"])
 
 

@@ -14,7 +14,7 @@ from auth.keyring import Keyring, endorse
 from auth.keys import SigningKey
 from auth.revocations import Revocations
 from auth.server.join_refused import JoinReason, JoinRefused
-from auth.server.moderation import NoSuchKey
+from auth.server.moderation import KeyComesTooLate, NoSuchKey
 from auth.server.signing_keys import read_key_file, write_key_file
 from auth.server.store import SERIALS_A_SECOND
 from auth.server.store_errors import StoreFailed
@@ -255,6 +255,25 @@ async def test_a_key_that_is_put_back_is_refused_the_tokens_that_were_revoked_be
         assert peer.refuses(read_token(node.token))
         assert len(peer) == 2
         assert server.is_sound()
+
+
+async def test_a_key_for_whose_revocations_there_is_no_room_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    _, file, _ = await restored_before_a_rotation(tmp_path, clock)
+    with running(tmp_path / "auth", clock) as server:
+        server.moderation.revoke("alice", actor=ROOT)
+        server.moderation.key_withdraw(server.fingerprint, actor=ROOT)
+        clock.forward(60_000)
+        before = server.store.revocation_list().signed
+        monkeypatch.setattr("auth.revocations.LIMIT_BYTES", len(before) + 5)
+        with pytest.raises(KeyComesTooLate, match="cannot be given back"):
+            server.moderation.key_rotate(key_file=file, actor=ROOT)
+        assert server.store.revocation_list().signed == before
+        assert server.is_sound()
+        monkeypatch.undo()
+        server.moderation.key_rotate(key_file=file, actor=ROOT)
 
 
 async def test_after_a_restore_without_the_later_key_a_new_invite_counts(tmp_path: Path) -> None:
