@@ -108,7 +108,7 @@ def _verified_once(key: VerifyingKey, domain: bytes, signature: bytes, message: 
     return known
 
 
-VerifyingKey.verify = _verified_once  # type: ignore[method-assign]
+VerifyingKey.verify = _verified_once  # type: ignore[assignment, method-assign]
 
 
 # For the children that are of the laboratory; pytest itself has the folder from pyproject.toml.
