@@ -640,7 +640,8 @@ class Moderation:
         another such key may be put back."""
         connection, now_ms = transaction.connection, transaction.now_ms
         may_have_signed = any(
-            row.withdrawn_ms is None and row.made_ms < now_ms for row in keys.rows
+            row.withdrawn_ms is None and (row.made_ms < now_ms or row.was_put_back)
+            for row in keys.rows
         )
         is_unsure = self._store.is_unsure(transaction)
         if not (may_have_signed and is_unsure):

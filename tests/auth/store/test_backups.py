@@ -12,7 +12,7 @@ import trio
 
 from auth.keyring import Keyring, endorse
 from auth.keys import SigningKey
-from auth.revocations import Revocations
+from auth.revocations import Revocations, read_list
 from auth.server.join_refused import JoinReason, JoinRefused
 from auth.server.moderation import KeyComesTooLate, NoSuchKey
 from auth.server.signing_keys import read_key_file, write_key_file
@@ -255,6 +255,20 @@ async def test_a_key_that_is_put_back_is_refused_the_tokens_that_were_revoked_be
         assert peer.refuses(read_token(node.token))
         assert len(peer) == 2
         assert server.is_sound()
+
+
+async def test_a_clock_that_steps_back_after_a_key_is_put_back_takes_nobody_off_the_list(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    _, file, _ = await restored_before_a_rotation(tmp_path, clock)
+    with running(tmp_path / "auth", clock) as server:
+        older = server.fingerprint
+        server.moderation.revoke("alice", actor=ROOT)
+        server.moderation.key_rotate(key_file=file, actor=ROOT)
+        clock.forward(-5_000)
+        server.moderation.key_withdraw(older, actor=ROOT)
+        assert len(read_list(server.store.revocation_list().signed).entries) == 1
 
 
 async def test_a_key_for_whose_revocations_there_is_no_room_is_refused_in_words(
