@@ -261,8 +261,6 @@ class Estimate:
     - `averaging`: others that have said lately that they are in the round that ends this epoch. (A
       peer that was killed in it says so no more.)
     - `begun`: those of them that are believed: it is time to come.
-    - `is_new`: this peer was not in the last round, in a run by cohorts. Others may have no link
-      with it and not know where it is, so no list waits for it once the others have come.
     - `is_asked`: another peer has asked this one into a round of this epoch that it is not in.
     - `company`: how many others are in this epoch and history and have not stayed away again and
       again, or are further, or have the state to which this peer will soon give way. While there
@@ -331,7 +329,6 @@ class Estimate:
     holds_back: bool = False
     averaging: frozenset[PeerId] = frozenset()
     begun: frozenset[PeerId] = frozenset()
-    is_new: bool = False
     is_asked: bool = False
     company: int = 0
     holders: frozenset[PeerId] = frozenset()
@@ -364,8 +361,6 @@ class Estimate:
         """Whether this peer, with so many samples, should begin another batch for this round."""
         if self.holds_back and own_samples >= self.target_samples:
             return False
-        if self.is_new and own_samples and self.own_batch_seconds > self.others_ready_in_seconds:
-            return False  # it would lose the samples that it has
         return self.own_part - own_samples >= max(self.own_batch, 1) / 2
 
     @property
@@ -681,7 +676,6 @@ def estimate(
         lost=known.lost & coming,
         followers=followers,
         holds_back=is_alone and bool(followers),
-        is_new=cohorts.mine is not None and known.epoch_began is None,
         awaited=frozenset(
             peer
             for peer in (*(one.peer for one in believed if one.is_awaited), *comes, *moved)

@@ -109,22 +109,6 @@ def test_a_newcomer_whose_first_batch_comes_too_late_is_not_expected() -> None:
     assert expected(5.0, samples=4), "those would be lost"
 
 
-def test_a_peer_that_was_in_no_step_yet_begins_no_batch_that_ends_after_the_others() -> None:
-    """No list waits for it, and it would lose the samples that it has."""
-    me = cohort(1)[2]
-    slow = msgspec.structs.replace(OWN, batch_seconds=60.0)
-
-    def wants(known: Known, samples: int) -> bool:
-        mine = msgspec.structs.replace(slow, samples=samples)
-        found = estimate(seen_at(me), mine, SETTINGS, 0.0, known)
-        assert 0.0 < found.others_ready_in_seconds < mine.batch_seconds
-        return replace(found, own_part=samples + 4).wants_batch_after(samples)
-
-    assert wants(was_in_step(me), 10)
-    assert not wants(replace(was_in_step(me), epoch_began=None), 10)
-    assert wants(replace(was_in_step(me), epoch_began=None), 0), "it has nothing to lose"
-
-
 def test_only_heads_are_holders() -> None:
     assert view(cohort(1)[2]).holders == set(HEADS)
     assert view(HEADS[1]).holders == set(HEADS)
