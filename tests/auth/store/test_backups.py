@@ -188,6 +188,12 @@ async def restored_before_a_rotation(
     return node, broken / "keys" / f"{made.new.key_id}.key", peer
 
 
+def key_in(file: Path) -> SigningKey:
+    key = read_key_file(file)
+    assert key is not None
+    return key
+
+
 def known_to_all(node: Node, key: SigningKey, server: Server) -> Keyring:
     """What a peer trusts that knew the lost key before, and has heard the restored server."""
     first = server.store.keys.records[0]
@@ -202,8 +208,7 @@ async def test_after_a_restore_the_key_of_a_later_rotation_is_put_back(
 ) -> None:
     clock = Clock()
     node, file, peer = await restored_before_a_rotation(tmp_path, clock)
-    key = read_key_file(file)
-    assert key is not None
+    key = key_in(file)
     with running(tmp_path / "auth", clock) as server:
         assert "`potluck auth keys rotate --key FILE`" in caplog.text
         node.server = server
@@ -241,8 +246,7 @@ async def test_a_key_that_is_put_back_is_refused_the_tokens_that_were_revoked_be
     """The list seemed not to need them any more: all keys that the server had were withdrawn."""
     clock = Clock()
     node, file, peer = await restored_before_a_rotation(tmp_path, clock)
-    key = read_key_file(file)
-    assert key is not None
+    key = key_in(file)
     with running(tmp_path / "auth", clock) as server:
         server.moderation.revoke("alice", actor=ROOT)
         server.moderation.revoke("bob", actor=ROOT)
@@ -293,8 +297,7 @@ async def test_a_key_for_whose_revocations_there_is_no_room_is_refused_in_words(
 async def test_after_a_restore_without_the_later_key_a_new_invite_counts(tmp_path: Path) -> None:
     clock = Clock()
     node, file, peer = await restored_before_a_rotation(tmp_path, clock)
-    key = read_key_file(file)
-    assert key is not None
+    key = key_in(file)
     with running(tmp_path / "auth", clock) as server:
         made = server.moderation.key_rotate(overlap_ms=0, actor=ROOT)
         clock.now_ms = made.signs_from_ms
