@@ -336,11 +336,7 @@ async def _watch(
     """Report on the run, the links and the traffic, until cancelled."""
     meter = TrafficMeter(options.upload_limit, options.download_limit)
     session.watched = WatchedTraining(node, collaboration, meter)
-
-    async def follow_the_run() -> None:
-        async with collaboration.events() as events:
-            async for event in events:
-                session.happened(event)
+    collaboration.follow(session.happened)
 
     async def follow_the_traffic() -> None:
         while True:
@@ -349,7 +345,6 @@ async def _watch(
             await trio.sleep(TRAFFIC_SECONDS)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(follow_the_run)
         nursery.start_soon(follow_the_traffic)
         await watch_network(node.network, node.dht, session, begins=options.begins)
 

@@ -79,7 +79,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("potluck.accumulation")
 
 MOST_DESCRIBED = 3  # peers are asked what they train, one after the other
-EVENTS_AHEAD = 256  # unread events of one subscriber: minutes of a busy run
 
 # ---- descriptions: what a peer trains, and how
 #
@@ -254,7 +253,7 @@ class Collaboration:
         """When the slot came to its epoch and history."""
         self._fetching = trio.CancelScope()
         """The scope of the fetch under way, or of the last one."""
-        self._subscribers: list[trio.MemorySendChannel[TrainingEvent]] = []
+        self._followers: list[Callable[[TrainingEvent], None]] = []
 
     # -- for the owner
 
@@ -270,11 +269,9 @@ class Collaboration:
         """This peer's slot, with its measured rate, once an optimizer has entered."""
         return None if self._tracker is None else self._tracker.mine()
 
-    def events(self) -> trio.MemoryReceiveChannel[TrainingEvent]:
-        """The events from now on. A reader that falls far behind misses some."""
-        sender, receiver = trio.open_memory_channel[TrainingEvent](EVENTS_AHEAD)
-        self._subscribers.append(sender)
-        return receiver
+    def follow(self, tell: Callable[[TrainingEvent], None]) -> None:
+        """Call `tell` with each event from now on, in trio's thread, in their order."""
+        self._followers.append(tell)
 
     # -- what the training thread calls
 
@@ -370,13 +367,8 @@ class Collaboration:
         if isinstance(event, PlacesTaken):
             log.info("All %d places in the run's rounds are taken: it is followed.", event.places)
         log.debug("%s", event)
-        for subscriber in tuple(self._subscribers):
-            try:
-                subscriber.send_nowait(event)
-            except trio.WouldBlock:
-                log.debug("a subscriber misses %s", type(event).__name__)
-            except trio.BrokenResourceError:
-                self._subscribers.remove(subscriber)
+        for tell in self._followers:
+            tell(event)
 
     # -- tasks
 

@@ -1,6 +1,6 @@
 """The events of a run's training, for the log, the screen and the tests.
 
-    async for event in collaboration.events(): ...          # or: collaboration.last_events()
+    collaboration.follow(tell)          # or: collaboration.last_events()
 
 Logs are written from these events, never the other way round. Each event has the epoch to which it
 belongs. An audit adds up their samples: every sample that a peer computed is in exactly one

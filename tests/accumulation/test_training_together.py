@@ -51,7 +51,7 @@ from tests.accumulation.training_peers import (
     training_world,
     wait_for_company,
 )
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 SMALL = dataclasses.replace(SETTINGS, target_batch=8)
 ENDS_WITHIN_SECONDS = 5.0
@@ -331,6 +331,21 @@ def test_a_request_that_the_end_overtakes_is_answered_and_harms_nobody() -> None
             await done.wait()
         with pytest.raises(CollaborationEnded):
             calls[0].wait()
+
+    trio.run(main)
+
+
+def test_an_event_is_followed_before_what_the_training_thread_says_next() -> None:
+    async def main() -> None:
+        async with training_world() as world:
+            one = await world.peer("one", SMALL)
+            said: list[object] = []
+            event = NoRunFound(1.0)
+            one.collaboration.follow(said.append)
+            one.collaboration.bridge.tell(event)
+            trio.lowlevel.current_trio_token().run_sync_soon(said.append, "next")
+            await until(lambda: len(said) == 2, PATIENCE_SECONDS)
+            assert said == [event, "next"]
 
     trio.run(main)
 

@@ -556,8 +556,9 @@ async def test_a_thousand_full_streams_that_nobody_reads_stay_within_the_budget(
 
 
 @pytest.mark.slow
-async def test_a_thousand_streams_leave_nothing_behind() -> None:
+async def test_streams_leave_nothing_behind() -> None:
     async with joined_pair() as (near, far):
+        left = []  # a table that grows once is no leak
 
         async def serve() -> None:
             while True:
@@ -578,17 +579,19 @@ async def test_a_thousand_streams_leave_nothing_behind() -> None:
             tracemalloc.start()
             try:
                 await call(100)
-                gc.collect()
-                before, _ = tracemalloc.get_traced_memory()
-                await call(1000)
-                gc.collect()
-                after, _ = tracemalloc.get_traced_memory()
+                for _ in range(3):
+                    gc.collect()
+                    before, _ = tracemalloc.get_traced_memory()
+                    await call(400)
+                    gc.collect()
+                    after, _ = tracemalloc.get_traced_memory()
+                    left.append(after - before)
             finally:
                 tracemalloc.stop()
             nursery.cancel_scope.cancel()
         assert near.open_stream_count == far.open_stream_count == 0
         assert near.window_budget.promised_bytes == far.window_budget.promised_bytes == 0
-        assert after - before < 20_000
+        assert min(left) < 8_000
 
 
 @pytest.mark.slow
