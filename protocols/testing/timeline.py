@@ -61,24 +61,26 @@ class Timeline:
         """
         self.is_driven = True
         self._now = clock.current_time()
+        heap = self._heap
 
         def jump() -> None:
-            now = clock.current_time()
-            time = now + trio.lowlevel.current_statistics().seconds_to_next_deadline
-            if self._heap and self._heap[0][0] < time:
-                time = self._heap[0][0]
-            if time == math.inf:
-                return
-            if tick_seconds:
-                time = _next_tick(time, tick_seconds)
-            if time > now:
-                clock.jump(time - now)
-            self._now = clock.current_time()
-            self._make_due_calls(self._now)
+            runner = trio_run.GLOBAL_RUN_CONTEXT.runner
+            while not runner.runq:  # most calls wake no task, and trio's own round costs more
+                deadline = runner.deadlines.next_deadline()
+                time = min(deadline, heap[0][0]) if heap else deadline
+                if time == math.inf:
+                    return
+                if tick_seconds:
+                    time = _next_tick(time, tick_seconds)
+                self._now = max(self._now, time)
+                self._make_due_calls(self._now)
+                if runner.deadlines.next_deadline() <= self._now:
+                    return
 
-        # trio 0.35 calls this when all tasks are blocked. MockClock cannot be subclassed, and the
-        # run loop accepts no other clock that jumps.
+        # trio 0.35 calls `_autojump` when all tasks are blocked. MockClock cannot be subclassed,
+        # and the run loop accepts no other clock that jumps.
         clock._autojump = jump  # type: ignore[attr-defined]
+        clock.current_time = lambda: self._now  # type: ignore[method-assign]
 
     async def run(self) -> NoReturn:
         heap = self._heap
