@@ -558,8 +558,9 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
     lacking = "" if event.handed_down and not life.needs else _lacking(life, event)
     if lacking:  # the other members may see this differently, and then they are further
         return _kept(life.may_be_passed_by(event.members), lacking)
-    further = life.ahead | life.may_be_ahead
-    others = (life.just_ahead | life.may_be_ahead) - {*event.members}
+    members = frozenset(event.members)  # those that are further have made this step
+    further = (life.ahead | life.may_be_ahead) - members
+    others = (life.just_ahead | life.may_be_ahead) - members
     if life.passed_by & further or (life.asks_any and others and not event.handed_down):
         return _kept(life, "An earlier round of this epoch was committed without this peer.")
     came = event.peers or max(1, len(event.members))

@@ -43,12 +43,14 @@ from protocols.moshpit.encoded_result import encode_result, part_digests
 from protocols.moshpit.group import group_key
 from protocols.moshpit.group_round import GridRound, GroupResult, GroupRounds, with_one_seat
 from protocols.moshpit.handing_down import (
+    TOO_FEW_KNOWN,
     DecidedPart,
     HandedResult,
     HandingDown,
     HeadsDecision,
     NoDecision,
     ResultShelf,
+    has_known_heads,
 )
 from protocols.moshpit.layout import Layout, SentParts, Vector, digest_of_parts
 from protocols.moshpit.outcome import (
@@ -349,6 +351,9 @@ class CohortRounds:
         rounds: tuple[RoundStatistics, ...] = (mine.statistics,)
         listed = () if found.group is None else found.group.members
         twice = with_one_seat(listed, self._seat_of(cohort))
+        assert self._asked is not None
+        if found.verdict is Verdict.COMMITTED and not has_known_heads(listed, self._asked.known):
+            return Discarded(TOO_FEW_KNOWN, True, (mine.statistics, found.statistics))
         match found.verdict:
             case Verdict.COMMITTED if not twice:
                 return Committed(

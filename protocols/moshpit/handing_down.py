@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Final
 
@@ -79,13 +79,22 @@ SHELVES_KEPT: Final = 2  # each has the bytes of a result
 DECISIONS_KEPT: Final = 2 * DECISIONS_SHOWN  # averages of parameters are among them
 MOST_SHOWN_TO_PEER: Final = 4  # of one step: some 20 KB each
 KNOWN_SHARE: Final = 1 / 3
-"""A member takes a result if so many of the heads that it knows were listed. When a network is cut
-in two, the larger side may lack nearly half of them, and in some cohorts others become head."""
+"""A peer takes a result if so many of the heads that it knows were listed. When a network is cut in
+two, the larger side may lack nearly half of them, and in some cohorts others become head. If all
+have died, they may have decided and have told a few, so those that come in their place look first
+whether anybody has made the step."""
+TOO_FEW_KNOWN: Final = "The heads' round had too few of the heads that are known here."
 
 DECISION_BYTES: Final = 128 << 10  # 350 for each head
 
 RoundId = Annotated[bytes, Meta(min_length=ROUND_ID_BYTES, max_length=ROUND_ID_BYTES)]
 Values = Annotated[int, Meta(ge=0, le=MOST_VALUES)]
+
+
+def has_known_heads(listed: Iterable[PeerId], known: Sequence[frozenset[PeerId]]) -> bool:
+    """Whether a list of heads has enough of those that this peer knows, by any of its sources."""
+    there = frozenset(listed)
+    return not known or any(len(one & there) >= KNOWN_SHARE * len(one) for one in known)
 
 
 class NoDecision(PotluckError):
@@ -175,9 +184,8 @@ class HeadsDecision(Message, frozen=True):
         # elsewhere, some codecs need as many bytes for a part of other values
         if not self.cut.covers(layout) or any(one.start % CUT_VALUES for one in self.parts):
             raise RemoteMisbehaviour("It hands down a result of another vector.")
-        listed = set(roster.members)
-        if known and all(len(one & listed) < KNOWN_SHARE * len(one) for one in known):
-            raise NoDecision("The head's round had too few of the heads that are known here.")
+        if not has_known_heads(roster.members, known):
+            raise NoDecision(TOO_FEW_KNOWN)
         await check_with_pauses(roster, terms)
         result = Result(self.attempt, self.members, self.digest)
         if not (is_proof(self.proof, roster, roster.round_id, result) and most_hold(self.proof)):

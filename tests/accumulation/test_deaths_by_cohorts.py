@@ -131,7 +131,7 @@ def check(size: int, group_size: int, who: str, every: int, *, silently: bool) -
     async def scenario(world: SimulatedWorld) -> None:
         await sweep(world, size, group_size, WHO[who], every, silently=silently)
 
-    run_simulation(scenario, seed=0, settings=WORLD)
+    run_simulation(scenario, seed=0, settings=WORLD, tick_seconds=0.001)
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_a_run_goes_on_without_a_pause_when_peers_leave(
         gap = longest_gap(living(run), since, trio.current_time())
         assert gap < usual * shrunk + PATIENCE_SECONDS, (gap, usual)
 
-    run_simulation(scenario, seed=0, settings=WORLD)
+    run_simulation(scenario, seed=0, settings=WORLD, tick_seconds=0.001)
 
 
 def check_nobody_missed_a_step(stayed: Sequence[Trainer], first: int) -> None:

@@ -529,6 +529,17 @@ def test_after_that_a_head_makes_no_step_beside_one_that_is_further_and_was_not_
     assert isinstance(effect, KeepGradients if others == (7,) and not handed_down else Step)
 
 
+@pytest.mark.parametrize(("further", "effect"), [(1, Step), (2, KeepGradients)])
+def test_members_of_a_round_may_make_its_step_sooner_than_one_that_was_in_doubt_of_the_last(
+    further: int, effect: type[KeepGradients | Step]
+) -> None:
+    lifecycle = in_doubt(needs=2)
+    lifecycle.take(looked(lifecycle, due=True, needs=2))
+    lifecycle.take(looked(lifecycle, ahead=peers(further), needs=2))
+    made = Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1, 3), peers=9)
+    assert isinstance(lifecycle.take(made)[0], effect), "peer 2 was only in the last one"
+
+
 @pytest.mark.parametrize(("came", "effect"), [(8, KeepGradients), (9, Step)])
 @pytest.mark.parametrize("handed_down", [False, True])
 def test_too_few_of_a_large_run_make_no_step_also_if_their_head_hands_one_down(

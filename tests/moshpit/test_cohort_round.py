@@ -837,6 +837,23 @@ def test_a_member_takes_nothing_of_heads_that_it_does_not_know(was_in_a_step: bo
     scenario()
 
 
+@simulated
+async def test_heads_make_no_step_if_all_that_were_known_have_died(world: SimulatedWorld) -> None:
+    """They may have decided, and handed the result down to a few. Two lines of steps began so."""
+    peers = await averagers(world, 14)
+    cohorts = Cohorts(peers)
+    heads = [members[0] for members in cohorts.of.values()]
+    others = [one for one in peers if one not in heads]
+    events = {one: cohorts.begin(one) for one in peers if one is not heads[0]}
+    await trio.sleep(1.0)  # the cohorts have averaged, and the heads wait for the first
+    for one in heads:
+        one.kill()
+    found = await ended(others, [events[one] for one in others])
+    reasons = [one.outcome.reason for one in found if isinstance(one.outcome, Discarded)]
+    assert len(reasons) == len(others)
+    assert any("too few of the heads" in one for one in reasons), reasons
+
+
 @pytest.mark.slow
 @simulated
 async def test_a_stranger_learns_no_decision(world: SimulatedWorld) -> None:
