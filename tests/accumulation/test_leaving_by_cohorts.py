@@ -69,7 +69,7 @@ SCENES = (
     pytest.param(a_member, marks=pytest.mark.soak),
     pytest.param(a_head_just_before_its_round, marks=pytest.mark.soak),
     a_head_at_four_moments_of_its_round,
-    all_heads_one_after_the_other,
+    pytest.param(all_heads_one_after_the_other, marks=pytest.mark.soak),
 )
 
 

@@ -48,7 +48,7 @@ async def test_a_router_maps_a_port_for_a_node_until_the_node_has_left() -> None
     [
         ("ipv6",),  # no IPv4 at all
         ("dual-symmetric",),  # over IPv4 alone it would be relayed
-        ("dual-open", "port-restricted"),
+        pytest.param(("dual-open", "port-restricted"), marks=pytest.mark.soak),
         pytest.param(("dual", "port-restricted"), marks=pytest.mark.soak),
     ],
     ids=" and ".join,
