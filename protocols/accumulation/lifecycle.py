@@ -198,6 +198,7 @@ class Averaged:
     - `in_doubt`: DISCARDED, but `members` may have made the step.
     - `peers`: of how many peers the data is in the result. By cohorts these are more than
       `members`, which are then their heads.
+    - `mates`: by cohorts, those of this peer's own that were in the round.
     - `handed_down`: the head of this peer's cohort has applied the result, and has asked already
       whether most of the holders were in it.
     """
@@ -212,6 +213,7 @@ class Averaged:
     begun_without: tuple[PeerId, ...] = ()
     in_doubt: bool = False
     peers: int = 0
+    mates: tuple[PeerId, ...] = ()
     handed_down: bool = False
 
 
@@ -558,7 +560,7 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
     lacking = "" if event.handed_down and not life.needs else _lacking(life, event)
     if lacking:  # the other members may see this differently, and then they are further
         return _kept(life.may_be_passed_by(event.members), lacking)
-    members = frozenset(event.members)  # those that are further have made this step
+    members = {*event.members, *event.mates}  # those that are further have made this step
     further = (life.ahead | life.may_be_ahead) - members
     others = (life.just_ahead | life.may_be_ahead) - members
     if life.passed_by & further or (life.asks_any and others and not event.handed_down):

@@ -351,11 +351,12 @@ class CohortRounds:
         rounds: tuple[RoundStatistics, ...] = (mine.statistics,)
         listed = () if found.group is None else found.group.members
         twice = with_one_seat(listed, self._seat_of(cohort))
-        assert self._asked is not None
-        if found.verdict is Verdict.COMMITTED and not has_known_heads(listed, self._asked.known):
-            return Discarded(TOO_FEW_KNOWN, True, (mine.statistics, found.statistics))
         match found.verdict:
-            case Verdict.COMMITTED if not twice:
+            case Verdict.COMMITTED | Verdict.LEFT_OUT if twice:  # nobody makes a step of it
+                return Discarded(f"A cohort had two heads: {', '.join(twice)}.", False, rounds)
+            case Verdict.COMMITTED | Verdict.LEFT_OUT if self._lacks_heads(mine, listed):
+                return Discarded(TOO_FEW_KNOWN, True, (mine.statistics, found.statistics))
+            case Verdict.COMMITTED:
                 return Committed(
                     result=result,
                     members=found.statistics.members,
@@ -370,8 +371,6 @@ class CohortRounds:
                         zip(found.statistics.members, found.statistics.weights, strict=False)
                     ),
                 )
-            case Verdict.COMMITTED | Verdict.LEFT_OUT if twice:  # nobody makes a step of it
-                return Discarded(f"A cohort had two heads: {', '.join(twice)}.", False, rounds)
             case Verdict.LEFT_OUT:
                 return LeftOut(
                     found.statistics.members,
@@ -388,6 +387,13 @@ class CohortRounds:
                     rounds = (mine.statistics, found.statistics)
                 reason = found.statistics.reason
                 return Discarded(reason, in_doubt, rounds, found.begun_without)
+
+    def _lacks_heads(self, mine: CohortAverage, listed: tuple[PeerId, ...]) -> bool:
+        """Whether those that are known here may have decided before, and have died. It does not
+        last for longer than the wait for most of the last step: heads that never come are no harm.
+        """
+        assert self._asked is not None
+        return mine.request.fewest > 0 and not has_known_heads(listed, self._asked.known)
 
     def _seat_of(self, cohort: Cohort) -> Callable[[PeerId], int]:
         """In the heads' round, each cohort has one seat."""

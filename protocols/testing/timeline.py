@@ -25,6 +25,8 @@ import trio
 from trio._core import _run as trio_run  # trio 0.35: the hook has no public name
 from trio.testing import MockClock
 
+MOST_JUMPS = 1_000  # before trio looks for signals and other threads
+
 
 class Timeline:
     """Future calls. Run it by `drive` or by `run`, never both."""
@@ -65,7 +67,9 @@ class Timeline:
 
         def jump() -> None:
             runner = trio_run.GLOBAL_RUN_CONTEXT.runner
-            while not runner.runq:  # most calls wake no task, and trio's own round costs more
+            for _ in range(MOST_JUMPS):  # most calls wake no task, and trio's own round costs more
+                if runner.runq:
+                    return
                 deadline = runner.deadlines.next_deadline()
                 time = min(deadline, heap[0][0]) if heap else deadline
                 if time == math.inf:

@@ -529,14 +529,16 @@ def test_after_that_a_head_makes_no_step_beside_one_that_is_further_and_was_not_
     assert isinstance(effect, KeepGradients if others == (7,) and not handed_down else Step)
 
 
-@pytest.mark.parametrize(("further", "effect"), [(1, Step), (2, KeepGradients)])
+@pytest.mark.parametrize(("further", "effect"), [(1, Step), (4, Step), (2, KeepGradients)])
 def test_members_of_a_round_may_make_its_step_sooner_than_one_that_was_in_doubt_of_the_last(
     further: int, effect: type[KeepGradients | Step]
 ) -> None:
-    lifecycle = in_doubt(needs=2)
+    lifecycle = averaging()
+    lifecycle.take(looked(lifecycle, needs=2))
+    lifecycle.take(Averaged(Ending.DISCARDED, members=peers(1, 2, 4), in_doubt=True))
     lifecycle.take(looked(lifecycle, due=True, needs=2))
     lifecycle.take(looked(lifecycle, ahead=peers(further), needs=2))
-    made = Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1, 3), peers=9)
+    made = Averaged(Ending.COMMITTED, 100.0, DIGEST, peers(0, 1, 3), mates=peers(4), peers=9)
     assert isinstance(lifecycle.take(made)[0], effect), "peer 2 was only in the last one"
 
 

@@ -116,6 +116,7 @@ class AveragingPeer:
         votes: float = 0.0,
         cohort: Cohort | None = None,
         peers: int = 1,
+        fewest: int = 0,
         follows: bool = False,
     ) -> trio.Event:
         """Average in this peer's process; the event is set when there is an outcome."""
@@ -135,6 +136,7 @@ class AveragingPeer:
                 votes=votes,
                 cohort=cohort,
                 peers=peers,
+                fewest=fewest,
                 follows=follows,
             )
             outcome = await self.averager.average(request, grid)

@@ -96,7 +96,7 @@ class Cohorts:
         self.largest = max(self.of.values(), key=len)
 
     def begin(
-        self, one: AveragingPeer, weight: float = 1.0, epoch: int = 0, *, follows: bool = False
+        self, one: AveragingPeer, weight: float = 1.0, epoch: int = 0, **more: Any
     ) -> trio.Event:
         number = cohort_of(SETTINGS.run, one.peer, COUNT)
         return one.begin(
@@ -104,7 +104,7 @@ class Cohorts:
             epoch=epoch,
             expected=len(self.of[number]),
             cohort=Cohort(number, COUNT, self.heads - {self.of[number][0].peer}),
-            follows=follows,
+            **more,
         )
 
 
@@ -837,21 +837,28 @@ def test_a_member_takes_nothing_of_heads_that_it_does_not_know(was_in_a_step: bo
     scenario()
 
 
-@simulated
-async def test_heads_make_no_step_if_all_that_were_known_have_died(world: SimulatedWorld) -> None:
-    """They may have decided, and handed the result down to a few. Two lines of steps began so."""
-    peers = await averagers(world, 14)
-    cohorts = Cohorts(peers)
-    heads = [members[0] for members in cohorts.of.values()]
-    others = [one for one in peers if one not in heads]
-    events = {one: cohorts.begin(one) for one in peers if one is not heads[0]}
-    await trio.sleep(1.0)  # the cohorts have averaged, and the heads wait for the first
-    for one in heads:
-        one.kill()
-    found = await ended(others, [events[one] for one in others])
-    reasons = [one.outcome.reason for one in found if isinstance(one.outcome, Discarded)]
-    assert len(reasons) == len(others)
-    assert any("too few of the heads" in one for one in reasons), reasons
+@pytest.mark.parametrize("needs", [0, 5])
+def test_heads_make_no_step_if_all_that_were_known_have_died(needs: int) -> None:
+    """They may have decided, and have told a few. It ends with the wait for most of the last step,
+    or heads that never come could stop the run for good."""
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14)
+        cohorts = Cohorts(peers)
+        heads = [members[0] for members in cohorts.of.values()]
+        others = [one for one in peers if one not in heads]
+        events = {one: cohorts.begin(one, fewest=needs) for one in peers if one is not heads[0]}
+        await trio.sleep(1.0)  # the cohorts have averaged, and the heads wait for the first
+        for one in heads:
+            one.kill()
+        found = await ended(others, [events[one] for one in others])
+        made = [one for one in found if isinstance(one.outcome, Committed)]
+        assert bool(made) is (needs == 0)
+        reasons = [one.outcome.reason for one in found if isinstance(one.outcome, Discarded)]
+        assert any("too few of the heads" in one for one in reasons), reasons
+
+    scenario()
 
 
 @pytest.mark.slow
