@@ -95,7 +95,7 @@ class Life:
     - `holders`, `needs`, `me`: as in the same Estimate. No step is made without most of the
       holders.
     - `ahead`, `just_ahead`, `may_be_ahead`: the peers that are further, that are so by one epoch,
-      and that say so, by the same estimate.
+      and that say so, by the same estimate. `made`: the histories of those one epoch further.
     - `passed_by`: the members of a round of this epoch that was or may have been committed without
       this peer, or whose result this peer did not apply. While one of them is further, this peer
       makes no other step of this epoch.
@@ -123,6 +123,7 @@ class Life:
     ahead: frozenset[PeerId] = frozenset()
     just_ahead: frozenset[PeerId] = frozenset()
     may_be_ahead: frozenset[PeerId] = frozenset()
+    made: frozenset[tuple[PeerId, bytes]] = frozenset()
     passed_by: frozenset[PeerId] = frozenset()
     asks_any: int = 0
     follows: bool = False
@@ -198,7 +199,6 @@ class Averaged:
     - `in_doubt`: DISCARDED, but `members` may have made the step.
     - `peers`: of how many peers the data is in the result. By cohorts these are more than
       `members`, which are then their heads.
-    - `mates`: by cohorts, those of this peer's own that were in the round.
     - `handed_down`: the head of this peer's cohort has applied the result, and has asked already
       whether most of the holders were in it.
     """
@@ -213,7 +213,6 @@ class Averaged:
     begun_without: tuple[PeerId, ...] = ()
     in_doubt: bool = False
     peers: int = 0
-    mates: tuple[PeerId, ...] = ()
     handed_down: bool = False
 
 
@@ -468,6 +467,7 @@ def _note(_mode: Mode, life: Life, event: Estimated) -> Turn:
             ahead=found.ahead,
             just_ahead=found.just_ahead,
             may_be_ahead=found.may_be_ahead,
+            made=found.made,
         )
     return life, ()
 
@@ -560,9 +560,10 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
     lacking = "" if event.handed_down and not life.needs else _lacking(life, event)
     if lacking:  # the other members may see this differently, and then they are further
         return _kept(life.may_be_passed_by(event.members), lacking)
-    members = {*event.members, *event.mates}  # those that are further have made this step
-    further = (life.ahead | life.may_be_ahead) - members
-    others = (life.just_ahead | life.may_be_ahead) - members
+    made = next_history(life.history, life.epoch, event.digest)
+    same = {peer for peer, history in life.made if history == made}  # a moment sooner
+    further = (life.ahead | life.may_be_ahead) - same
+    others = (life.just_ahead | life.may_be_ahead) - same
     if life.passed_by & further or (life.asks_any and others and not event.handed_down):
         return _kept(life, "An earlier round of this epoch was committed without this peer.")
     came = event.peers or max(1, len(event.members))
@@ -679,6 +680,7 @@ def _next_epoch(life: Life, digest: bytes, step: type[Step | StepAlone]) -> Turn
         ahead=frozenset(),
         just_ahead=frozenset(),
         may_be_ahead=frozenset(),
+        made=frozenset(),
         passed_by=frozenset(),
         asks_any=0,
         follows=False,

@@ -276,6 +276,8 @@ class Estimate:
     - `ahead`: others that claim to be further. By cohorts only those of whom it is proved.
     - `just_ahead`: those of whom it is proved that they are further by one epoch.
     - `may_be_ahead`: others that claim the same, and may be about to show it.
+    - `made`: the histories that the step to the next epoch has made, by those that say they are
+      there.
     - `behind`: others are ahead, and enough of them say so.
     - `may_be_behind`: this peer has no state of the run, and others may be about to be proved to be
       ahead.
@@ -338,6 +340,7 @@ class Estimate:
     ahead: frozenset[PeerId] = frozenset()
     just_ahead: frozenset[PeerId] = frozenset()
     may_be_ahead: frozenset[PeerId] = frozenset()
+    made: frozenset[tuple[PeerId, bytes]] = frozenset()
     behind: Elsewhere | None = None
     may_be_behind: bool = False
     fork: Elsewhere | None = None
@@ -696,6 +699,11 @@ def estimate(
         ahead=frozenset(map(publisher_of, ahead)),
         just_ahead=frozenset(map(publisher_of, just_ahead)),
         may_be_ahead=frozenset(map(publisher_of, may_be_ahead)),
+        made=frozenset(
+            (publisher_of(peer), cohorts.said[peer].slot.history)
+            for peer in further
+            if cohorts.said[peer].slot.epoch == mine.epoch + 1
+        ),
         behind=behind(at, cohorts.followed(voters)),
         may_be_behind=mine.epoch == 0 and cohorts.is_open,
         fork=lost,

@@ -285,7 +285,6 @@ def averaged(outcome: Outcome, made: Made | None = None) -> Averaged:
                 left_out=left_out_of(outcome),
                 votes=outcome.votes,
                 peers=outcome.peers,
-                mates=outcome.rounds[0].members if outcome.heads else (),
                 handed_down=outcome.handed_down,
             )
         case LeftOut():

@@ -290,6 +290,7 @@ def test_after_a_failed_round_one_that_says_it_is_a_step_further_has_to_show_it(
 
     asked = after(1.0)
     assert (asked.may_be_ahead, asked.just_ahead) == ({one}, frozenset())
+    assert asked.made == {(one, FURTHER.history)}
     assert asked.unproved == {name: place(number)}
     silent = after(2.0, silent={(name, (OWN.epoch, OWN.history), THERE)})
     assert (silent.may_be_ahead, silent.just_ahead) == (frozenset(), frozenset())
