@@ -561,7 +561,8 @@ def _committed(mode: Mode, life: Life, event: Averaged) -> Turn:
     if lacking:  # the other members may see this differently, and then they are further
         return _kept(life.may_be_passed_by(event.members), lacking)
     made = next_history(life.history, life.epoch, event.digest)
-    same = {peer for peer, history in life.made if history == made}  # a moment sooner
+    # over a grid, the results of several groups make the same history
+    same = {peer for peer, history in life.made if history == made and event.votes is None}
     further = (life.ahead | life.may_be_ahead) - same
     others = (life.just_ahead | life.may_be_ahead) - same
     if life.passed_by & further or (life.asks_any and others and not event.handed_down):

@@ -85,6 +85,11 @@ class Timeline:
         # and the run loop accepts no other clock that jumps.
         clock._autojump = jump  # type: ignore[attr-defined]
         clock.current_time = lambda: self._now  # type: ignore[method-assign]
+        clock.jump = self._jumped  # type: ignore[method-assign]
+
+    def _jumped(self, seconds: float) -> None:
+        """A test has called `jump` of our clock."""
+        self._now += seconds
 
     async def run(self) -> NoReturn:
         heap = self._heap

@@ -194,7 +194,9 @@ async def test_the_time_in_which_the_process_was_stopped_is_not_part_of_a_batch(
     await trio.sleep(1.5)
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, trio.testing.MockClock)
+    before = trio.current_time()
     clock.jump(60.0)
+    assert trio.current_time() == before + 60.0
     await trio.sleep(0.5)
     one.note(samples=16, under_way=-1.0)
     assert one.tracker.mine().batch_seconds == pytest.approx(2.0, rel=0.1)

@@ -53,6 +53,20 @@ def test_a_clock_of_whole_ticks_gets_past_a_time_that_is_a_hair_past_one(by_a_ca
     assert jumps <= 4
 
 
+def test_a_test_may_let_the_time_of_a_driven_clock_jump() -> None:
+    async def scenario(world: SimulatedWorld) -> None:
+        clock, called = trio.lowlevel.current_clock(), trio.Event()
+        assert isinstance(clock, MockClock)
+        began = trio.current_time()
+        clock.jump(60.0)
+        assert trio.current_time() == world.timeline.now() == began + 60.0
+        world.timeline.at(began + 30.0, called.set)
+        await called.wait()
+        assert trio.current_time() == began + 60.0, "it is called late, and at once"
+
+    run_simulation(scenario)
+
+
 def test_a_simulation_in_ticks_ends_whatever_its_deadlines_are() -> None:
     async def scenario(_world: SimulatedWorld) -> float:
         await trio.sleep_until(hair_past_a_tick())
