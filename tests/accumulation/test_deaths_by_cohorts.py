@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 
+from lab.simulate.virtual_run import TICK_SECONDS
 from lab.simulate.virtual_trainer import Manner, Trainer, trainer
 from protocols.identity import PeerId
 from protocols.moshpit.cohort_round import CohortRounds
@@ -131,7 +132,7 @@ def check(size: int, group_size: int, who: str, every: int, *, silently: bool) -
     async def scenario(world: SimulatedWorld) -> None:
         await sweep(world, size, group_size, WHO[who], every, silently=silently)
 
-    run_simulation(scenario, seed=0, settings=WORLD, tick_seconds=0.001)
+    run_simulation(scenario, seed=0, settings=WORLD, tick_seconds=TICK_SECONDS)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 import trio
 
+from lab.simulate.virtual_run import TICK_SECONDS
 from lab.simulate.virtual_trainer import Trainer, longest_gap
 from node.training.departure import ROUND_PATIENCE_SECONDS
 from protocols.accumulation.lifecycle import Phase
@@ -100,7 +101,7 @@ def test_a_run_goes_on_without_a_pause_when_peers_leave(
         gap = longest_gap(living(run), since, trio.current_time())
         assert gap < usual * shrunk + PATIENCE_SECONDS, (gap, usual)
 
-    run_simulation(scenario, seed=0, settings=WORLD, tick_seconds=0.001)
+    run_simulation(scenario, seed=0, settings=WORLD, tick_seconds=TICK_SECONDS)
 
 
 def check_nobody_missed_a_step(stayed: Sequence[Trainer], first: int) -> None:

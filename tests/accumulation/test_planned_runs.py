@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from lab.simulate.virtual_run import TICK_SECONDS
 from lab.simulate.virtual_trainer import RUN, Manner, Trainer, trainer
 from protocols.moshpit.plan_strategy import (
     Computes,
@@ -105,7 +106,7 @@ def test_among_unequal_links_the_fastest_are_the_heads_of_their_cohorts() -> Non
     """With this seed a step takes 23 s. While uplinks were measured too fast it took 42 s, and four
     peers missed every other step. With four other seeds it takes 29 to 46 s: they have cohorts with
     slow links only, or of one peer."""
-    run_simulation(steps_of_unequal_links, seed=3, settings=SETTINGS, tick_seconds=0.001)
+    run_simulation(steps_of_unequal_links, seed=3, settings=SETTINGS, tick_seconds=TICK_SECONDS)
 
 
 @pytest.mark.slow
@@ -113,4 +114,4 @@ def test_a_step_by_cohorts_takes_as_long_as_planned() -> None:
     """With this seed. With four others it takes 18 to 23 % longer than planned. When a member
     handed nothing on before it had all, a cohort began a step in two groups with one seed of six:
     some got the result when others had gone on."""
-    run_simulation(steps_by_cohorts, seed=3, settings=SETTINGS, tick_seconds=0.001)
+    run_simulation(steps_by_cohorts, seed=3, settings=SETTINGS, tick_seconds=TICK_SECONDS)
