@@ -12,14 +12,17 @@ computes that pass again, and two servers with one expert may have other weights
 A server that fails is left alone for a second, and twice as long after each further failure, up to
 a minute; its experts are left out of the searches meanwhile. If it could not be reached, they are
 left out at least until it has announced itself again. Then one call tries it again. Its next answer
-clears it. A failure that concerns one expert (it is not there, its answer is not finite or not
-plausible, it does not take the tensor, or has a bug) counts against that expert of that server
-only. One that is busy is left alone as a whole, but needs no new announcement.
+clears it. After a backward pass that failed, an answer forward only ends the rest, and not if it
+was under way before: a server that takes no gradients may well answer forward. A failure that
+concerns one expert (it is not there, its answer is not finite or not plausible, it does not take
+the tensor, or has a bug) counts against that expert of that server only. One that is busy is left
+alone as a whole, but needs no new announcement.
 
 A server that accepts calls and never answers would cost every batch the whole grace time. So a call
 that the layer gives up after `LATE_SECONDS` or more counts as a failure if the server, or the
 expert, has answered nothing at all since the call began; the calls that wait there still longer are
-ended as well. A server that is merely slow answers others meanwhile, and is not left alone.
+ended as well. Of a backward pass, only answers to backward passes count. A server that is merely
+slow answers others meanwhile, and is not left alone.
 
 Answers that are not finite, or not of the right shape, do not come past the client. Here an answer
 is refused that is more than `LARGEST_GROWTH` times as large as what was sent (of a forward pass, as
@@ -105,40 +108,54 @@ class HostRecords:
     """What the calls of a trainer have shown about servers and their experts. Pure: the time is an
     argument. All layers of a model should share one, so that each server fails them only once.
 
-    Invariant: only what has failed since its last answer has an entry in `_failures`.
+    Invariant: only what has failed since its last answer has an entry in `_failures`, and only what
+    has failed a backward pass since it last answered one has an entry in `_lost_gradients`.
     """
 
     def __init__(self) -> None:
         self._failures = BoundedMap[Callee, _Streak](REMEMBERED_HOSTS)
+        self._lost_gradients = BoundedMap[Callee, _Streak](REMEMBERED_HOSTS)
         self._answered_at = BoundedMap[Callee, float](REMEMBERED_EXPERTS)
+        self._answered_backward_at = BoundedMap[Callee, float](REMEMBERED_EXPERTS)
         self._seconds = BoundedMap[PeerId, deque[float]](REMEMBERED_HOSTS)
         self._rows: Counter[PeerId] = Counter()
 
-    def answered(self, peer: PeerId, uid: Uid, began: float, now: float) -> None:
+    def answered(
+        self, peer: PeerId, uid: Uid, began: float, now: float, *, backward: bool = False
+    ) -> None:
         for callee in (Callee(peer), Callee(peer, uid)):
-            self._failures.pop(callee, None)
+            lost = self._lost_gradients.get(callee)
+            if backward or lost is None or began > lost.last:
+                self._failures.pop(callee, None)
             self._answered_at[callee] = now
+            if backward:
+                self._lost_gradients.pop(callee, None)
+                self._answered_backward_at[callee] = now
         seconds = self._seconds.get(peer, deque(maxlen=MEASURED_CALLS))
         seconds.append(now - began)
         self._seconds[peer] = seconds
 
-    def failed(self, callee: Callee, began: float, now: float) -> int:
+    def failed(self, callee: Callee, began: float, now: float, *, backward: bool = False) -> int:
         """Note the failure of a call that began at this time. Returns how many there were in a row.
 
         Calls that were under way together fail together, and are one failure: then 0.
         """
-        failures = self._failures.get(callee) or _Streak(0, began, now)
+        known = self._failures.get(callee) or self._lost_gradients.get(callee)
+        failures = known or _Streak(0, began, now)
         if failures.count and began <= failures.last:
             return 0
         failures.count += 1
         failures.last = now
         failures.rests_until = now + failures.rest_seconds
         self._failures[callee] = failures
+        if backward:
+            self._lost_gradients[callee] = failures
         return failures.count
 
-    def is_silent(self, callee: Callee, since: float) -> bool:
-        """Whether nothing has come from there since this time."""
-        return self._answered_at.get(callee, since) <= since
+    def is_silent(self, callee: Callee, since: float, *, backward: bool = False) -> bool:
+        """Whether nothing has come from there since this time, or no answer to a backward pass."""
+        answered_at = self._answered_backward_at if backward else self._answered_at
+        return answered_at.get(callee, since) <= since
 
     def resting(self, now: float) -> frozenset[Callee]:
         """All that is left alone now."""
@@ -216,6 +233,7 @@ def _magnitude(tensor: Tensor) -> float:
 @dataclass(frozen=True, eq=False)
 class _OpenCall:
     callee: Callee
+    backward: bool
     began: float
     scope: trio.CancelScope
 
@@ -270,7 +288,7 @@ class SwarmExperts:
         if answerer is not None:
             hosts = (Host(answerer),)
         peer = self._host_of(uid, hosts)
-        with self._noting(Callee(peer, uid)) as callee:
+        with self._noting(Callee(peer, uid), backward=True) as callee:
             gradients = await self._client.backward(
                 peer, uid, inputs, grads, codec=self._codec, timeout=timeout
             )
@@ -292,9 +310,9 @@ class SwarmExperts:
         )
 
     @contextmanager
-    def _noting(self, callee: Callee) -> Iterator[Callee]:
+    def _noting(self, callee: Callee, *, backward: bool = False) -> Iterator[Callee]:
         """Note how the call of this block ends."""
-        call = _OpenCall(callee, trio.current_time(), trio.CancelScope())
+        call = _OpenCall(callee, backward, trio.current_time(), trio.CancelScope())
         calls = self._calls.setdefault(callee.peer, set())
         calls.add(call)
         try:
@@ -313,7 +331,9 @@ class SwarmExperts:
         if call.scope.cancelled_caught:
             raise Unreachable(f"{callee} was silent for too long.")
         assert callee.uid is not None
-        self._records.answered(callee.peer, callee.uid, call.began, trio.current_time())
+        self._records.answered(
+            callee.peer, callee.uid, call.began, trio.current_time(), backward=backward
+        )
 
     def _note_failure(self, call: _OpenCall, error: PotluckError) -> None:
         callee, host = call.callee, Callee(call.callee.peer)
@@ -337,16 +357,21 @@ class SwarmExperts:
         if trio.current_time() - call.began < LATE_SECONDS:
             return
         error = Unreachable(f"{call.callee} did not answer in time.")
-        host = silent = Callee(call.callee.peer)
-        if self._records.is_silent(host, call.began):
-            self._note_host_failure(host, call, error)
-        elif self._records.is_silent(call.callee, call.began):
-            silent = call.callee
-            self._note(silent, call, error)
+        host = Callee(call.callee.peer)
+        is_mute = self._records.is_silent(host, call.began)
+        backward = call.backward and not is_mute
+        for silent in (host, call.callee):
+            if self._records.is_silent(silent, call.began, backward=backward):
+                break
         else:
             return
+        if is_mute:
+            self._note_host_failure(host, call, error)
+        else:  # what it announces is still true
+            self._note(silent, call, error)
         for other in self._calls.get(host.peer, ()):
-            if other.began < call.began and silent in (host, other.callee):
+            waits_longer = other.began < call.began and other.backward >= backward
+            if waits_longer and silent in (host, other.callee):
                 other.scope.cancel()
 
     def _note_host_failure(self, host: Callee, call: _OpenCall, error: PotluckError) -> None:
@@ -355,7 +380,8 @@ class SwarmExperts:
 
     def _note(self, callee: Callee, call: _OpenCall, error: PotluckError) -> bool:
         """Whether this failure is a new one."""
-        count = self._records.failed(callee, call.began, trio.current_time())
+        now = trio.current_time()
+        count = self._records.failed(callee, call.began, now, backward=call.backward)
         if count:
             is_first = count == 1 and isinstance(error, ImplausibleAnswer)  # rpc names the others
             level = logging.WARNING if is_first else logging.INFO

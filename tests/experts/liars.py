@@ -80,6 +80,28 @@ class Mute:
         await trio.sleep_forever()
 
 
+class Unteachable:
+    """A server that answers forward passes and takes no gradients: it fails, or never answers.
+
+    `calls` are those that bring gradients.
+    """
+
+    def __init__(self, *, mute: bool) -> None:
+        self.calls = 0
+        self._mute = mute
+
+    async def __call__(self, rpc: Rpc, _backends: Sequence[ExpertBackend]) -> None:
+        async def backward(_caller: Caller, _request: BackwardRequest) -> ExpertAnswer:
+            self.calls += 1
+            if self._mute:
+                await trio.sleep_forever()
+            raise RuntimeError("No.")
+
+        rpc.serve(FORWARD, lambda _caller, request: ExpertAnswer(request.inputs))
+        rpc.serve(BACKWARD, backward)
+        await trio.sleep_forever()
+
+
 def filled(value: float) -> Lie:
     return lambda header: encode_tensor(torch.full(header.shape, value), "none", "a lie")
 

@@ -13,7 +13,7 @@ import torch
 import trio
 from torch import Tensor, nn
 
-from protocols.errors import Busy, Unreachable
+from protocols.errors import Busy, HandlerFailed, Unreachable
 from protocols.experts import (
     ANNOUNCE_SECONDS,
     DMoE,
@@ -35,6 +35,7 @@ from tests.experts.liars import (
     Cutter,
     Liar,
     Mute,
+    Unteachable,
     denying,
     filled,
     garbage,
@@ -348,6 +349,48 @@ async def test_when_one_call_is_given_up_those_that_wait_longer_there_end(
     assert trio.current_time() == pytest.approx(began + 2 * LATE_SECONDS)
 
 
+@simulated
+async def test_a_server_that_never_takes_gradients_is_left_alone_for_longer_and_longer(
+    world: SimulatedWorld,
+) -> None:
+    unteachable = Unteachable(mute=False)
+    swarm = (await Simulated.start(world, [Server([ONE], unteachable)])).swarm
+    began = trio.current_time()
+    while trio.current_time() < began + 120.0:
+        if await found(swarm):
+            await swarm.experts.forward(ONE, rows(), timeout=10.0)
+            with pytest.raises(HandlerFailed):
+                await swarm.experts.backward(ONE, rows(), rows(), timeout=10.0)
+        await trio.sleep(FIRST_REST_SECONDS / 2)
+    assert 6 <= unteachable.calls <= 8, "after 1, 2, 4 … 60 seconds"
+
+
+@simulated
+async def test_answers_forward_do_not_hide_that_gradients_are_never_answered(
+    world: SimulatedWorld,
+) -> None:
+    """Batches in flight ask for answers all the time."""
+    other, unteachable = GRID.at(1), Unteachable(mute=True)
+    swarm = (await Simulated.start(world, [Server([ONE, other], unteachable)])).swarm
+    for rest in (1.0, 2.0, 4.0):
+        assert await found(swarm) == [ONE, other]
+        await swarm.experts.forward(ONE, rows(), timeout=10.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(backward_given_up, swarm, LATE_SECONDS)
+            await trio.sleep(LATE_SECONDS / 2)
+            await swarm.experts.forward(ONE, rows(), timeout=10.0)
+            await swarm.experts.forward(other, rows(), timeout=10.0)
+        assert await found(swarm) == []
+        await trio.sleep(rest - 0.1)
+        assert await found(swarm) == []
+        await trio.sleep(0.1)
+
+
+async def backward_given_up(swarm: Swarm, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        await swarm.experts.backward(ONE, rows(), rows(), timeout=100.0)
+
+
 # ---- the records, which are pure
 
 PEER, OTHER = Identity.generate().peer_id, Identity.generate().peer_id
@@ -363,6 +406,27 @@ def test_a_server_rests_twice_as_long_after_each_failure_up_to_a_minute() -> Non
         assert not records.resting(now)
     records.answered(PEER, ONE, now, now)
     assert records.failed(HOST, now, now) == 1, "an answer clears it"
+
+
+def test_an_answer_forward_ends_a_rest_and_only_gradients_end_a_row_of_failures() -> None:
+    records, now = HostRecords(), 100.0
+    for count in (1, 2, 3):
+        assert records.failed(EXPERT, now, now, backward=True) == count
+        now += 100.0
+        records.answered(PEER, ONE, now, now)
+        assert [records.takes_call(PEER, ONE, now) for _ in range(3)] == [True] * 3
+        now += 1.0
+    records.answered(PEER, ONE, now, now, backward=True)
+    assert records.failed(EXPERT, now + 1.0, now + 1.0, backward=True) == 1
+
+
+def test_after_a_lost_gradient_an_answer_forward_that_was_under_way_ends_no_rest() -> None:
+    records = HostRecords()
+    records.failed(HOST, 9.0, 10.0, backward=True)
+    records.answered(PEER, ONE, 9.9, 10.1)
+    assert HOST in records.resting(10.5)
+    records.answered(PEER, ONE, 9.9, 10.6, backward=True)
+    assert not records.resting(10.6)
 
 
 def test_calls_that_fail_together_are_one_failure() -> None:
@@ -398,6 +462,14 @@ def test_a_server_that_answers_others_is_slow_and_not_silent() -> None:
     assert not records.is_silent(HOST, since=4.0)
     assert records.is_silent(HOST, since=5.0)
     assert records.is_silent(EXPERT, since=4.0)
+
+
+def test_a_server_that_answers_only_forward_is_silent_backward() -> None:
+    records = HostRecords()
+    records.answered(PEER, ONE, 4.0, 5.0)
+    assert [records.is_silent(one, 4.0, backward=True) for one in (HOST, EXPERT)] == [True, True]
+    records.answered(PEER, GRID.at(1), 4.0, 5.0, backward=True)
+    assert [records.is_silent(one, 4.0, backward=True) for one in (HOST, EXPERT)] == [False, True]
 
 
 def test_load_and_the_median_of_the_latency_are_what_a_call_is_expected_to_take() -> None:
