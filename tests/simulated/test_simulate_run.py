@@ -119,6 +119,14 @@ def test_peers_that_lie_are_named_and_the_others_hold_the_same_bits(
     assert figures["lies_named"] == ["claims", "keeps"]
 
 
+@pytest.mark.slow
+def test_peers_that_only_follow_for_want_of_a_place_are_counted() -> None:
+    """In one group, as in a cohort with more peers than places."""
+    figures = virtual_run.simulate(RunPlan(5, steps=2, seed=7, step_seconds=5.0, group_size=4))
+    assert figures["without_place"] == 1
+    assert figures["shares"] == [0.8, 0.8]
+
+
 A_TRY_SECONDS = MATCHMAKING_SECONDS + 5.0  # of a round that fails, and what is computed for it
 
 

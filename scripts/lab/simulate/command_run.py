@@ -43,6 +43,8 @@ FIGURES = {
     "stopped": "whether a signal ended it; then the figures cover the time until then",
     "counted_share": "of all samples that were computed for these steps, the share that is in them",
     "share_in_step_min, …_p50": "share of the living peers that were in a step",
+    "without_place": "living peers at the end that only followed the last step: their cohort has "
+    "more peers than --group-size, since a hash deals peers to cohorts",
     "liars_named": "of the liars, those whose samples did not count at some honest peer; all other "
     "figures of steps are of the honest peers",
     "back_s": "from the end of --deaths or --partition until all who live were in a new step",

@@ -428,6 +428,7 @@ class _Run:
             "share_in_step_min": _rounded(min(shares, default=None), 3),
             "share_in_step_p50": _rounded(median(shares) if shares else None, 3),
             "shares": [round(share, 3) for share in shares],
+            "without_place": sum(one.lie is None and not one.has_place for one in self._living()),
             **self._newcomers(judged),
             "liars": sum(one.lie is not None for one in self.peers),
             "liars_named": len(self._named),

@@ -186,6 +186,11 @@ class Trainer:
         return self._tracker
 
     @property
+    def has_place(self) -> bool:
+        """False if its cohort has no room for it, so that it only follows the run."""
+        return self._tracker is None or self._tracker.estimate.has_place
+
+    @property
     def epoch(self) -> int:
         return self.lifecycle.life.epoch
 
@@ -322,7 +327,7 @@ class Trainer:
             self._computes = False
             if self._away_until is not None:
                 await self._stay_away(self._away_until)
-            if self.manner.samples and self.tracker.estimate.has_place:
+            if self.manner.samples and self.has_place:
                 self.batches.append(
                     VirtualBatch(trio.current_time(), self.epoch, self.manner.samples)
                 )
