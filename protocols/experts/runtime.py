@@ -140,7 +140,8 @@ class ExpertBackend:
         inputs = inputs.to(self._device).detach().requires_grad_()
         try:
             outputs = self._outputs(inputs)
-            torch.autograd.backward(outputs, gradients.to(self._device))
+            # outputs.backward(gradients) is the same, and would load torch's compiler: 0.4 s, 35 MB
+            (outputs * gradients.to(self._device)).sum().backward()
             self._step()
         finally:
             for parameter in self._parameters:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -175,6 +177,29 @@ def test_a_backward_batch_is_one_local_step_with_all_its_rows() -> None:
     assert all(map(torch.equal, parameters_of(backend), after.parameters()))
     assert (backend.statistics.backward_rows, backend.statistics.steps) == (9, 1)
     assert all(one.grad is None for one in backend.network.parameters())
+
+
+MAKES_A_STEP = """
+import sys
+import torch
+from models.experts import build_expert
+from models.uncompiled import AdamW
+from protocols.experts import ExpertBackend, ExpertGrid, Rows
+network = build_expert({"name": "feed-forward", "width": 8, "inner": [16]}, seed=0)
+optimizer = AdamW(network.parameters(), lr=0.01)
+backend = ExpertBackend(ExpertGrid("ffn", (16,)).at(0), network, Rows((8,)), optimizer)
+backend.backward(torch.ones(4, 8), torch.ones(4, 8))
+assert backend.statistics.steps == 1
+print(*{"torch._dynamo", "sympy"} & sys.modules.keys())
+"""
+
+
+@pytest.mark.slow
+def test_a_step_loads_nothing_of_the_compiler() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAKES_A_STEP], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
 
 
 def test_the_norm_of_a_step_is_limited_and_the_schedule_is_stepped() -> None:
