@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from node.core.collector import collect_seldom, freeze_objects
 from node.core.stopping_signals import stopping_signals
 
 TYPE_CHECKING = False  # `typing` itself would cost 5 ms of every command
@@ -74,7 +75,11 @@ def main(argv: Sequence[str] | None = None, parse: Parse | None = None) -> int:
     `parse` finds the function that runs it, and its arguments: those of `potluck`, or of another
     program with the same habits.
     """
-    code = _run_with_signals(argv, parse)
+    collect_seldom()
+    try:
+        code = _run_with_signals(argv, parse)
+    finally:
+        freeze_objects()
     if sys.platform != "win32" and signal.getitimer(signal.ITIMER_REAL)[0] > 0:
         # A signal ended the command and its alarm is still set (node/app/cli/interruption.py).
         # The interpreter's own end takes the alarm's handler away first, so that on a busy machine

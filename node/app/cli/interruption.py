@@ -26,6 +26,7 @@ from types import FrameType
 import trio
 
 from node.app.cli.exit_codes import TERMINATED
+from node.core.collector import freeze_objects
 from node.core.stopping_signals import stopping_signals
 
 # The promise is two seconds from the signal to the shell's prompt.
@@ -53,6 +54,7 @@ def run_until_signal(
     usual. `clock` is trio's; tests give a virtual one.
     """
     patience = patience_seconds or (PATIENCE_SECONDS if leave is None else LEAVING_SECONDS)
+    freeze_objects()  # the command has imported what it needs
     aside = _SetAside()
     before = {each: signal.signal(each, aside) for each in stopping_signals()}
     try:

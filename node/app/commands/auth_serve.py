@@ -95,12 +95,8 @@ def _introduce(status: dict[str, Any], output: Output) -> None:
 
 def _prepare_for_serving() -> None:
     """Settings of this process, which does nothing else."""
-    import gc
     import sys
 
     # The thread that writes the database takes the interpreter back several times in each
     # transaction. While the event loop is busy it would wait 5 ms each time.
     sys.setswitchinterval(0.0005)
-    # Imported modules stay: the collector need not look through them again and again.
-    gc.collect()
-    gc.freeze()
