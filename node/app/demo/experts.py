@@ -43,7 +43,7 @@ FALLS_BELOW: Final = 0.95  # of the first steps' loss
 SIZES: Final = (3, 4)
 DEFINITION: Final = small_with_experts(
     RUN,
-    batch=96,
+    batch=48,
     sizes=SIZES,
     k=3,
     run='description = "a small GPT with a mixture of experts, to see potluck at work"',
