@@ -44,6 +44,7 @@ from protocols.errors import PotluckError
 
 LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000  # below those that the system assigns
 PORT_TRIES = 50
+KILLED_SECONDS = 1.0  # a killed process is gone in a moment
 
 
 class NoFreePort(PotluckError):
@@ -192,13 +193,15 @@ class Child:
 
     def kill(self) -> bool:
         """Kill it; returns whether it still ran. Waits for the kernel at most; may be called
-        twice."""
+        twice, also by a signal's handler in the middle of another call."""
         self.may_end = True
         process = self._process
         if process is None or process.poll() is not None:
             return False
         process.kill()
-        process.wait()
+        # without an end, a handler would wait for a lock that the interrupted call holds
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED_SECONDS)
         return True
 
     def last_lines(self) -> str:
