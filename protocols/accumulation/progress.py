@@ -47,7 +47,14 @@ from protocols.accumulation.batch_plan import (
     plan_batches,
     rounded_times,
 )
-from protocols.accumulation.claims import CohortPlace, Credit, Silence, absurd_rates
+from protocols.accumulation.claims import (
+    FASTER_COHORT,
+    CohortPlace,
+    Credit,
+    Past,
+    Silence,
+    absurd_rates,
+)
 from protocols.accumulation.lineage import (
     BACKERS,
     BACKING_SHARE,
@@ -172,6 +179,8 @@ part of a step more."""
 FRESH_SECONDS: Final = SAY_AGAIN_SECONDS + 2.0
 """How old the sums may be with which it is compared: those that living heads said last, and a
 member has read lately."""
+
+BROKEN_CLAIM: Final = "It did not bring to the last rounds what it had claimed."
 
 NOBODY: Final = PeerId("")  # a peer whose name does not matter
 
@@ -482,6 +491,7 @@ class Known:
     - `silent`: who could not show its step.
     - `failed_for`: how many seconds ago the last round of this epoch failed; None if none has.
       Then those that say they are further are asked to show their step.
+    - `past`: what the last steps were made of.
     """
 
     credit: Credit
@@ -507,6 +517,7 @@ class Known:
     refuted: frozenset[PeerId] = frozenset()
     silent: Container[Silence] = ()
     failed_for: float | None = None
+    past: Past = field(default_factory=Past)
 
 
 def estimate(
@@ -536,12 +547,13 @@ def estimate(
         if peer in placed
     ]
     ignored += _samples_of_the_past(fitting, mine, known.members)
-    ignored += cohorts.refuted()
+    ignored += cohorts.refuted() + cohorts.doubted()
     believed = []
     for one in here:
-        if known.credit.is_doubted(one.peer, mine.epoch, now):
-            reason = "It did not bring to the last rounds what it had claimed."
-            ignored.append(Ignored(one.peer, "doubted", reason))
+        if one.peer not in cohorts.vouched_for and known.credit.is_doubted(
+            one.peer, mine.epoch, now
+        ):
+            ignored.append(Ignored(one.peer, "doubted", BROKEN_CLAIM))
         else:
             believed.append(one)
     moved = [
@@ -927,6 +939,8 @@ class _Cohorts:
     - `unproved`: as in the estimate.
     - `moved`: the sums of heads that made the last step, and whose slots of this epoch have not
       arrived.
+    - `vouched_for`: the sums of doubted heads whose cohorts were in all of the last steps. They
+      count for what these brought to each.
     """
 
     def __init__(
@@ -944,7 +958,15 @@ class _Cohorts:
         self.moved: frozenset[PeerId] = frozenset()
         self._heads: frozenset[PeerId] = frozenset()
         self._at = mine.at
-        sums = {peer: one for peer, one in fitting.items() if is_sum(peer)}
+        self._doubted = frozenset(
+            one for one in fitting if is_sum(one) and known.credit.is_doubted(one, mine.epoch, now)
+        )
+        self.vouched_for = frozenset(
+            one for one in self._doubted if known.past.least_rate_of(self._number_of(one))
+        )
+        sums = {
+            peer: self._credible_sum(peer, one) for peer, one in fitting.items() if is_sum(peer)
+        }
         own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
         self._reached, self._shown = dict(known.reached), {*known.shown.values()}
         self._lone: Mapping[PeerId, Seen] = {}
@@ -958,7 +980,9 @@ class _Cohorts:
             return
         self.number = number = self._number_of(self._me)
         ours = {
-            peer: one for peer, one in own_slots.items() if self._number_of(peer) == self.number
+            peer: self._credible(peer, one)
+            for peer, one in own_slots.items()
+            if self._number_of(peer) == self.number
         }
         own = reached_by(_voter(peer, one) for peer, one in ours.items())
         if own:
@@ -968,7 +992,7 @@ class _Cohorts:
             further = {peer: one for peer, one in ours.items() if one.slot.epoch > mine.epoch}
             self.unproved |= self._without_proof(further)
         newest: dict[int, PeerId] = {}
-        doubted = {one for one in sums if known.credit.is_doubted(one, mine.epoch, now)}
+        doubted = self._doubted
         turns = {publisher_of(one): _head_turn(said.slot) for one, said in sums.items()}
         in_turn = in_order(self._run, turns, turns)
         places = {one: at for at, one in enumerate(in_turn)}
@@ -1019,7 +1043,7 @@ class _Cohorts:
             for peer, one in of_others.items()
             if peer in self.moved
             or (
-                peer not in doubted
+                (peer not in doubted or peer in self.vouched_for)
                 and (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
                 and now - one.at <= CARRIED_SECONDS
             )
@@ -1058,6 +1082,42 @@ class _Cohorts:
         not know how long that took."""
         seconds = self._known.step_seconds
         return min(samples, self._settings.target_samples) / seconds if seconds > 0.0 else 0.0
+
+    def _credible(self, peer: PeerId, seen: Seen) -> Seen:
+        """This slot of a peer of the same cohort, with no more samples than it can have."""
+        most = self._known.past.most_of(peer)
+        if seen.slot.samples <= most:
+            return seen
+        return replace(seen, slot=msgspec.structs.replace(seen.slot, samples=int(most)))
+
+    def _credible_sum(self, peer: PeerId, seen: Seen) -> Seen:
+        """This sum, with no more samples than the cohort can have, nor a higher rate."""
+        slot, number, past = seen.slot, self._number_of(peer), self._known.past
+        if slot.cohorts != self._count:
+            return seen
+        if peer in self.vouched_for:
+            rate = past.least_rate_of(number)
+            most = rate * self._since(seen.at)
+        else:
+            rate = FASTER_COHORT * past.rate_of(number)
+            most = self._most_by_now(number, seen.at)
+        if 0.0 < rate < slot.samples_per_second:
+            slot = _at_rate(slot, rate, self._largest_batch)
+        if slot.epoch == self._slot.epoch and most < slot.samples:
+            slot = msgspec.structs.replace(slot, samples=int(most))
+        return seen if slot is seen.slot else replace(seen, slot=slot)
+
+    def _since(self, now: float) -> float:
+        """For how long the cohorts have computed for this epoch."""
+        began = self._known.epoch_began
+        return 0.0 if began is None else self._known.head_start + max(0.0, now - began)
+
+    def _most_by_now(self, number: int, now: float) -> float:
+        """How many samples a cohort may have at this moment, by what it has brought before."""
+        seconds = self._known.step_seconds
+        if self._known.epoch_began is None or not seconds:
+            return math.inf
+        return self._known.past.most_of_cohort(number, self._since(now), seconds)
 
     def _number_of(self, name: PeerId) -> int:
         return cohort_of(self._run, publisher_of(name), self._count)
@@ -1103,6 +1163,15 @@ class _Cohorts:
             )
             for peer in sorted(self.unproved.keys() & self._known.refuted)
             if is_sum(peer)
+        ]
+
+    def doubted(self) -> list[Ignored]:
+        """Those of which no more is believed than what their cohorts have brought to the last
+        steps, and those in whose place another head is believed."""
+        return [
+            Ignored(publisher_of(peer), "doubted", BROKEN_CLAIM)
+            for peer in sorted(self._doubted)
+            if peer in self.vouched_for or peer not in self.fitting
         ]
 
     def voters(self) -> list[Voter]:
@@ -1196,18 +1265,19 @@ class _Cohorts:
         return (rest.told_by, told) if counts else (None, None)
 
     def _is_boasted(self, told: Seen, sums: Mapping[PeerId, Seen]) -> bool:
-        """Whether the sums say something else, if all of them are of this epoch and new. If the
-        head counts a cohort without a sum here, that may have as much as the others: its own head
-        may have died."""
+        """Whether the sums say something else. A cohort whose sum is older, or of another epoch,
+        may have as much as is believed of it. If the head counts one without a sum here, that may
+        have as much as the others: its own head may have died."""
         at = (self._slot.epoch, self._slot.history)
         if (told.slot.epoch, told.slot.history) != at:
             return False
         settings, now, began = self._settings, self._now, self._known.epoch_began
         counted, cohorts = 0.0, 0
         for peer, one in sums.items():
-            if (one.slot.epoch, one.slot.history) != at or now - one.at > FRESH_SECONDS:
-                return False
-            counted += _Counted(peer, one, settings, now, began).samples
+            if (one.slot.epoch, one.slot.history) == at and now - one.at <= FRESH_SECONDS:
+                counted += _Counted(peer, one, settings, now, began).samples
+            else:
+                counted += self._most_by_now(self._number_of(peer), now)
             cohorts += 1
         if not cohorts:
             return False

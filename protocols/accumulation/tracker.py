@@ -42,6 +42,7 @@ from protocols.accumulation.claims import (
     Brought,
     CohortPlace,
     Credit,
+    Past,
     StateClaims,
     met_elsewhere,
 )
@@ -211,6 +212,7 @@ class Tracker:
         self._meter = RateMeter()
         self._credit, self._patience = Credit(), FindingPatience()
         self._members: frozenset[PeerId] = frozenset()
+        self._past, self._brought = Past(), Brought()
         self._epoch_began: float | None = None
         self._step_seconds = 0.0
         self._round_began, self._head_start = 0.0, 0.0
@@ -378,6 +380,7 @@ class Tracker:
             self._next_step_peers = peers or max(1, len(brought.weights))
             self._members = frozenset((*others, *heads))
             self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
+            self._brought = brought
         self._newcomers.round_ended(others, trio.current_time())
 
     def _heard_lately(self) -> frozenset[PeerId]:
@@ -449,6 +452,12 @@ class Tracker:
             self._waits_since, self._was_asked = None, False
             self._step_peers = self._next_step_peers if is_step else 0
             if is_step:
+                run, count = self._run_name, self._cohorts
+                heads = {
+                    cohort_of(run, head, count): weight
+                    for head, weight in self._brought.heads.items()
+                }
+                self._past.step(self._brought.weights, heads, self._step_seconds)
                 self._divide(self._next_cohorts)
             else:
                 self._known_since = now
@@ -764,6 +773,8 @@ class Tracker:
 
     def _divide(self, count: int) -> None:
         """The run has this many cohorts from now on: publish and read where this peer's does."""
+        if count != self._cohorts:
+            self._past.divided()
         self._cohorts = self._next_cohorts = count
         number = cohort_of(self._run_name, self._network.peer_id, count)
         self._key = progress_key(self._run_name, count, number)
@@ -848,6 +859,7 @@ class Tracker:
             refuted=self._states.refuted,
             silent=self._states.silent,
             failed_for=self._failed_for(clock),
+            past=self._past,
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)

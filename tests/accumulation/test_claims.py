@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from random import Random
 
@@ -20,8 +21,10 @@ from protocols.accumulation.claims import (
     REFUTED_SECONDS,
     REMEMBERED_SECONDS,
     SHORTEST_PAUSE_SECONDS,
+    STEPS_OF_THE_PAST,
     CohortPlace,
     Credit,
+    Past,
     StateClaims,
     met_elsewhere,
 )
@@ -41,6 +44,39 @@ def test_one_liar_spoils_ever_fewer_rounds() -> None:
             credit.round_ended(epoch, {LIAR: 50}, {}, NOW)
     assert spoilt == [0, 1, 3, 7, 15, 31, 63, 95]
     assert MOST_DOUBTED_ROUNDS == 95 - 63
+
+
+def test_a_peer_may_have_some_times_what_it_brought_to_one_of_the_last_steps() -> None:
+    past, slow, fast = Past(), PeerId("slow"), PeerId("fast")
+    assert past.most_of(slow) == math.inf
+    past.step({slow: 10.0, fast: 90.0}, {}, 0.0)
+    assert past.most_of(slow) == 2 * 10 + 50
+    for _ in range(STEPS_OF_THE_PAST - 1):
+        past.step({slow: 0.0, fast: 100.0}, {}, 0.0)
+        assert past.most_of(slow) == 2 * 10 + 50, "it computes a batch in some steps only"
+    past.step({slow: 0.0, fast: 100.0}, {}, 0.0)
+    assert past.most_of(slow) == math.inf, "nothing is known of it any more"
+    assert past.most_of(fast) == 2 * 100 + 50
+    assert past.most_of(PeerId("newcomer")) == math.inf
+
+
+def test_a_cohort_may_have_half_as_much_again_as_before_and_a_quarter_of_a_step() -> None:
+    past = Past()
+    assert past.most_of_cohort(0, 5.0, 10.0) == math.inf
+    past.step({}, {0: 10.0}, 0.0)
+    assert past.most_of_cohort(0, 5.0, 10.0) == math.inf, "nobody knows how long that took"
+    past.step({}, {0: 100.0, 1: 300.0}, 10.0)
+    past.step({}, {0: 50.0, 1: 300.0}, 10.0)
+    assert past.most_of_cohort(0, 0.0, 10.0) == 25
+    assert past.most_of_cohort(0, 5.0, 10.0) == 25 + 75
+    assert past.most_of_cohort(2, 5.0, 10.0) == 1.75 * (25 + 75), "what the others have on average"
+    assert (past.least_rate_of(0), past.least_rate_of(1), past.least_rate_of(2)) == (5, 30, 0)
+    past.step({}, {1: 300.0}, 10.0)
+    assert past.least_rate_of(0) == 0.0, "it does not come to every step"
+    assert past.most_of_cohort(0, 0.0, 10.0) == 25
+    past.divided()
+    assert past.most_of_cohort(0, 5.0, 10.0) == math.inf
+    assert past.least_rate_of(1) == 0.0
 
 
 def test_a_peer_that_keeps_its_claim_is_believed_again() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocols.accumulation.claims import CohortPlace, Credit
+from protocols.accumulation.claims import CohortPlace, Credit, Past
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.progress import (
     ASKED_SECONDS,
@@ -633,6 +633,72 @@ def test_a_head_that_tells_of_far_more_than_the_sums_say_boasts() -> None:
     assert found.boaster is None, "the sums may have grown since"
     assert found.rest is not None
     assert found.rest.samples == TARGET, "but to no more than a whole step"
+
+
+def after_a_step(me: PeerId, **more: Any) -> Known:
+    """The same, of one that knows what that step was made of. It took four seconds, and ended one
+    ago: half of it may be done, and a quarter more."""
+    past = Past()
+    past.step(dict.fromkeys(cohort(1), 16.0), dict.fromkeys(range(COUNT), 96.0), 4.0)
+    return was_in_step(me, past=past, step_seconds=4.0, **more)
+
+
+def test_a_cohort_does_not_count_for_much_more_than_it_brought_before() -> None:
+    me = HEADS[1]
+    bold = msgspec.structs.replace(SUM, samples=TARGET)
+    assert view(me, seen_at(me, of_2=bold)).is_due
+    found = view(me, seen_at(me, of_2=bold), after_a_step(me))
+    assert not found.is_due
+    assert found.samples == view(me, known=after_a_step(me)).samples
+    assert view(me, known=after_a_step(me)).samples == view(me).samples, "60 of 60 may be there"
+
+
+def test_a_cohort_whose_head_is_doubted_counts_for_what_it_brought_to_the_last_steps() -> None:
+    """The others would compute its samples a second time."""
+    me, liar = HEADS[1], name_of_sum(HEADS[2])
+    seen = seen_at(me, of_2=msgspec.structs.replace(SUM, samples=TARGET))
+    known = after_a_step(me)
+    known.credit.round_ended(OWN.epoch, {liar: TARGET}, {}, 0.0)
+    found = view(me, seen, known)
+    assert found.samples == view(me, known=after_a_step(me)).samples - 60 + 24
+    assert [(one.peer, one.kind) for one in found.ignored] == [(HEADS[2], "doubted")]
+    assert found.cohort is not None
+    assert HEADS[2] in found.cohort.heads, "it is waited for"
+    absent = Past()
+    absent.step({}, {0: 96.0, 1: 96.0, 3: 96.0}, 4.0)
+    none = view(me, seen, replace(known, past=absent))
+    assert none.samples == found.samples - 24, "it was not in that step"
+    assert none.cohort is not None
+    assert HEADS[2] not in none.cohort.heads
+
+
+def test_a_cohort_is_not_believed_to_compute_for_all_others() -> None:
+    me = HEADS[1]
+    bold = msgspec.structs.replace(
+        SUM, samples=0, samples_per_second=2400.0, batch=4, batch_seconds=4 / 2400.0
+    )
+    seen, large = seen_at(me, of_2=bold), replace(SETTINGS, target_samples=4 * TARGET)
+    assert estimate(seen, OWN, large, 0.0, was_in_step(me)).own_part == 10, "it computes no more"
+    assert estimate(seen, OWN, large, 0.0, after_a_step(me)).own_part > 10
+
+
+def test_a_peer_does_not_count_for_much_more_than_it_brought_before() -> None:
+    me, liar = HEADS[1], cohort(1)[1]
+    seen = seen_at(me) | {liar: Seen(msgspec.structs.replace(OWN, samples=TARGET // 2), 0.0)}
+    assert view(me, seen).is_due
+    found = view(me, seen, after_a_step(me))
+    assert not found.is_due
+    assert found.samples == view(me).samples + 2 * 16 + 16 - 10
+    assert found.sum is not None
+    assert found.sum.samples < TARGET // 2, "nor do the others hear of it"
+
+
+def test_a_head_boasts_if_it_tells_of_more_than_cohorts_with_old_sums_can_have() -> None:
+    me, head = cohort(1)[2], HEADS[1]
+    bold = told(seen_at(me), head, rest_samples=10**9)
+    old = {peer: Seen(one.slot, -9.0 if is_sum(peer) else 0.0) for peer, one in bold.items()}
+    assert estimate(old, OWN, SETTINGS, 0.0, after_a_step(me)).boaster == head
+    assert estimate(old, OWN, SETTINGS, 3.0, after_a_step(me)).boaster is None, "they may by now"
 
 
 def test_a_head_that_counts_a_cohort_whose_sum_is_gone_does_not_boast() -> None:
