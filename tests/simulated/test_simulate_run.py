@@ -144,6 +144,38 @@ def test_a_liar_costs_a_step_at_most_one_try_more(lie: Lie) -> None:
 
 
 @pytest.mark.slow
+def test_peers_that_lie_together_cost_a_run_by_cohorts_little() -> None:
+    """All three say that there are more samples than there are, two of them as heads."""
+    plan = RunPlan(
+        16,
+        steps=4,
+        seed=8,
+        step_seconds=5.0,
+        batch_seconds=0.5,
+        group_size=8,
+        liars=3 / 16,
+        lies=(Lie.BOASTS, Lie.TELLS, Lie.CLAIMS),
+    )
+    figures = virtual_run.simulate(plan)
+    assert not broken_promises(figures)
+    assert figures["liars_named"] == 3
+    assert figures["share_in_step_min"] == 1.0
+    assert figures["steps_per_minute"] >= 0.8 * figures["calm_steps_per_minute"]
+
+
+@pytest.mark.soak
+def test_a_tenth_of_64_peers_may_lie() -> None:
+    figures = virtual_run.simulate(
+        RunPlan(64, steps=10, seed=1, group_size=16, rates=10.0, liars=0.1)
+    )
+    assert not broken_promises(figures)
+    assert figures["share_in_step_min"] > 0.9
+    assert figures["steps_per_minute"] >= 0.8 * figures["calm_steps_per_minute"]
+    calm_seconds = 60.0 / figures["calm_steps_per_minute"]
+    assert figures["longest_gap_s"] < calm_seconds + A_TRY_SECONDS
+
+
+@pytest.mark.slow
 def test_a_run_that_makes_no_steps_is_told_so(
     simulate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
