@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None, parse: Parse | None = None) -> int:
     `parse` finds the function that runs it, and its arguments: those of `potluck`, or of another
     program with the same habits.
     """
-    collect_seldom()
+    if argv is None:  # a process of its own
+        collect_seldom()
     try:
         code = _run_with_signals(argv, parse)
     finally:

@@ -10,8 +10,8 @@
 
     past = Past()
     past.step(weights, cohorts, seconds)                # what the last step was made of
-    past.most_of(peer)                                  # so much it may have in this one
-    past.most_of_cohort(number, since, seconds)         # the same of a cohort, so far
+    past.most_of(peer, steps=1.0)                       # so much it may have in this one
+    past.most_of_cohort(number, since)                  # the same of a cohort, so far
 
     states = StateClaims(random)
     states.note(estimate.unproved, now)                 # the slots that name other states than ours
@@ -30,11 +30,10 @@ faster than all others counts at once. One liar spoils 6 of the first 32 rounds 
 32 from then on.
 
 By cohorts a failed claim costs more: the deceived come to the heads' round while the others still
-compute. So there nobody has much more than it has brought to one of the last steps. What this costs
-an honest run: a cohort that is more than half as fast again as before counts in full one step late.
-And one whose head is doubted counts for what it has brought to each of the last steps: it has
-honest members. The heads' round waits for it, at the cost of one wait in some steps if it does not
-come.
+compute. So there those that were in the last steps do not count for much more than they brought.
+What this costs an honest run: one that has become much faster counts in full some steps late. And a
+cohort whose head is doubted counts for the least that it brought to one of these steps: it has
+honest members.
 
 Any peer may publish a sum of its cohort. One that names a later state, or another one,
 would have this peer drop its samples and look for that state. It is believed as far as the peers of
@@ -48,7 +47,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import median
@@ -92,12 +91,12 @@ spoils takes a second or two, so this costs at most a sixth of the time, and les
 MOST_REMEMBERED: Final = 1024  # peers with a failure; as many as may have slots
 
 STEPS_OF_THE_PAST: Final = 4
-MORE_OF_A_PEER: Final = 2.0  # and what a peer has on average beside it: a first part may be small
+MORE_OF_A_PEER: Final = 2.0  # and what a usual one has beside it: a first part may be small
 MORE_OF_A_COHORT: Final = 1.5
 MORE_AT_FIRST: Final = 0.25  # of a step: what is computed beside the round before, and by chance
-FASTER_COHORT: Final = 4.0  # with all its peers at work; in a step many wait for others
 """How much more than before is believed. If the cohorts are eight, and one head claims all samples
 of a step, the round begins when nine tenths of them are there."""
+FASTER_COHORT: Final = 2.0  # while all its peers compute: in a step many wait for others
 
 REFUSED_SECONDS: Final = 30.0
 """A peer whose state could not be fetched is passed over for this long, then for twice this, ..."""
@@ -316,75 +315,101 @@ class Credit:
 class Past:
     """What peers and cohorts have brought to the last steps, by the weights that they have signed.
 
-    Whoever is not in them is believed, but a cohort counts for as much as the others on average.
+    Who has not been in at least two of them is believed. A cohort that was in none counts as the
+    others do.
     """
 
     def __init__(self) -> None:
         self._peers = deque[Mapping[PeerId, float]](maxlen=STEPS_OF_THE_PAST)
-        self._cohorts = deque[Mapping[int, float]](maxlen=STEPS_OF_THE_PAST)
-        """Samples of each peer of this cohort, and samples per second of each cohort."""
+        self._cohorts = deque[Mapping[int, _Part]](maxlen=STEPS_OF_THE_PAST)
         self._most_samples = dict[PeerId, float]()
-        self._rates, self._usual_rate = dict[int, float](), 0.0
-        self._least_rates: Mapping[int, float] = {}
+        self._most_parts, self._least_rates = dict[int, _Part](), dict[int, float]()
+        self._usual_part = _Part(0.0, 0.0)
 
     def step(
         self, weights: Mapping[PeerId, float], cohorts: Mapping[int, float], seconds: float
     ) -> None:
-        """A step was made of this. `seconds`: how long it was computed for; 0 if unknown."""
+        """A step was made of this. `seconds`: how long it was computed for; 0 if that is unknown,
+        or says nothing because rounds had failed before."""
         self._peers.append(weights)
-        usual = _mean(weights)
+        usual = _median(weights.values())
         self._most_samples = {
-            one: MORE_OF_A_PEER * most + usual for one, most in _largest(self._peers).items()
+            one: MORE_OF_A_PEER * max(known) + usual
+            for one, known in _by_name(self._peers).items()
+            if len(known) > 1 and max(known) > 0.0
         }
-        if seconds > 0.0:
-            rates = {one: weight / seconds for one, weight in cohorts.items()}
-            self._cohorts.append(rates)
-            self._rates, self._usual_rate = _largest(self._cohorts), _mean(rates)
+        if seconds > 0.0 and cohorts:
+            self._cohorts.append(
+                {one: _Part(weight, weight / seconds) for one, weight in cohorts.items()}
+            )
+            parts = _by_name(self._cohorts)
+            self._most_parts = {one: _largest(known) for one, known in parts.items()}
+            self._usual_part = _usual(self._cohorts[-1].values())
             self._least_rates = {
-                one: min(step.get(one, 0.0) for step in self._cohorts) for one in rates
+                one: min(part.rate for part in known)
+                for one, known in parts.items()
+                if len(known) == STEPS_OF_THE_PAST
             }
 
     def divided(self) -> None:
         """The run has another number of cohorts."""
         self._cohorts.clear()
-        self._rates, self._usual_rate, self._least_rates = {}, 0.0, {}
+        self._most_parts, self._least_rates = {}, {}
+        self._usual_part = _Part(0.0, 0.0)
 
-    def most_of(self, peer: PeerId) -> float:
-        """How many samples of one step it may have."""
-        return self._most_samples.get(peer, math.inf)
+    def most_of(self, peer: PeerId, steps: float) -> float:
+        """How many samples it may have after so many times as long as the last step took."""
+        return self._most_samples.get(peer, math.inf) * max(1.0, steps)
 
     def rate_of(self, cohort: int) -> float:
-        """The highest of the last steps, in samples per second; 0 if nothing is known."""
-        return self._rates.get(cohort, self._usual_rate)
+        """How many samples per second it may compute."""
+        return FASTER_COHORT * self._part_of(cohort).rate or math.inf
 
-    def most_of_cohort(self, cohort: int, since: float, seconds: float) -> float:
-        """How many samples it may have so long after the last step, which took so many seconds."""
-        rate = self.rate_of(cohort)
-        if not rate:
-            return math.inf
-        return rate * (MORE_AT_FIRST * seconds + MORE_OF_A_COHORT * max(0.0, since))
+    def most_of_cohort(self, cohort: int, since: float) -> float:
+        """How many samples it may have so long after the last step."""
+        part = self._part_of(cohort)
+        return MORE_AT_FIRST * part.samples + MORE_OF_A_COHORT * part.rate * since or math.inf
 
     def least_rate_of(self, cohort: int) -> float:
         """The lowest of the last steps, in samples per second; 0 if it was not in all of them. That
         much is believed of one whose head is doubted."""
         return self._least_rates.get(cohort, 0.0)
 
+    def _part_of(self, cohort: int) -> _Part:
+        return self._most_parts.get(cohort, self._usual_part)
+
+
+class _Part(NamedTuple):
+    """A cohort's part of a step."""
+
+    samples: float
+    rate: float
+
 
 Name = TypeVar("Name")
+Value = TypeVar("Value")
 
 
-def _largest(steps: Iterable[Mapping[Name, float]]) -> dict[Name, float]:
-    """What each had most, without those that had nothing."""
-    found = dict[Name, float]()
+def _by_name(steps: Iterable[Mapping[Name, Value]]) -> dict[Name, list[Value]]:
+    found = dict[Name, list[Value]]()
     for step in steps:
         for one, value in step.items():
-            if value > found.get(one, 0.0):
-                found[one] = value
+            found.setdefault(one, []).append(value)
     return found
 
 
-def _mean(values: Mapping[Name, float]) -> float:
-    return sum(values.values()) / max(1, len(values))
+def _largest(parts: Iterable[_Part]) -> _Part:
+    samples, rates = zip(*parts, strict=True)
+    return _Part(max(samples), max(rates))
+
+
+def _usual(parts: Iterable[_Part]) -> _Part:
+    samples, rates = zip(*parts, strict=True)
+    return _Part(_median(samples), _median(rates))
+
+
+def _median(values: Collection[float]) -> float:
+    return median(values) if values else 0.0
 
 
 @dataclass

@@ -47,14 +47,7 @@ from protocols.accumulation.batch_plan import (
     plan_batches,
     rounded_times,
 )
-from protocols.accumulation.claims import (
-    FASTER_COHORT,
-    CohortPlace,
-    Credit,
-    Past,
-    Silence,
-    absurd_rates,
-)
+from protocols.accumulation.claims import CohortPlace, Credit, Past, Silence, absurd_rates
 from protocols.accumulation.lineage import (
     BACKERS,
     BACKING_SHARE,
@@ -542,7 +535,7 @@ def estimate(
         if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
     }
     here = [
-        _Counted(peer, one, settings, now, known.epoch_began)
+        _Counted(peer, one, settings, now, known.epoch_began, cohorts.most_of(peer))
         for peer, one in there.items()
         if peer in placed
     ]
@@ -840,6 +833,7 @@ class _Counted:
         settings: ProgressSettings,
         now: float,
         began: float | None = None,
+        most: float = math.inf,
     ) -> None:
         slot, target = seen.slot, float(settings.target_samples)
         self.peer, self.slot = peer, slot
@@ -850,7 +844,7 @@ class _Counted:
         self.rate = slot.samples_per_second if trains and not slot.averaging else 0.0
         carried = self.rate * min(max(0.0, now - self._said_at), CARRIED_SECONDS)
         # No peer counts for more than a whole round.
-        self.samples = min(slot.samples + carried, target) if trains else 0.0
+        self.samples = min(slot.samples + carried, target, most) if trains else 0.0
         self.will_come = now - seen.at <= CARRIED_SECONDS
         """A peer that was heard from lately is expected, even without samples: it is computing its
         first batch, and would never catch up if rounds went on without it. A peer that claims
@@ -962,7 +956,9 @@ class _Cohorts:
             one for one in fitting if is_sum(one) and known.credit.is_doubted(one, mine.epoch, now)
         )
         self.vouched_for = frozenset(
-            one for one in self._doubted if known.past.least_rate_of(self._number_of(one))
+            one
+            for one in self._doubted
+            if known.epoch_began is not None and known.past.least_rate_of(self._number_of(one))
         )
         sums = {
             peer: self._credible_sum(peer, one) for peer, one in fitting.items() if is_sum(peer)
@@ -1038,16 +1034,16 @@ class _Cohorts:
             for peer, one in self.voting.items()
             if is_sum(peer) and peer not in doubted and _has_moved(peer, one, mine, known)
         )
-        self._heads = frozenset(
-            publisher_of(peer)
+        there = frozenset(
+            peer
             for peer, one in of_others.items()
-            if peer in self.moved
-            or (
-                (peer not in doubted or peer in self.vouched_for)
-                and (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
-                and now - one.at <= CARRIED_SECONDS
-            )
+            if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
+            and now - one.at <= CARRIED_SECONDS
         )
+        self._heads = frozenset(
+            map(publisher_of, (self.moved & of_others.keys()) | (there - doubted))
+        )
+        self._doubted_heads = frozenset(map(publisher_of, there & self.vouched_for))
         self.told: Seen | None = None
         if known.epoch_began is not None:
             if head is not None:
@@ -1084,40 +1080,46 @@ class _Cohorts:
         return min(samples, self._settings.target_samples) / seconds if seconds > 0.0 else 0.0
 
     def _credible(self, peer: PeerId, seen: Seen) -> Seen:
-        """This slot of a peer of the same cohort, with no more samples than it can have."""
-        most = self._known.past.most_of(peer)
-        if seen.slot.samples <= most:
+        """This slot of a peer of the same cohort, with no more samples than it can have, nor a
+        larger batch than it can bring."""
+        slot, most = seen.slot, self.most_of(peer)
+        if slot.epoch != self._slot.epoch or slot.samples + slot.batch <= most:
             return seen
-        return replace(seen, slot=msgspec.structs.replace(seen.slot, samples=int(most)))
+        samples = min(slot.samples, int(most))
+        batch = max(1, int(most) - samples) if slot.batch else 0
+        return replace(seen, slot=msgspec.structs.replace(slot, samples=samples, batch=batch))
 
     def _credible_sum(self, peer: PeerId, seen: Seen) -> Seen:
-        """This sum, with no more samples than the cohort can have, nor a higher rate."""
+        """This sum, with no more samples than the cohort can have, nor a higher rate. Batches of a
+        cohort are only a way to tell its rate."""
         slot, number, past = seen.slot, self._number_of(peer), self._known.past
         if slot.cohorts != self._count:
             return seen
-        if peer in self.vouched_for:
-            rate = past.least_rate_of(number)
-            most = rate * self._since(seen.at)
-        else:
-            rate = FASTER_COHORT * past.rate_of(number)
-            most = self._most_by_now(number, seen.at)
-        if 0.0 < rate < slot.samples_per_second:
-            slot = _at_rate(slot, rate, self._largest_batch)
-        if slot.epoch == self._slot.epoch and most < slot.samples:
-            slot = msgspec.structs.replace(slot, samples=int(most))
-        return seen if slot is seen.slot else replace(seen, slot=slot)
+        rate = past.least_rate_of(number) if peer in self.vouched_for else past.rate_of(number)
+        rate, samples = min(rate, slot.samples_per_second), slot.samples
+        if slot.epoch == self._slot.epoch:
+            said_at = _said_at(seen, self._known.epoch_began, self._now)
+            samples = int(min(self.most_of(peer, said_at), samples))
+        slot = _at_rate(slot, rate, self._largest_batch)
+        slot = msgspec.structs.replace(slot, samples=samples, under_way=-1.0)
+        return replace(seen, slot=slot)
 
-    def _since(self, now: float) -> float:
-        """For how long the cohorts have computed for this epoch."""
-        began = self._known.epoch_began
-        return 0.0 if began is None else self._known.head_start + max(0.0, now - began)
-
-    def _most_by_now(self, number: int, now: float) -> float:
-        """How many samples a cohort may have at this moment, by what it has brought before."""
-        seconds = self._known.step_seconds
-        if self._known.epoch_began is None or not seconds:
+    def most_of(self, name: PeerId, now: float | None = None) -> float:
+        """How many samples this peer of the same cohort, or the cohort of this sum, may have now,
+        or may have had at another moment, by what it has brought before."""
+        known = self._known
+        if self._count == 1 or name == REST or known.epoch_began is None:
             return math.inf
-        return self._known.past.most_of_cohort(number, self._since(now), seconds)
+        seconds = max(0.0, (self._now if now is None else now) - known.epoch_began)
+        since = known.head_start + seconds  # for how long all have computed for this epoch
+        if is_sum(name):
+            number = self._number_of(name)
+            if name in self.vouched_for:
+                return known.past.least_rate_of(number) * since
+            return known.past.most_of_cohort(number, since)
+        if not known.step_seconds:
+            return math.inf
+        return known.past.most_of(name, since / known.step_seconds)
 
     def _number_of(self, name: PeerId) -> int:
         return cohort_of(self._run, publisher_of(name), self._count)
@@ -1275,9 +1277,9 @@ class _Cohorts:
         counted, cohorts = 0.0, 0
         for peer, one in sums.items():
             if (one.slot.epoch, one.slot.history) == at and now - one.at <= FRESH_SECONDS:
-                counted += _Counted(peer, one, settings, now, began).samples
+                counted += _Counted(peer, one, settings, now, began, self.most_of(peer)).samples
             else:
-                counted += self._most_by_now(self._number_of(peer), now)
+                counted += self.most_of(peer)
             cohorts += 1
         if not cohorts:
             return False
@@ -1289,7 +1291,9 @@ class _Cohorts:
     @property
     def mine(self) -> Cohort | None:
         """This peer's cohort, with the heads of the others that will come."""
-        return None if self._count == 1 else Cohort(self.number, self._count, self._heads)
+        if self._count == 1:
+            return None
+        return Cohort(self.number, self._count, self._heads, self._doubted_heads)
 
     def rest(self, believed: Sequence[_Counted], moved: Sequence[PeerId]) -> OtherCohorts | None:
         """What all other cohorts have together. Those whose sums of this epoch have not arrived go

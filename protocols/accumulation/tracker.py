@@ -212,7 +212,9 @@ class Tracker:
         self._meter = RateMeter()
         self._credit, self._patience = Credit(), FindingPatience()
         self._members: frozenset[PeerId] = frozenset()
-        self._past, self._brought = Past(), Brought()
+        self._past = Past()
+        self._brought = Brought(), self._cohorts
+        """What the members of the step under way have signed, and how many cohorts it had."""
         self._epoch_began: float | None = None
         self._step_seconds = 0.0
         self._round_began, self._head_start = 0.0, 0.0
@@ -380,7 +382,7 @@ class Tracker:
             self._next_step_peers = peers or max(1, len(brought.weights))
             self._members = frozenset((*others, *heads))
             self._next_cohorts = next_count(self._cohorts, peers, self._settings.places)
-            self._brought = brought
+            self._brought = brought, self._cohorts
         self._newcomers.round_ended(others, trio.current_time())
 
     def _heard_lately(self) -> frozenset[PeerId]:
@@ -449,18 +451,14 @@ class Tracker:
             self._head_start = (
                 now - self._round_began if is_step and self._settings.delayed else 0.0
             )
+            has_failed = self._waits_since is not None
             self._waits_since, self._was_asked = None, False
             self._step_peers = self._next_step_peers if is_step else 0
             if is_step:
-                run, count = self._run_name, self._cohorts
-                heads = {
-                    cohort_of(run, head, count): weight
-                    for head, weight in self._brought.heads.items()
-                }
-                self._past.step(self._brought.weights, heads, self._step_seconds)
+                self._remember_step(0.0 if has_failed else self._step_seconds)
                 self._divide(self._next_cohorts)
             else:
-                self._known_since = now
+                self._past, self._known_since = Past(), now
         if mine.averaging and not before.averaging:
             self._round_began, self._was_asked = now, False
             self._begin_round(mine)
@@ -474,6 +472,17 @@ class Tracker:
         if at_once:
             self.publishing.say_at_once()
         self.publishing.say_soon()
+
+    def _remember_step(self, seconds: float) -> None:
+        brought, count = self._brought
+        most = float(self._settings.target_samples)
+        weights = {one: min(weight, most) for one, weight in brought.weights.items()}
+        cohorts = {
+            cohort_of(self._run_name, head, count): min(weight, most)
+            for head, weight in brought.heads.items()
+            if count == self._cohorts
+        }
+        self._past.step(weights, cohorts, seconds)
 
     def _computed(self, samples: int, mine: ProgressSlot, now: float, *, is_same: bool) -> None:
         """Measure the rate: this many samples were done since the last note. `is_same`: this peer
@@ -504,7 +513,9 @@ class Tracker:
             {
                 one: slots[one].slot.samples
                 for one in sums
-                if one in slots and slots[one].slot.epoch == mine.epoch
+                if one in slots
+                and slots[one].slot.epoch == mine.epoch
+                and not self._credit.is_doubted(one, mine.epoch, self._now())
             },
         )
 

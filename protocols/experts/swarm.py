@@ -12,8 +12,9 @@ computes that pass again, and two servers with one expert may have other weights
 A server that fails is left alone for a second, and twice as long after each further failure, up to
 a minute; its experts are left out of the searches meanwhile. If it could not be reached, they are
 left out at least until it has announced itself again. Then one call tries it again. Its next answer
-clears it. After a backward pass that failed, an answer forward only ends the rest, and not if it
-was under way before: a server that takes no gradients may well answer forward. A failure that
+clears it. Backward passes that failed are counted beside that until one is answered: a server that
+takes no gradients may well answer forward. An answer forward to a call that began since then only
+ends the rest. A failure that
 concerns one expert (it is not there, its answer is not finite or not plausible, it does not take
 the tensor, or has a bug) counts against that expert of that server only. One that is busy is left
 alone as a whole, but needs no new announcement.
@@ -21,8 +22,9 @@ alone as a whole, but needs no new announcement.
 A server that accepts calls and never answers would cost every batch the whole grace time. So a call
 that the layer gives up after `LATE_SECONDS` or more counts as a failure if the server, or the
 expert, has answered nothing at all since the call began; the calls that wait there still longer are
-ended as well. Of a backward pass, only answers to backward passes count. A server that is merely
-slow answers others meanwhile, and is not left alone.
+ended as well. Of a backward pass, only answers to backward passes count, if it was given up after
+some times as long as the server takes for any call. A server that is merely slow answers others
+meanwhile, and is not left alone.
 
 Answers that are not finite, or not of the right shape, do not come past the client. Here an answer
 is refused that is more than `LARGEST_GROWTH` times as large as what was sent (of a forward pass, as
@@ -35,9 +37,10 @@ between hosts of one expert, and which answers come within the grace time.
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -65,6 +68,10 @@ LONGEST_REST_SECONDS: Final = 60.0
 
 LATE_SECONDS: Final = 1.0
 """A call that is given up earlier says nothing about its server: the link may just be opening."""
+
+BACKWARD_FACTOR: Final = 4.0
+"""A backward pass computes the forward pass again, takes twice as long beside that, and has twice
+as much to send. So many times as long as a usual call it may take."""
 
 LARGEST_GROWTH: Final = 1e4
 """Experts have norms inside, and mostly pass on what they get. The gradient through a norm grows by
@@ -97,7 +104,7 @@ class Callee:
 class _Streak:
     count: int
     last: float
-    rests_until: float
+    rests_until: float  # or it has ended, and calls need not be tried one by one
 
     @property
     def rest_seconds(self) -> float:
@@ -109,7 +116,7 @@ class HostRecords:
     argument. All layers of a model should share one, so that each server fails them only once.
 
     Invariant: only what has failed since its last answer has an entry in `_failures`, and only what
-    has failed a backward pass since it last answered one has an entry in `_lost_gradients`.
+    has failed a backward pass since it last answered one has one in `_lost_gradients`.
     """
 
     def __init__(self) -> None:
@@ -124,13 +131,14 @@ class HostRecords:
         self, peer: PeerId, uid: Uid, began: float, now: float, *, backward: bool = False
     ) -> None:
         for callee in (Callee(peer), Callee(peer, uid)):
-            lost = self._lost_gradients.get(callee)
-            if backward or lost is None or began > lost.last:
-                self._failures.pop(callee, None)
+            self._failures.pop(callee, None)
             self._answered_at[callee] = now
+            lost = self._lost_gradients.get(callee)
             if backward:
                 self._lost_gradients.pop(callee, None)
                 self._answered_backward_at[callee] = now
+            elif lost is not None and began > lost.last:
+                lost.rests_until = -math.inf
         seconds = self._seconds.get(peer, deque(maxlen=MEASURED_CALLS))
         seconds.append(now - began)
         self._seconds[peer] = seconds
@@ -140,17 +148,8 @@ class HostRecords:
 
         Calls that were under way together fail together, and are one failure: then 0.
         """
-        known = self._failures.get(callee) or self._lost_gradients.get(callee)
-        failures = known or _Streak(0, began, now)
-        if failures.count and began <= failures.last:
-            return 0
-        failures.count += 1
-        failures.last = now
-        failures.rests_until = now + failures.rest_seconds
-        self._failures[callee] = failures
-        if backward:
-            self._lost_gradients[callee] = failures
-        return failures.count
+        kinds = (self._failures, self._lost_gradients) if backward else (self._failures,)
+        return max(_one_more(streaks, callee, began, now) for streaks in kinds)
 
     def is_silent(self, callee: Callee, since: float, *, backward: bool = False) -> bool:
         """Whether nothing has come from there since this time, or no answer to a backward pass."""
@@ -160,19 +159,26 @@ class HostRecords:
     def resting(self, now: float) -> frozenset[Callee]:
         """All that is left alone now."""
         return frozenset(
-            callee for callee, failures in self._failures.items() if failures.rests_until > now
+            callee
+            for streaks in (self._failures, self._lost_gradients)
+            for callee, streak in streaks.items()
+            if streak.rests_until > now
         )
 
     def takes_call(self, peer: PeerId, uid: Uid, now: float) -> bool:
         """Whether to make a call. If it is the one that tries out what has failed, others are
         refused until it has had time to end."""
-        callees = [
-            callee for callee in (Callee(peer), Callee(peer, uid)) if callee in self._failures
+        found = [
+            streaks[callee]
+            for streaks in (self._failures, self._lost_gradients)
+            for callee in (Callee(peer), Callee(peer, uid))
+            if callee in streaks
         ]
-        if any(self._failures[callee].rests_until > now for callee in callees):
+        if any(streak.rests_until > now for streak in found):
             return False
-        for callee in callees:
-            self._failures[callee].rests_until = now + self._failures[callee].rest_seconds
+        for streak in found:
+            if streak.rests_until > -math.inf:
+                streak.rests_until = now + streak.rest_seconds
         return True
 
     def trained(self, peer: PeerId, rows: int) -> None:
@@ -186,8 +192,26 @@ class HostRecords:
 
     def expected_seconds(self, host: Host) -> float:
         """Until an answer comes. A server that was never called seems fast, so it is tried."""
-        seconds = self._seconds.get(host.peer)
-        return host.load + (statistics.median(seconds) if seconds else 0.0)
+        return host.load + self.usual_seconds(host.peer)
+
+    def usual_seconds(self, peer: PeerId) -> float:
+        """The median of its last calls; 0 if there was none."""
+        seconds = self._seconds.get(peer)
+        return statistics.median(seconds) if seconds else 0.0
+
+
+def _one_more(
+    streaks: MutableMapping[Callee, _Streak], callee: Callee, began: float, now: float
+) -> int:
+    """Count a failure of a call that began at this time; 0 if it belongs to the last one."""
+    streak = streaks.get(callee) or _Streak(0, began, now)
+    if streak.count and began <= streak.last:
+        return 0
+    streak.count += 1
+    streak.last = now
+    streak.rests_until = now + streak.rest_seconds
+    streaks[callee] = streak
+    return streak.count
 
 
 def without(found: Mapping[Uid, Below], resting: frozenset[Callee]) -> dict[Uid, Below]:
@@ -354,12 +378,15 @@ class SwarmExperts:
 
     def _note_given_up(self, call: _OpenCall) -> None:
         """The layer waits no longer, or the node ends."""
-        if trio.current_time() - call.began < LATE_SECONDS:
+        waited = trio.current_time() - call.began
+        if waited < LATE_SECONDS:
             return
         error = Unreachable(f"{call.callee} did not answer in time.")
         host = Callee(call.callee.peer)
         is_mute = self._records.is_silent(host, call.began)
         backward = call.backward and not is_mute
+        if backward and waited < BACKWARD_FACTOR * self._records.usual_seconds(host.peer):
+            return
         for silent in (host, call.callee):
             if self._records.is_silent(silent, call.began, backward=backward):
                 break

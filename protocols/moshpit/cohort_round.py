@@ -295,12 +295,13 @@ class CohortRounds:
 
     async def _as_head(self, mine: CohortAverage, cohort: Cohort, shelf: ResultShelf) -> Outcome:
         known = cohort.heads  # if all that were known are lost, others come in their place
-        expected = 1 + len(known) if known else None
+        coming = known | cohort.doubted
+        expected = 1 + len(coming) if coming else None
         request = replace(
             mine.request,
             expected=expected,
             awaited=known,
-            coming=known,
+            coming=coming,
             cohort=None,
             most_peers=self._settings.group_size,
         )

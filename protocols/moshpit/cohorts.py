@@ -56,11 +56,13 @@ ONE_GROUP_SHARE: Final = 0.5  # below it, all fit into one group again
 @dataclass(frozen=True)
 class Cohort:
     """A peer's cohort, by its number of `count`. `heads`: the other cohorts' heads that are
-    expected in the round of all heads."""
+    expected in the round of all heads. `doubted`: those that are expected as well, and not waited
+    for as long, because they have broken a promise."""
 
     number: int
     count: int
     heads: frozenset[PeerId] = frozenset()
+    doubted: frozenset[PeerId] = frozenset()
 
 
 def cohort_of(run: str, peer: PeerId, count: int) -> int:

@@ -48,34 +48,45 @@ def test_one_liar_spoils_ever_fewer_rounds() -> None:
 
 def test_a_peer_may_have_some_times_what_it_brought_to_one_of_the_last_steps() -> None:
     past, slow, fast = Past(), PeerId("slow"), PeerId("fast")
-    assert past.most_of(slow) == math.inf
-    past.step({slow: 10.0, fast: 90.0}, {}, 0.0)
-    assert past.most_of(slow) == 2 * 10 + 50
-    for _ in range(STEPS_OF_THE_PAST - 1):
+    for samples in (10.0, 0.0):
+        assert past.most_of(slow, 1.0) == math.inf, "its first part may be small"
+        past.step({slow: samples, fast: 90.0}, {}, 0.0)
+    for _ in range(STEPS_OF_THE_PAST - 2):
         past.step({slow: 0.0, fast: 100.0}, {}, 0.0)
-        assert past.most_of(slow) == 2 * 10 + 50, "it computes a batch in some steps only"
+        assert past.most_of(slow, 1.0) == 2 * 10 + 50, "it computes a batch in some steps only"
+    assert past.most_of(slow, 0.5) == 2 * 10 + 50
+    assert past.most_of(slow, 3.0) == 3 * (2 * 10 + 50), "many have gone, and this step takes long"
     past.step({slow: 0.0, fast: 100.0}, {}, 0.0)
-    assert past.most_of(slow) == math.inf, "nothing is known of it any more"
-    assert past.most_of(fast) == 2 * 100 + 50
-    assert past.most_of(PeerId("newcomer")) == math.inf
+    assert past.most_of(slow, 1.0) == math.inf, "nothing is known of it any more"
+    assert past.most_of(fast, 1.0) == 2 * 100 + 50
+    assert past.most_of(PeerId("newcomer"), 1.0) == math.inf
+
+
+def test_one_that_signs_an_enormous_weight_makes_nobody_else_believed() -> None:
+    past, liar, honest = Past(), PeerId("liar"), [PeerId(f"{number}") for number in range(3)]
+    for _ in range(2):
+        past.step({**dict.fromkeys(honest, 10.0), liar: 1e12}, {0: 1e12, 1: 10.0, 2: 10.0}, 10.0)
+    assert past.most_of(honest[0], 1.0) == 30
+    assert past.most_of_cohort(3, 5.0) == 0.25 * 10 + 1.5 * 5
 
 
 def test_a_cohort_may_have_half_as_much_again_as_before_and_a_quarter_of_a_step() -> None:
     past = Past()
-    assert past.most_of_cohort(0, 5.0, 10.0) == math.inf
+    assert past.most_of_cohort(0, 5.0) == math.inf
     past.step({}, {0: 10.0}, 0.0)
-    assert past.most_of_cohort(0, 5.0, 10.0) == math.inf, "nobody knows how long that took"
+    assert past.most_of_cohort(0, 5.0) == math.inf, "nobody knows how long that took"
     past.step({}, {0: 100.0, 1: 300.0}, 10.0)
     past.step({}, {0: 50.0, 1: 300.0}, 10.0)
-    assert past.most_of_cohort(0, 0.0, 10.0) == 25
-    assert past.most_of_cohort(0, 5.0, 10.0) == 25 + 75
-    assert past.most_of_cohort(2, 5.0, 10.0) == 1.75 * (25 + 75), "what the others have on average"
-    assert (past.least_rate_of(0), past.least_rate_of(1), past.least_rate_of(2)) == (5, 30, 0)
-    past.step({}, {1: 300.0}, 10.0)
-    assert past.least_rate_of(0) == 0.0, "it does not come to every step"
-    assert past.most_of_cohort(0, 0.0, 10.0) == 25
+    assert past.most_of_cohort(0, 0.0) == 25
+    assert past.most_of_cohort(0, 5.0) == 25 + 75
+    assert past.rate_of(0) == 2 * 10
+    assert past.most_of_cohort(2, 5.0) == 1.75 * (25 + 75), "what others have"
+    assert past.least_rate_of(1) == 0.0, "that is too few steps"
+    for cohorts in ({0: 50.0, 1: 300.0}, {1: 300.0}):
+        past.step({}, cohorts, 10.0)
+    assert (past.least_rate_of(0), past.least_rate_of(1)) == (0.0, 30.0)
     past.divided()
-    assert past.most_of_cohort(0, 5.0, 10.0) == math.inf
+    assert past.most_of_cohort(0, 5.0) == math.inf
     assert past.least_rate_of(1) == 0.0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocols.accumulation.claims import CohortPlace, Credit, Past
+from protocols.accumulation.claims import STEPS_OF_THE_PAST, CohortPlace, Credit, Past
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.progress import (
     ASKED_SECONDS,
@@ -636,10 +636,11 @@ def test_a_head_that_tells_of_far_more_than_the_sums_say_boasts() -> None:
 
 
 def after_a_step(me: PeerId, **more: Any) -> Known:
-    """The same, of one that knows what that step was made of. It took four seconds, and ended one
-    ago: half of it may be done, and a quarter more."""
+    """The same, of one that knows what the last steps were made of. Each took four seconds, and the
+    last one ended a second ago: half of this one may be done, and a quarter more."""
     past = Past()
-    past.step(dict.fromkeys(cohort(1), 16.0), dict.fromkeys(range(COUNT), 96.0), 4.0)
+    for _ in range(STEPS_OF_THE_PAST):
+        past.step(dict.fromkeys(cohort(1), 16.0), dict.fromkeys(range(COUNT), 96.0), 4.0)
     return was_in_step(me, past=past, step_seconds=4.0, **more)
 
 
@@ -663,13 +664,24 @@ def test_a_cohort_whose_head_is_doubted_counts_for_what_it_brought_to_the_last_s
     assert found.samples == view(me, known=after_a_step(me)).samples - 60 + 24
     assert [(one.peer, one.kind) for one in found.ignored] == [(HEADS[2], "doubted")]
     assert found.cohort is not None
-    assert HEADS[2] in found.cohort.heads, "it is waited for"
-    absent = Past()
-    absent.step({}, {0: 96.0, 1: 96.0, 3: 96.0}, 4.0)
-    none = view(me, seen, replace(known, past=absent))
+    assert HEADS[2] not in found.cohort.heads
+    assert found.cohort.doubted == {HEADS[2]}, "it is waited for a little"
+    known.past.step({}, {0: 96.0, 1: 96.0, 3: 96.0}, 4.0)
+    none = view(me, seen, known)
     assert none.samples == found.samples - 24, "it was not in that step"
     assert none.cohort is not None
-    assert HEADS[2] not in none.cohort.heads
+    assert not none.cohort.doubted
+
+
+def test_what_a_cohort_had_in_the_step_before_is_not_measured_by_this_one() -> None:
+    me = HEADS[1]
+    older = msgspec.structs.replace(SUM, epoch=OWN.epoch - 1, samples=90, averaging=True)
+    seen = seen_at(me, of_0=older, of_2=older, of_3=older)
+    known = replace(after_a_step(me), members=frozenset(seen))
+    found, plain = (view(me, seen, replace(known, past=past)).rest for past in (known.past, Past()))
+    assert found is not None
+    assert plain is not None
+    assert (found.samples, found.rate) == (plain.samples, plain.rate)
 
 
 def test_a_cohort_is_not_believed_to_compute_for_all_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import msgspec
 import pytest
@@ -10,7 +11,14 @@ import trio
 import trio.testing
 
 from protocols.accumulation.batch_plan import MOST_SPARED
-from protocols.accumulation.claims import MOST_EXCUSED_ROUNDS, OVERDUE_SECONDS, Brought
+from protocols.accumulation.claims import (
+    FASTER_COHORT,
+    MORE_OF_A_PEER,
+    MOST_EXCUSED_ROUNDS,
+    OVERDUE_SECONDS,
+    Brought,
+    Past,
+)
 from protocols.accumulation.progress import (
     FOLLOWER_AGAIN_SECONDS,
     LONGEST_READ_SECONDS,
@@ -653,6 +661,34 @@ async def test_after_a_step_of_many_most_of_them_are_needed_for_some_minutes(
         await trio.sleep(1.0)
         await tracker.changed()
     assert trio.current_time() - began == pytest.approx(WAITS_FOR_MOST_SECONDS, abs=3.0)
+
+
+@simulated
+async def test_what_the_last_steps_were_made_of_is_remembered_until_a_state_is_fetched(
+    world: SimulatedWorld,
+) -> None:
+    (one,) = await trackers(world, 1, slot(epoch=7, at=1))
+    tracker, small, large = one.tracker, PeerId("small"), PeerId("large")
+    brought = Brought({small: 10.0, large: 1e12}, {large: 100.0}, is_weighed=True)
+
+    async def make_step(epoch: int, *, fails: bool = False) -> Past:
+        await trio.sleep(5.0)
+        one.note(averaging=True)
+        if fails:
+            tracker.round_ended(Brought(), applied=False)
+            await trio.sleep(50.0)
+        tracker.round_ended(brought, applied=True)
+        one.note(epoch=epoch, history=history(epoch), averaging=False)
+        return tracker._past
+
+    assert (await make_step(8)).rate_of(0) == math.inf, "it was not there when that step began"
+    past = await make_step(9)
+    rate = min(100.0, TARGET) / 5.0
+    assert past.rate_of(0) == pytest.approx(FASTER_COHORT * rate)
+    assert past.most_of(large, 1.0) == MORE_OF_A_PEER * TARGET + (10.0 + TARGET) / 2
+    assert (await make_step(10, fails=True)).rate_of(0) == pytest.approx(FASTER_COHORT * rate)
+    one.note(epoch=20, history=history(20))
+    assert tracker._past.most_of(large, 1.0) == tracker._past.rate_of(0) == math.inf
 
 
 def test_another_model_and_a_second_node_with_our_identity_are_said_once(

@@ -30,7 +30,8 @@ async def test_a_signal_in_the_middle_of_killing_it_may_kill_it_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The alarm of a demo that does not end in time does."""
-    child = Child("ann", ["version"], home=tmp_path / "home", folder=tmp_path)
+    stays = ("sh", "-c", "sleep 600")  # whatever else it is told
+    child = Child("ann", ["version"], home=tmp_path / "home", folder=tmp_path, through=stays)
     child.start()
     look, handlers = subprocess.Popen._try_wait, ["kill_all"]  # type: ignore[attr-defined]
 

@@ -81,14 +81,15 @@ class Mute:
 
 
 class Unteachable:
-    """A server that answers forward passes and takes no gradients: it fails, or never answers.
+    """A server that answers forward passes, after some seconds, and takes no gradients: it fails,
+    or never answers.
 
     `calls` are those that bring gradients.
     """
 
-    def __init__(self, *, mute: bool) -> None:
+    def __init__(self, *, mute: bool, seconds: float = 0.0) -> None:
         self.calls = 0
-        self._mute = mute
+        self._mute, self._seconds = mute, seconds
 
     async def __call__(self, rpc: Rpc, _backends: Sequence[ExpertBackend]) -> None:
         async def backward(_caller: Caller, _request: BackwardRequest) -> ExpertAnswer:
@@ -97,7 +98,11 @@ class Unteachable:
                 await trio.sleep_forever()
             raise RuntimeError("No.")
 
-        rpc.serve(FORWARD, lambda _caller, request: ExpertAnswer(request.inputs))
+        async def forward(_caller: Caller, request: ForwardRequest) -> ExpertAnswer:
+            await trio.sleep(self._seconds)
+            return ExpertAnswer(request.inputs)
+
+        rpc.serve(FORWARD, forward)
         rpc.serve(BACKWARD, backward)
         await trio.sleep_forever()
 

@@ -25,7 +25,14 @@ from protocols.experts import (
     Uid,
     UnknownExpert,
 )
-from protocols.experts.swarm import FIRST_REST_SECONDS, LATE_SECONDS, Callee, check_growth, without
+from protocols.experts.swarm import (
+    BACKWARD_FACTOR,
+    FIRST_REST_SECONDS,
+    LATE_SECONDS,
+    Callee,
+    check_growth,
+    without,
+)
 from protocols.guest import Portal
 from protocols.identity import Identity
 from protocols.tensors import NotFinite
@@ -386,6 +393,22 @@ async def test_answers_forward_do_not_hide_that_gradients_are_never_answered(
         await trio.sleep(0.1)
 
 
+@simulated
+async def test_a_server_that_is_slow_may_take_some_times_as_long_backward(
+    world: SimulatedWorld,
+) -> None:
+    server = Server([ONE], Unteachable(mute=True, seconds=1.5))
+    swarm = (await Simulated.start(world, [server])).swarm
+    assert await found(swarm) == [ONE]
+    await swarm.experts.forward(ONE, rows(), timeout=10.0)
+    for factor, there in ((0.9, [ONE]), (1.2, [])):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(backward_given_up, swarm, factor * BACKWARD_FACTOR * 1.5)
+            await trio.sleep(1.0)
+            await swarm.experts.forward(ONE, rows(), timeout=10.0)
+        assert await found(swarm) == there
+
+
 async def backward_given_up(swarm: Swarm, seconds: float) -> None:
     with trio.move_on_after(seconds):
         await swarm.experts.backward(ONE, rows(), rows(), timeout=100.0)
@@ -416,6 +439,7 @@ def test_an_answer_forward_ends_a_rest_and_only_gradients_end_a_row_of_failures(
         records.answered(PEER, ONE, now, now)
         assert [records.takes_call(PEER, ONE, now) for _ in range(3)] == [True] * 3
         now += 1.0
+    assert records.failed(EXPERT, now, now) == 1, "what fails forward is counted by itself"
     records.answered(PEER, ONE, now, now, backward=True)
     assert records.failed(EXPERT, now + 1.0, now + 1.0, backward=True) == 1
 

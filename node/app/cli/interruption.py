@@ -26,7 +26,7 @@ from types import FrameType
 import trio
 
 from node.app.cli.exit_codes import TERMINATED
-from node.core.collector import freeze_objects
+from node.core.collector import collect_seldom, freeze_objects
 from node.core.stopping_signals import stopping_signals
 
 # The promise is two seconds from the signal to the shell's prompt.
@@ -54,7 +54,7 @@ def run_until_signal(
     usual. `clock` is trio's; tests give a virtual one.
     """
     patience = patience_seconds or (PATIENCE_SECONDS if leave is None else LEAVING_SECONDS)
-    freeze_objects()  # the command has imported what it needs
+    has_held_back = freeze_objects()  # what was imported so far stays
     aside = _SetAside()
     before = {each: signal.signal(each, aside) for each in stopping_signals()}
     try:
@@ -63,6 +63,8 @@ def run_until_signal(
         for each, handler in before.items():
             if handler is not None:  # it is not Python's
                 signal.signal(each, handler)
+        if has_held_back:
+            collect_seldom()  # the command may import more, and begin another loop
     aside.hand_on()
     return code
 

@@ -31,4 +31,5 @@ if __name__ == "__main__":
     die_with(int(sys.argv[1]))
     from node.app.main import main
 
-    sys.exit(main(sys.argv[2:]))
+    del sys.argv[1]
+    sys.exit(main())

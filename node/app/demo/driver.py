@@ -17,6 +17,7 @@ same demo slowly.
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,6 +75,8 @@ class DemoStage:
 
     def kill_all(self) -> None:
         """End every process that was started here. For a signal's handler, too."""
+        for child in self._children:
+            child.send_signal(signal.SIGKILL)  # to all, before anything waits for one
         for child in self._children:
             child.kill()
 
