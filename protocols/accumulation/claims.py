@@ -376,7 +376,8 @@ class Past:
         return self._least_rates.get(cohort, 0.0)
 
     def _part_of(self, cohort: int) -> _Part:
-        return self._most_parts.get(cohort, self._usual_part)
+        part = self._most_parts.get(cohort)
+        return part if part is not None and part.samples else self._usual_part
 
 
 class _Part(NamedTuple):

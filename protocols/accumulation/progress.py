@@ -1025,7 +1025,7 @@ class _Cohorts:
             self.unproved |= self._without_proof(further)
         self.voting = {peer: sums[peer] for peer in newest.values()} | further
         of_others = {
-            peer: self._computing(sums[peer]) for one, peer in newest.items() if one != number
+            peer: self._computing(peer, sums[peer]) for one, peer in newest.items() if one != number
         }
         self.known = {**ours, **further, **of_others}
         self.said = {peer: fitting[peer] for peer in self.unproved} | self.known
@@ -1060,11 +1060,12 @@ class _Cohorts:
         self.others = frozenset(of_others)
         self.fitting = {**ours, **further, **of_others}
 
-    def _computing(self, seen: Seen) -> Seen:
+    def _computing(self, peer: PeerId, seen: Seen) -> Seen:
         """This sum, but one of an earlier epoch with the rate that its cohort had there on average:
         at the end of a step most peers wait."""
         slot = seen.slot
-        rate = self._mean_rate(slot.samples)
+        most = self._known.past.rate_of(self._number_of(peer))
+        rate = min(self._mean_rate(slot.samples), most)
         if slot.epoch >= self._at.epoch or rate <= slot.samples_per_second:
             return seen
         return replace(seen, slot=_at_rate(slot, rate, self._largest_batch))
@@ -1083,11 +1084,17 @@ class _Cohorts:
         """This slot of a peer of the same cohort, with no more samples than it can have, nor a
         larger batch than it can bring."""
         slot, most = seen.slot, self.most_of(peer)
-        if slot.epoch != self._slot.epoch or slot.samples + slot.batch <= most:
+        if slot.epoch != self._slot.epoch:  # then only what it computes beside the round counts
+            if slot.beside > most:
+                seen = replace(seen, slot=msgspec.structs.replace(slot, beside=int(most)))
+            return seen
+        if slot.samples + slot.batch <= most:
             return seen
         samples = min(slot.samples, int(most))
         batch = max(1, int(most) - samples) if slot.batch else 0
-        return replace(seen, slot=msgspec.structs.replace(slot, samples=samples, batch=batch))
+        seconds = slot.batch_seconds * batch / slot.batch if slot.batch else 0.0
+        slot = msgspec.structs.replace(slot, samples=samples, batch=batch, batch_seconds=seconds)
+        return replace(seen, slot=slot)
 
     def _credible_sum(self, peer: PeerId, seen: Seen) -> Seen:
         """This sum, with no more samples than the cohort can have, nor a higher rate. Batches of a
@@ -1101,7 +1108,7 @@ class _Cohorts:
             said_at = _said_at(seen, self._known.epoch_began, self._now)
             samples = int(min(self.most_of(peer, said_at), samples))
         slot = _at_rate(slot, rate, self._largest_batch)
-        slot = msgspec.structs.replace(slot, samples=samples, under_way=-1.0)
+        slot = msgspec.structs.replace(slot, samples=samples, under_way=-1.0, beside=0)
         return replace(seen, slot=slot)
 
     def most_of(self, name: PeerId, now: float | None = None) -> float:

@@ -458,7 +458,9 @@ class Tracker:
                 self._remember_step(0.0 if has_failed else self._step_seconds)
                 self._divide(self._next_cohorts)
             else:
-                self._past, self._known_since = Past(), now
+                self._known_since = now
+                if mine.epoch != before.epoch:
+                    self._past = Past()
         if mine.averaging and not before.averaging:
             self._round_began, self._was_asked = now, False
             self._begin_round(mine)

@@ -23,8 +23,8 @@ A server that accepts calls and never answers would cost every batch the whole g
 that the layer gives up after `LATE_SECONDS` or more counts as a failure if the server, or the
 expert, has answered nothing at all since the call began; the calls that wait there still longer are
 ended as well. Of a backward pass, only answers to backward passes count, if it was given up after
-some times as long as the server takes for any call. A server that is merely slow answers others
-meanwhile, and is not left alone.
+some times as long as the server takes for any call, or is one of several in a row. A server that is
+merely slow answers others meanwhile, and is not left alone.
 
 Answers that are not finite, or not of the right shape, do not come past the client. Here an answer
 is refused that is more than `LARGEST_GROWTH` times as large as what was sent (of a forward pass, as
@@ -72,6 +72,8 @@ LATE_SECONDS: Final = 1.0
 BACKWARD_FACTOR: Final = 4.0
 """A backward pass computes the forward pass again, takes twice as long beside that, and has twice
 as much to send. So many times as long as a usual call it may take."""
+
+MOST_UNANSWERED: Final = 3  # of these in a row, given up before that
 
 LARGEST_GROWTH: Final = 1e4
 """Experts have norms inside, and mostly pass on what they get. The gradient through a norm grows by
@@ -124,6 +126,7 @@ class HostRecords:
         self._lost_gradients = BoundedMap[Callee, _Streak](REMEMBERED_HOSTS)
         self._answered_at = BoundedMap[Callee, float](REMEMBERED_EXPERTS)
         self._answered_backward_at = BoundedMap[Callee, float](REMEMBERED_EXPERTS)
+        self._unanswered = BoundedMap[PeerId, int](REMEMBERED_HOSTS)
         self._seconds = BoundedMap[PeerId, deque[float]](REMEMBERED_HOSTS)
         self._rows: Counter[PeerId] = Counter()
 
@@ -139,6 +142,8 @@ class HostRecords:
                 self._answered_backward_at[callee] = now
             elif lost is not None and began > lost.last:
                 lost.rests_until = -math.inf
+        if backward:
+            self._unanswered.pop(peer, None)
         seconds = self._seconds.get(peer, deque(maxlen=MEASURED_CALLS))
         seconds.append(now - began)
         self._seconds[peer] = seconds
@@ -150,6 +155,12 @@ class HostRecords:
         """
         kinds = (self._failures, self._lost_gradients) if backward else (self._failures,)
         return max(_one_more(streaks, callee, began, now) for streaks in kinds)
+
+    def may_be_slow(self, peer: PeerId, waited: float) -> bool:
+        """Whether a backward pass that was given up after these seconds would perhaps have been
+        answered. Note that it was not."""
+        self._unanswered[peer] = count = self._unanswered.get(peer, 0) + 1
+        return count < MOST_UNANSWERED and waited < BACKWARD_FACTOR * self.usual_seconds(peer)
 
     def is_silent(self, callee: Callee, since: float, *, backward: bool = False) -> bool:
         """Whether nothing has come from there since this time, or no answer to a backward pass."""
@@ -383,18 +394,21 @@ class SwarmExperts:
             return
         error = Unreachable(f"{call.callee} did not answer in time.")
         host = Callee(call.callee.peer)
-        is_mute = self._records.is_silent(host, call.began)
-        backward = call.backward and not is_mute
-        if backward and waited < BACKWARD_FACTOR * self._records.usual_seconds(host.peer):
-            return
-        for silent in (host, call.callee):
-            if self._records.is_silent(silent, call.began, backward=backward):
-                break
-        else:
-            return
+        records, backward = self._records, False
+        is_mute = records.is_silent(host, call.began)
         if is_mute:
+            silent = host
             self._note_host_failure(host, call, error)
         else:  # what it announces is still true
+            silent = call.callee
+            if not records.is_silent(silent, call.began):
+                backward = True
+                if not call.backward or records.may_be_slow(host.peer, waited):
+                    return
+                if records.is_silent(host, call.began, backward=True):
+                    silent = host
+                elif not records.is_silent(silent, call.began, backward=True):
+                    return
             self._note(silent, call, error)
         for other in self._calls.get(host.peer, ()):
             waits_longer = other.began < call.began and other.backward >= backward

@@ -232,7 +232,7 @@ class CohortRounds:
         # others may have made a step with the cohort's average
         others = replace(
             mine.statistics,
-            members=(*mine.members, *cohort.heads),
+            members=(*mine.members, *cohort.heads, *cohort.doubted),
             exchange_began=None,
             exchange_ended=None,
         )

@@ -85,6 +85,8 @@ def test_a_cohort_may_have_half_as_much_again_as_before_and_a_quarter_of_a_step(
     for cohorts in ({0: 50.0, 1: 300.0}, {1: 300.0}):
         past.step({}, cohorts, 10.0)
     assert (past.least_rate_of(0), past.least_rate_of(1)) == (0.0, 30.0)
+    past.step({}, {1: 300.0, 4: 0.0}, 10.0)
+    assert past.most_of_cohort(4, 0.0) == past.most_of_cohort(2, 0.0) < math.inf
     past.divided()
     assert past.most_of_cohort(0, 5.0) == math.inf
     assert past.least_rate_of(1) == 0.0

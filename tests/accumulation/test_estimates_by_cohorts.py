@@ -675,13 +675,31 @@ def test_a_cohort_whose_head_is_doubted_counts_for_what_it_brought_to_the_last_s
 
 def test_what_a_cohort_had_in_the_step_before_is_not_measured_by_this_one() -> None:
     me = HEADS[1]
-    older = msgspec.structs.replace(SUM, epoch=OWN.epoch - 1, samples=90, averaging=True)
-    seen = seen_at(me, of_0=older, of_2=older, of_3=older)
-    known = replace(after_a_step(me), members=frozenset(seen))
-    found, plain = (view(me, seen, replace(known, past=past)).rest for past in (known.past, Past()))
-    assert found is not None
-    assert plain is not None
-    assert (found.samples, found.rate) == (plain.samples, plain.rate)
+    waits = {"averaging": True, "samples_per_second": 0.0, "batch": 0, "batch_seconds": 0.0}
+    older = msgspec.structs.replace(SUM, epoch=OWN.epoch - 1, samples=90, **waits)
+    bold = msgspec.structs.replace(older, samples=10**9, beside=10**9)
+
+    def rate_with(of_2: ProgressSlot) -> float:
+        seen = seen_at(me, of_0=older, of_2=of_2, of_3=older)
+        found = view(me, seen, replace(after_a_step(me), members=frozenset(seen)))
+        assert not found.is_due
+        assert found.rest is not None
+        return found.rest.rate
+
+    assert rate_with(older) == 3 * 90 / 4.0
+    assert rate_with(bold) == 2 * 90 / 4.0 + 2 * 24.0, "nor may it have all of that"
+
+
+def test_a_peer_does_not_compute_more_beside_a_round_than_it_brings_to_one() -> None:
+    me, liar = HEADS[1], cohort(1)[1]
+    waits = msgspec.structs.replace(
+        OWN, epoch=OWN.epoch - 1, averaging=True, beside=10**9, samples_per_second=0.0
+    )
+    seen = {**seen_at(me), liar: Seen(waits, 0.0)}
+    members = frozenset(seen)
+    assert view(me, seen, was_in_step(me, members=members)).done_by_others >= TARGET
+    found = view(me, seen, after_a_step(me, members=members))
+    assert found.done_by_others < TARGET
 
 
 def test_a_cohort_is_not_believed_to_compute_for_all_others() -> None:

@@ -682,11 +682,10 @@ async def test_what_the_last_steps_were_made_of_is_remembered_until_a_state_is_f
         return tracker._past
 
     assert (await make_step(8)).rate_of(0) == math.inf, "it was not there when that step began"
-    past = await make_step(9)
-    rate = min(100.0, TARGET) / 5.0
-    assert past.rate_of(0) == pytest.approx(FASTER_COHORT * rate)
+    assert (await make_step(9, fails=True)).rate_of(0) == math.inf, "it waited for others"
+    past = await make_step(10)
+    assert past.rate_of(0) == pytest.approx(FASTER_COHORT * 100.0 / 5.0)
     assert past.most_of(large, 1.0) == MORE_OF_A_PEER * TARGET + (10.0 + TARGET) / 2
-    assert (await make_step(10, fails=True)).rate_of(0) == pytest.approx(FASTER_COHORT * rate)
     one.note(epoch=20, history=history(20))
     assert tracker._past.most_of(large, 1.0) == tracker._past.rate_of(0) == math.inf
 

@@ -29,6 +29,7 @@ from protocols.experts.swarm import (
     BACKWARD_FACTOR,
     FIRST_REST_SECONDS,
     LATE_SECONDS,
+    MOST_UNANSWERED,
     Callee,
     check_growth,
     without,
@@ -393,20 +394,43 @@ async def test_answers_forward_do_not_hide_that_gradients_are_never_answered(
         await trio.sleep(0.1)
 
 
+SLOW_SECONDS = 1.5
+
+
 @simulated
 async def test_a_server_that_is_slow_may_take_some_times_as_long_backward(
     world: SimulatedWorld,
 ) -> None:
-    server = Server([ONE], Unteachable(mute=True, seconds=1.5))
+    swarm = await slow_swarm(world)
+    await answered_forward_only(swarm, 0.9 * BACKWARD_FACTOR * SLOW_SECONDS)
+    assert await found(swarm) == [ONE]
+    await answered_forward_only(swarm, 1.2 * BACKWARD_FACTOR * SLOW_SECONDS)
+    assert await found(swarm) == []
+
+
+@simulated
+async def test_if_it_never_answers_backward_it_is_not_merely_slow(world: SimulatedWorld) -> None:
+    swarm = await slow_swarm(world)
+    for _ in range(MOST_UNANSWERED):
+        assert await found(swarm) == [ONE]
+        await answered_forward_only(swarm, 0.9 * BACKWARD_FACTOR * SLOW_SECONDS)
+    assert await found(swarm) == []
+
+
+async def slow_swarm(world: SimulatedWorld) -> Swarm:
+    server = Server([ONE], Unteachable(mute=True, seconds=SLOW_SECONDS))
     swarm = (await Simulated.start(world, [server])).swarm
     assert await found(swarm) == [ONE]
     await swarm.experts.forward(ONE, rows(), timeout=10.0)
-    for factor, there in ((0.9, [ONE]), (1.2, [])):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(backward_given_up, swarm, factor * BACKWARD_FACTOR * 1.5)
-            await trio.sleep(1.0)
-            await swarm.experts.forward(ONE, rows(), timeout=10.0)
-        assert await found(swarm) == there
+    return swarm
+
+
+async def answered_forward_only(swarm: Swarm, seconds: float) -> None:
+    """A backward pass is given up after these seconds."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(backward_given_up, swarm, seconds)
+        await trio.sleep(LATE_SECONDS)
+        await swarm.experts.forward(ONE, rows(), timeout=10.0)
 
 
 async def backward_given_up(swarm: Swarm, seconds: float) -> None:
