@@ -90,7 +90,7 @@ DOUBTED_SECONDS: Final = 12.0
 spoils takes a second or two, so this costs at most a sixth of the time, and less and less."""
 MOST_REMEMBERED: Final = 1024  # peers with a failure; as many as may have slots
 
-STEPS_OF_THE_PAST: Final = 4
+STEPS_OF_THE_PAST: Final = 4  # a peer that has missed no more than these remembers them
 MORE_OF_A_PEER: Final = 2.0  # and what a usual one has beside it: a first part may be small
 MORE_OF_A_COHORT: Final = 1.5
 MORE_AT_FIRST: Final = 0.25  # of a step: what is computed beside the round before, and by chance
@@ -365,10 +365,12 @@ class Past:
         """How many samples per second it may compute."""
         return FASTER_COHORT * self._part_of(cohort).rate or math.inf
 
-    def most_of_cohort(self, cohort: int, since: float) -> float:
-        """How many samples it may have so long after the last step."""
+    def most_of_cohort(self, cohort: int, since: float | None) -> float:
+        """How many samples it may have so long after the last step. None: nobody knows how long, so
+        as many as in a whole step."""
         part = self._part_of(cohort)
-        return MORE_AT_FIRST * part.samples + MORE_OF_A_COHORT * part.rate * since or math.inf
+        later = part.samples if since is None else part.rate * since
+        return MORE_AT_FIRST * part.samples + MORE_OF_A_COHORT * later or math.inf
 
     def least_rate_of(self, cohort: int) -> float:
         """The lowest of the last steps, in samples per second; 0 if it was not in all of them. That

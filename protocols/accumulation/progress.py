@@ -485,6 +485,8 @@ class Known:
     - `failed_for`: how many seconds ago the last round of this epoch failed; None if none has.
       Then those that say they are further are asked to show their step.
     - `past`: what the last steps were made of.
+    - `in_vain`: the last round of its cohort had no samples at all, though others claim enough for
+      a step; and it has done none since. Then it believes no other cohort, and computes.
     """
 
     credit: Credit
@@ -511,6 +513,7 @@ class Known:
     silent: Container[Silence] = ()
     failed_for: float | None = None
     past: Past = field(default_factory=Past)
+    in_vain: bool = False
 
 
 def estimate(
@@ -547,7 +550,7 @@ def estimate(
             one.peer, mine.epoch, now
         ):
             ignored.append(Ignored(one.peer, "doubted", BROKEN_CLAIM))
-        else:
+        elif not (known.in_vain and is_sum(one.peer)):
             believed.append(one)
     moved = [
         peer
@@ -1115,16 +1118,18 @@ class _Cohorts:
         """How many samples this peer of the same cohort, or the cohort of this sum, may have now,
         or may have had at another moment, by what it has brought before."""
         known = self._known
-        if self._count == 1 or name == REST or known.epoch_began is None:
+        if self._count == 1 or name == REST:
             return math.inf
-        seconds = max(0.0, (self._now if now is None else now) - known.epoch_began)
-        since = known.head_start + seconds  # for how long all have computed for this epoch
+        since = None  # for how long all have computed for this epoch
+        if known.epoch_began is not None:
+            seconds = (self._now if now is None else now) - known.epoch_began
+            since = known.head_start + max(0.0, seconds)
         if is_sum(name):
             number = self._number_of(name)
-            if name in self.vouched_for:
+            if since is not None and name in self.vouched_for:
                 return known.past.least_rate_of(number) * since
             return known.past.most_of_cohort(number, since)
-        if not known.step_seconds:
+        if since is None or not known.step_seconds:
             return math.inf
         return known.past.most_of(name, since / known.step_seconds)
 

@@ -39,6 +39,7 @@ from blake3 import blake3
 from auth.bounded_map import BoundedMap
 from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.claims import (
+    STEPS_OF_THE_PAST,
     Brought,
     CohortPlace,
     Credit,
@@ -236,6 +237,8 @@ class Tracker:
         """Since when the rounds of this epoch have made no step."""
         self._failed_at = -math.inf
         """When the last of them did so."""
+        self._in_vain = False
+        """Whether it had no samples at all, and this peer has computed none since."""
         self.estimate = Estimate(0, mine.epoch, mine.history)
         self._estimated_at = 0.0
         self._suspects = BoundedMap[PeerId, tuple[float, float]](MOST_BOASTERS)
@@ -375,6 +378,8 @@ class Tracker:
             elsewhere = met_elsewhere(claimed_by_heads, heads, alive)
             self._credit.round_ended(epoch, claimed_by_heads, kept, now, elsewhere)
         if not applied:
+            weights = brought.weights.values()
+            self._in_vain = bool(weights) and not any(weights) and not self._mine.samples
             self._failed_at = trio.current_time()
             if self._waits_since is None:
                 self._waits_since = self._failed_at
@@ -452,14 +457,14 @@ class Tracker:
                 now - self._round_began if is_step and self._settings.delayed else 0.0
             )
             has_failed = self._waits_since is not None
-            self._waits_since, self._was_asked = None, False
+            self._waits_since, self._was_asked, self._in_vain = None, False, False
             self._step_peers = self._next_step_peers if is_step else 0
             if is_step:
                 self._remember_step(0.0 if has_failed else self._step_seconds)
                 self._divide(self._next_cohorts)
             else:
                 self._known_since = now
-                if mine.epoch != before.epoch:
+                if not 0 <= mine.epoch - before.epoch <= STEPS_OF_THE_PAST:
                     self._past = Past()
         if mine.averaging and not before.averaging:
             self._round_began, self._was_asked = now, False
@@ -467,6 +472,7 @@ class Tracker:
         had = before.beside if is_step else before.samples + before.beside
         self._computed(mine.samples + mine.beside - had, mine, now, is_same=goes_on or is_step)
         self._mine = mine
+        self._in_vain = self._in_vain and not mine.samples
         self._measured(goes_on=goes_on)
         if not goes_on or mine.averaging != before.averaging:
             self._reckon()
@@ -873,6 +879,7 @@ class Tracker:
             silent=self._states.silent,
             failed_for=self._failed_for(clock),
             past=self._past,
+            in_vain=self._in_vain,
         )
         found = estimate(seen.slots, self._mine, self._settings, now, known, number=seen.number)
         fork = self._patience.settled(found.fork, now, self._jitter)

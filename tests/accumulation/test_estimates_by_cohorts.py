@@ -702,6 +702,29 @@ def test_a_peer_does_not_compute_more_beside_a_round_than_it_brings_to_one() -> 
     assert found.done_by_others < TARGET
 
 
+def test_one_that_missed_a_step_believes_no_cohort_to_have_far_more_than_a_part() -> None:
+    me = HEADS[1]
+    missed = replace(after_a_step(me), epoch_began=None, step_seconds=0.0)
+    bold = seen_at(me, of_2=msgspec.structs.replace(SUM, samples=TARGET))
+    assert not view(me, bold, missed).is_due
+    assert view(me, bold, missed).samples == view(me).samples - 60 + 1.75 * 96
+
+
+def test_after_a_round_in_which_nobody_had_samples_a_peer_computes_some() -> None:
+    """Whoever says that others have them all keeps nobody idle."""
+    me = cohort(1)[2]
+    bold = seen_at(me, of_2=msgspec.structs.replace(SUM, samples=TARGET))
+    idle = msgspec.structs.replace(OWN, samples=0)
+
+    def found(**more: Any) -> Estimate:
+        return estimate(bold, idle, SETTINGS, 0.0, was_in_step(me, **more))
+
+    assert found().is_due
+    assert found().own_part == 0
+    assert not found(in_vain=True).is_due
+    assert found(in_vain=True).own_part > 0
+
+
 def test_a_cohort_is_not_believed_to_compute_for_all_others() -> None:
     me = HEADS[1]
     bold = msgspec.structs.replace(

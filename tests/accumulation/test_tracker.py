@@ -664,6 +664,22 @@ async def test_after_a_step_of_many_most_of_them_are_needed_for_some_minutes(
 
 
 @simulated
+async def test_a_round_without_any_samples_is_remembered_until_there_are_some(
+    world: SimulatedWorld,
+) -> None:
+    (one,) = await trackers(world, 1, slot(epoch=7, at=1))
+    none = Brought({one.network.peer_id: 0.0, PeerId("another"): 0.0})
+    for ends in ({"samples": 1}, {"samples": 0, "epoch": 8, "history": history(8)}):
+        one.note(averaging=True)
+        one.tracker.round_ended(none, applied=False)
+        one.note(averaging=False)
+        assert one.tracker._in_vain
+        one.note(**ends)
+        assert not one.tracker._in_vain
+        one.note(samples=0)
+
+
+@simulated
 async def test_what_the_last_steps_were_made_of_is_remembered_until_a_state_is_fetched(
     world: SimulatedWorld,
 ) -> None:
