@@ -486,7 +486,8 @@ class Known:
       Then those that say they are further are asked to show their step.
     - `past`: what the last steps were made of.
     - `in_vain`: the last round of its cohort had no samples at all, though others claim enough for
-      a step; and it has done none since. Then it believes no other cohort, and computes.
+      a step; and it has done none since. Then it believes no other cohort, and computes, unless a
+      member has samples by now.
     """
 
     credit: Credit
@@ -544,18 +545,24 @@ def estimate(
     ]
     ignored += _samples_of_the_past(fitting, mine, known.members)
     ignored += cohorts.refuted() + cohorts.doubted()
+    idle_cohort = known.in_vain and not any(
+        one.slot.samples
+        for one in here
+        if not (is_sum(one.peer) or known.credit.is_doubted(one.peer, mine.epoch, now))
+    )
     believed = []
     for one in here:
         if one.peer not in cohorts.vouched_for and known.credit.is_doubted(
             one.peer, mine.epoch, now
         ):
             ignored.append(Ignored(one.peer, "doubted", BROKEN_CLAIM))
-        elif not (known.in_vain and is_sum(one.peer)):
+        elif not (idle_cohort and is_sum(one.peer)):
             believed.append(one)
     moved = [
         peer
         for peer, one in fitting.items()
         if peer in placed
+        and not (idle_cohort and is_sum(peer))
         and _has_moved(cohorts.teller if peer == REST else peer, one, mine, known)
         and not known.credit.is_doubted(peer, mine.epoch, now)
     ]
@@ -1087,23 +1094,27 @@ class _Cohorts:
         """This slot of a peer of the same cohort, with no more samples than it can have, nor a
         larger batch than it can bring."""
         slot, most = seen.slot, self.most_of(peer)
-        if slot.epoch != self._slot.epoch:  # then only what it computes beside the round counts
-            if slot.beside > most:
-                seen = replace(seen, slot=msgspec.structs.replace(slot, beside=int(most)))
+        is_here = slot.epoch == self._slot.epoch
+        samples = slot.samples if is_here else slot.beside  # of this epoch
+        if samples + slot.batch <= most:
             return seen
-        if slot.samples + slot.batch <= most:
-            return seen
-        samples = min(slot.samples, int(most))
+        samples = min(samples, int(most))
         batch = max(1, int(most) - samples) if slot.batch else 0
         seconds = slot.batch_seconds * batch / slot.batch if slot.batch else 0.0
-        slot = msgspec.structs.replace(slot, samples=samples, batch=batch, batch_seconds=seconds)
+        slot = msgspec.structs.replace(
+            slot,
+            samples=samples if is_here else slot.samples,
+            beside=slot.beside if is_here else samples,
+            batch=batch,
+            batch_seconds=seconds,
+        )
         return replace(seen, slot=slot)
 
     def _credible_sum(self, peer: PeerId, seen: Seen) -> Seen:
         """This sum, with no more samples than the cohort can have, nor a higher rate. Batches of a
         cohort are only a way to tell its rate."""
         slot, number, past = seen.slot, self._number_of(peer), self._known.past
-        if slot.cohorts != self._count:
+        if slot.cohorts != self._count and slot.epoch >= self._slot.epoch:
             return seen
         rate = past.least_rate_of(number) if peer in self.vouched_for else past.rate_of(number)
         rate, samples = min(rate, slot.samples_per_second), slot.samples

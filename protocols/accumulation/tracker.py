@@ -213,7 +213,8 @@ class Tracker:
         self._meter = RateMeter()
         self._credit, self._patience = Credit(), FindingPatience()
         self._members: frozenset[PeerId] = frozenset()
-        self._past = Past()
+        self._past, self._past_until = Past(), 0
+        """Of steps up to the one that began this epoch."""
         self._brought = Brought(), self._cohorts
         """What the members of the step under way have signed, and how many cohorts it had."""
         self._epoch_began: float | None = None
@@ -379,7 +380,8 @@ class Tracker:
             self._credit.round_ended(epoch, claimed_by_heads, kept, now, elsewhere)
         if not applied:
             weights = brought.weights.values()
-            self._in_vain = bool(weights) and not any(weights) and not self._mine.samples
+            has_none = bool(weights) and not any(weights) and not self._mine.samples
+            self._in_vain = has_none and self._mine.role == "trains"
             self._failed_at = trio.current_time()
             if self._waits_since is None:
                 self._waits_since = self._failed_at
@@ -461,10 +463,11 @@ class Tracker:
             self._step_peers = self._next_step_peers if is_step else 0
             if is_step:
                 self._remember_step(0.0 if has_failed else self._step_seconds)
+                self._past_until = mine.epoch
                 self._divide(self._next_cohorts)
             else:
                 self._known_since = now
-                if not 0 <= mine.epoch - before.epoch <= STEPS_OF_THE_PAST:
+                if not 0 <= mine.epoch - self._past_until <= STEPS_OF_THE_PAST:
                     self._past = Past()
         if mine.averaging and not before.averaging:
             self._round_began, self._was_asked = now, False

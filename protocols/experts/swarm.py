@@ -126,7 +126,7 @@ class HostRecords:
         self._lost_gradients = BoundedMap[Callee, _Streak](REMEMBERED_HOSTS)
         self._answered_at = BoundedMap[Callee, float](REMEMBERED_EXPERTS)
         self._answered_backward_at = BoundedMap[Callee, float](REMEMBERED_EXPERTS)
-        self._unanswered = BoundedMap[PeerId, int](REMEMBERED_HOSTS)
+        self._unanswered = BoundedMap[PeerId, tuple[int, float]](REMEMBERED_HOSTS)
         self._seconds = BoundedMap[PeerId, deque[float]](REMEMBERED_HOSTS)
         self._rows: Counter[PeerId] = Counter()
 
@@ -156,11 +156,14 @@ class HostRecords:
         kinds = (self._failures, self._lost_gradients) if backward else (self._failures,)
         return max(_one_more(streaks, callee, began, now) for streaks in kinds)
 
-    def may_be_slow(self, peer: PeerId, waited: float) -> bool:
-        """Whether a backward pass that was given up after these seconds would perhaps have been
-        answered. Note that it was not."""
-        self._unanswered[peer] = count = self._unanswered.get(peer, 0) + 1
-        return count < MOST_UNANSWERED and waited < BACKWARD_FACTOR * self.usual_seconds(peer)
+    def may_be_slow(self, peer: PeerId, began: float, now: float) -> bool:
+        """Whether a backward pass that is given up now would perhaps have been answered. Note that
+        it was not; those that were under way together count once."""
+        count, last = self._unanswered.get(peer, (0, -math.inf))
+        if began > last:
+            count += 1
+            self._unanswered[peer] = count, now
+        return count < MOST_UNANSWERED and now - began < BACKWARD_FACTOR * self.usual_seconds(peer)
 
     def is_silent(self, callee: Callee, since: float, *, backward: bool = False) -> bool:
         """Whether nothing has come from there since this time, or no answer to a backward pass."""
@@ -389,8 +392,8 @@ class SwarmExperts:
 
     def _note_given_up(self, call: _OpenCall) -> None:
         """The layer waits no longer, or the node ends."""
-        waited = trio.current_time() - call.began
-        if waited < LATE_SECONDS:
+        now = trio.current_time()
+        if now - call.began < LATE_SECONDS:
             return
         error = Unreachable(f"{call.callee} did not answer in time.")
         host = Callee(call.callee.peer)
@@ -401,9 +404,11 @@ class SwarmExperts:
             self._note_host_failure(host, call, error)
         else:  # what it announces is still true
             silent = call.callee
+            if call.backward and records.may_be_slow(host.peer, call.began, now):
+                return
             if not records.is_silent(silent, call.began):
-                backward = True
-                if not call.backward or records.may_be_slow(host.peer, waited):
+                backward = call.backward
+                if not backward:
                     return
                 if records.is_silent(host, call.began, backward=True):
                     silent = host

@@ -688,6 +688,8 @@ def test_what_a_cohort_had_in_the_step_before_is_not_measured_by_this_one() -> N
 
     assert rate_with(older) == 3 * 90 / 4.0
     assert rate_with(bold) == 2 * 90 / 4.0 + 2 * 24.0, "nor may it have all of that"
+    elsewhere = msgspec.structs.replace(bold, cohorts=2 * COUNT)
+    assert rate_with(elsewhere) == rate_with(bold), "whatever it says of the number of cohorts"
 
 
 def test_a_peer_does_not_compute_more_beside_a_round_than_it_brings_to_one() -> None:
@@ -713,8 +715,9 @@ def test_one_that_missed_a_step_believes_no_cohort_to_have_far_more_than_a_part(
 def test_after_a_round_in_which_nobody_had_samples_a_peer_computes_some() -> None:
     """Whoever says that others have them all keeps nobody idle."""
     me = cohort(1)[2]
-    bold = seen_at(me, of_2=msgspec.structs.replace(SUM, samples=TARGET))
     idle = msgspec.structs.replace(OWN, samples=0)
+    bold = seen_at(me, of_2=msgspec.structs.replace(SUM, samples=TARGET))
+    bold |= {one: Seen(idle, 0.0) for one in bold if not is_sum(one)}
 
     def found(**more: Any) -> Estimate:
         return estimate(bold, idle, SETTINGS, 0.0, was_in_step(me, **more))
@@ -723,6 +726,8 @@ def test_after_a_round_in_which_nobody_had_samples_a_peer_computes_some() -> Non
     assert found().own_part == 0
     assert not found(in_vain=True).is_due
     assert found(in_vain=True).own_part > 0
+    bold[cohort(1)[1]] = Seen(msgspec.structs.replace(OWN, samples=1), 0.0)
+    assert found(in_vain=True).is_due, "another one has some by now"
 
 
 def test_a_cohort_is_not_believed_to_compute_for_all_others() -> None:
