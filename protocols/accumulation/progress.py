@@ -545,19 +545,18 @@ def estimate(
     ]
     ignored += _samples_of_the_past(fitting, mine, known.members)
     ignored += cohorts.refuted() + cohorts.doubted()
-    idle_cohort = known.in_vain and not any(
-        one.slot.samples
-        for one in here
-        if not (is_sum(one.peer) or known.credit.is_doubted(one.peer, mine.epoch, now))
-    )
     believed = []
     for one in here:
-        if one.peer not in cohorts.vouched_for and known.credit.is_doubted(
-            one.peer, mine.epoch, now
-        ):
+        is_doubted = known.credit.is_doubted(one.peer, mine.epoch, now)
+        if is_doubted and one.peer not in cohorts.vouched_for:
             ignored.append(Ignored(one.peer, "doubted", BROKEN_CLAIM))
-        elif not (idle_cohort and is_sum(one.peer)):
+        else:
             believed.append(one)
+    idle_cohort = known.in_vain and not any(
+        one.slot.samples for one in believed if not is_sum(one.peer)
+    )
+    if idle_cohort:
+        believed = [one for one in believed if not is_sum(one.peer)]
     moved = [
         peer
         for peer, one in fitting.items()

@@ -14,10 +14,9 @@ a minute; its experts are left out of the searches meanwhile. If it could not be
 left out at least until it has announced itself again. Then one call tries it again. Its next answer
 clears it. Backward passes that failed are counted beside that until one is answered: a server that
 takes no gradients may well answer forward. An answer forward to a call that began since then only
-ends the rest. A failure that
-concerns one expert (it is not there, its answer is not finite or not plausible, it does not take
-the tensor, or has a bug) counts against that expert of that server only. One that is busy is left
-alone as a whole, but needs no new announcement.
+ends the rest. A failure that concerns one expert (it is not there, its answer is not finite or not
+plausible, it does not take the tensor, or has a bug) counts against that expert of that server
+only. One that is busy is left alone as a whole, but needs no new announcement.
 
 A server that accepts calls and never answers would cost every batch the whole grace time. So a call
 that the layer gives up after `LATE_SECONDS` or more counts as a failure if the server, or the
@@ -397,23 +396,19 @@ class SwarmExperts:
             return
         error = Unreachable(f"{call.callee} did not answer in time.")
         host = Callee(call.callee.peer)
-        records, backward = self._records, False
-        is_mute = records.is_silent(host, call.began)
-        if is_mute:
-            silent = host
+        silences = [(host, False), (call.callee, False)]
+        if call.backward:
+            silences += [(host, True), (call.callee, True)]
+        for silent, backward in silences:
+            if self._records.is_silent(silent, call.began, backward=backward):
+                break
+        else:
+            return
+        if (silent, backward) == (host, False):
             self._note_host_failure(host, call, error)
+        elif call.backward and self._records.may_be_slow(host.peer, call.began, now):
+            return
         else:  # what it announces is still true
-            silent = call.callee
-            if call.backward and records.may_be_slow(host.peer, call.began, now):
-                return
-            if not records.is_silent(silent, call.began):
-                backward = call.backward
-                if not backward:
-                    return
-                if records.is_silent(host, call.began, backward=True):
-                    silent = host
-                elif not records.is_silent(silent, call.began, backward=True):
-                    return
             self._note(silent, call, error)
         for other in self._calls.get(host.peer, ()):
             waits_longer = other.began < call.began and other.backward >= backward
