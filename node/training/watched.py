@@ -17,8 +17,8 @@ from node.core.node import Node
 from node.core.traffic_meter import TrafficMeter
 from node.core.training_view import BatchView, RunPeerView, TrafficView
 from protocols.accumulation.collaboration import Collaboration
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.events import Share, StepTaken, reduced_by
-from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot, progress_key, sums_key
 from protocols.errors import PotluckError
 from protocols.identity import PeerId

@@ -45,6 +45,10 @@ MOST_SPARED: Final = 8
 step may take a quarter longer for that peer, so a slow peer costs the run at most a quarter of its
 time. A peer whose batch does not fit even then is told so."""
 
+PLANNED_SHARE: Final = 0.25
+"""Batches larger than this share of the target are not planned; everybody begins them. With two or
+three batches in a step, a plan would leave most peers out of it."""
+
 SPARED_SHARE: Final = 0.25
 
 SHORTEST_BATCH_SECONDS: Final = 1e-6  # shorter claims are taken to be this long
@@ -279,3 +283,8 @@ def _who_adds(
         if one.added_by(until) > one.added_by(after)
     ]
     return [one for _, _, one in sorted(coming, key=lambda each: each[:2])]
+
+
+def may_be_planned(largest_batch: int, target: int) -> bool:
+    """Whether a step with this target is planned if no batch is larger."""
+    return largest_batch <= PLANNED_SHARE * target

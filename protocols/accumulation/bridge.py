@@ -32,11 +32,11 @@ import trio
 
 from protocols.accumulation.claims import Brought
 from protocols.accumulation.ended import CollaborationEnded
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.events import TrainingEvent
 from protocols.accumulation.keeping import StateKeeper
 from protocols.accumulation.keeping_up import TooSlow
 from protocols.accumulation.lifecycle import Averaged, Mode
-from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.results import ResultLayouts, ResultsKept
 from protocols.accumulation.state_fetching import FetchedState, Followed

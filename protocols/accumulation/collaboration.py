@@ -32,13 +32,14 @@ from nat.kinds import Nat
 from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry
 from protocols.accumulation.claims import Brought
 from protocols.accumulation.ended import CollaborationEnded
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.events import FellBehind, PlacesTaken, TrainingEvent
 from protocols.accumulation.keeping import StateKeeper
 from protocols.accumulation.keeping_up import FetchFailed, KeepingUp, TooSlow
+from protocols.accumulation.known import ProgressSettings
 from protocols.accumulation.lifecycle import Averaged
 from protocols.accumulation.lineage import Lineage
 from protocols.accumulation.parameters import Codecs
-from protocols.accumulation.progress import Estimate, ProgressSettings
 from protocols.accumulation.progress_slot import MOST_PEERS, ProgressSlot
 from protocols.accumulation.state_download import FetchSettings, Paces, is_needed
 from protocols.accumulation.state_fetching import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from protocols.accumulation.progress import Ignored
+from protocols.accumulation.estimate import Ignored
 from protocols.accumulation.progress_slot import MOST_PEERS
 from protocols.accumulation.signature import torch_release
 from protocols.identity import PeerId

@@ -28,6 +28,7 @@ from typing import Final
 
 from protocols.accumulation.bridge import Bridge, FetchCut, FetchWanted, OptimizerEntry, Rest
 from protocols.accumulation.ended import CollaborationEnded
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.events import (
     CaughtUp,
     FellBehind,
@@ -52,7 +53,6 @@ from protocols.accumulation.lifecycle import (
     StateFetchFailed,
 )
 from protocols.accumulation.lineage import BACKERS, needed
-from protocols.accumulation.progress import Estimate
 from protocols.accumulation.rounds import Rounds
 from protocols.accumulation.standing import Batch, Standing
 from protocols.accumulation.state_fetching import FetchedState

@@ -40,8 +40,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from protocols.accumulation.estimate import Estimate
+from protocols.accumulation.known import NOBODY
 from protocols.accumulation.lineage import history_after_parameters, next_history
-from protocols.accumulation.progress import NOBODY, Estimate
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import Cohort

@@ -35,6 +35,10 @@ SLOT_SECONDS: Final = 18.0
 SAY_AGAIN_SECONDS: Final = 6.0
 """A peer publishes its slot at least this often, even if nothing has changed."""
 
+CARRIED_SECONDS: Final = 2 * SAY_AGAIN_SECONDS
+"""For how long a slot is extrapolated at its rate. A live peer has published a new one by then,
+even if one of its writes was lost."""
+
 LARGEST_EPOCH: Final = 1 << 40  # a step every microsecond for two weeks
 LARGEST_SAMPLES: Final = 1 << 50  # exact as a float, with room to add up a thousand of them
 LONGEST_SECONDS: Final = 1e9  # thirty years; no batch and no epoch lasts this long

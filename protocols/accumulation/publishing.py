@@ -24,8 +24,13 @@ from typing import Final
 import msgspec
 import trio
 
-from protocols.accumulation.progress import CARRIED_SECONDS, Estimate
-from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, SLOT_SECONDS, ProgressSlot
+from protocols.accumulation.estimate import Estimate
+from protocols.accumulation.progress_slot import (
+    CARRIED_SECONDS,
+    SAY_AGAIN_SECONDS,
+    SLOT_SECONDS,
+    ProgressSlot,
+)
 from protocols.dht import Dht
 from protocols.errors import PotluckError
 

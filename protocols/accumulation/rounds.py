@@ -35,6 +35,7 @@ from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.claims import Brought
 from protocols.accumulation.decided_steps import decided_step, shares_of
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.events import (
     MOST_BATCHES,
     NoBatchFits,
@@ -55,7 +56,6 @@ from protocols.accumulation.lifecycle import (
     Stepped,
 )
 from protocols.accumulation.lineage import Lineage, history_after_parameters
-from protocols.accumulation.progress import Estimate
 from protocols.accumulation.results import Made, ResultsKept, lone_step
 from protocols.accumulation.standing import OwnRound, Standing
 from protocols.accumulation.state_messages import NONCE_BYTES

@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 from auth.bounded_map import BoundedMap
-from protocols.accumulation.progress import LONGEST_READ_SECONDS, Seen
+from protocols.accumulation.known import LONGEST_READ_SECONDS, Seen
 from protocols.accumulation.progress_slot import (
     SAY_AGAIN_SECONDS,
     SLOT_SECONDS,

@@ -48,6 +48,8 @@ from protocols.accumulation.claims import (
     met_elsewhere,
 )
 from protocols.accumulation.complaints import Complaints
+from protocols.accumulation.estimate import Estimate
+from protocols.accumulation.known import Known, OtherCohorts, ProgressSettings, Seen
 from protocols.accumulation.lineage import (
     FindingPatience,
     Lineage,
@@ -56,23 +58,18 @@ from protocols.accumulation.lineage import (
     reached_by,
 )
 from protocols.accumulation.progress import (
-    CARRIED_SECONDS,
     FOLLOWER_AGAIN_SECONDS,
     KNOWN_SECONDS,
     READ_WHEN_DUE_SECONDS,
     READS_BEFORE_DUE,
     SHORTEST_READ_SECONDS,
     WAITED_AGAIN,
-    Estimate,
-    Known,
-    OtherCohorts,
-    ProgressSettings,
-    Seen,
     came_after,
     estimate,
     expected_of,
 )
 from protocols.accumulation.progress_slot import (
+    CARRIED_SECONDS,
     SAY_AGAIN_SECONDS,
     ProgressSlot,
     is_sum,

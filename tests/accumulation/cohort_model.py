@@ -19,9 +19,11 @@ from typing import Any
 import msgspec
 
 from protocols.accumulation.claims import CohortPlace, Credit
+from protocols.accumulation.estimate import Estimate
+from protocols.accumulation.known import Known, ProgressSettings, Seen
 from protocols.accumulation.lifecycle import Averaged, Ending, Mode, Phase
 from protocols.accumulation.lineage import Lineage, Voter, reached_by
-from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
+from protocols.accumulation.progress import estimate
 from protocols.accumulation.progress_slot import ProgressSlot, name_of_sum
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import cohort_of, in_order

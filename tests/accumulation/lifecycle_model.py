@@ -25,6 +25,8 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from protocols.accumulation.claims import Credit
+from protocols.accumulation.estimate import Estimate
+from protocols.accumulation.known import Known, ProgressSettings, Seen
 from protocols.accumulation.lifecycle import (
     COMMIT_SHARE,
     Average,
@@ -50,7 +52,7 @@ from protocols.accumulation.lifecycle import (
     advance,
 )
 from protocols.accumulation.lineage import HISTORY_BYTES
-from protocols.accumulation.progress import Estimate, Known, ProgressSettings, Seen, estimate
+from protocols.accumulation.progress import estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.identity import PeerId
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocols.accumulation.progress import Seen
+from protocols.accumulation.known import Seen
 from protocols.accumulation.progress_slot import ProgressSlot, Role
 from protocols.identity import PeerId
 

@@ -1,7 +1,7 @@
 """Explores the events of a run with three cohorts of two peers, in every order.
 
-The rules that are tested here are in progress.py (who is a head, and whose steps count) and in
-lifecycle.py (who may make a step).
+The rules that are tested here are in cohorts_seen.py (who is a head), in progress.py (whose steps
+count) and in lifecycle.py (who may make a step).
 """
 
 from __future__ import annotations

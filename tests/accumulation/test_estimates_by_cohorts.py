@@ -10,18 +10,16 @@ import msgspec
 import pytest
 
 from protocols.accumulation.claims import STEPS_OF_THE_PAST, CohortPlace, Credit, Past
-from protocols.accumulation.lineage import Lineage
-from protocols.accumulation.progress import (
-    ASKED_SECONDS,
-    LONG_STEP_SECONDS,
+from protocols.accumulation.estimate import Estimate
+from protocols.accumulation.known import (
     LONGEST_READ_SECONDS,
-    Estimate,
     Known,
     OtherCohorts,
     ProgressSettings,
     Seen,
-    estimate,
 )
+from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.progress import ASKED_SECONDS, LONG_STEP_SECONDS, estimate
 from protocols.accumulation.progress_slot import (
     SAY_AGAIN_SECONDS,
     SLOT_SECONDS,

@@ -12,8 +12,8 @@ import trio
 from lab.simulate.virtual_run import TICK_SECONDS
 from lab.simulate.virtual_trainer import Trainer, longest_gap
 from node.training.departure import ROUND_PATIENCE_SECONDS
+from protocols.accumulation.known import PATIENCE_SECONDS
 from protocols.accumulation.lifecycle import Phase
-from protocols.accumulation.progress import PATIENCE_SECONDS
 from protocols.testing.world import SimulatedWorld, run_simulation
 from tests.accumulation.test_deaths_by_cohorts import Sweep
 from tests.accumulation.test_runs_by_cohorts import (

@@ -6,6 +6,7 @@ from collections import deque
 
 import pytest
 
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.lifecycle import (
     LONGEST_ASKED_SECONDS,
     MOST_ASKED,
@@ -41,7 +42,6 @@ from protocols.accumulation.lineage import (
     history_after_parameters,
     next_history,
 )
-from protocols.accumulation.progress import Estimate
 from protocols.errors import ProtocolMisuse
 from protocols.identity import PeerId
 from tests.accumulation.progress_slots import history, peers

@@ -10,8 +10,8 @@ import trio
 
 from lab.simulate.virtual_trainer import Manner, Trainer, trainer
 from protocols.accumulation.driver import EXTRA_SHARE, LONGEST_RETRY_SECONDS, NextBatch
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.lifecycle import Life, Mode, Phase
-from protocols.accumulation.progress import Estimate
 from protocols.identity import PeerId
 from protocols.testing.settings import NodeSettings
 from protocols.testing.world import SimulatedWorld, run_simulation

@@ -15,9 +15,9 @@ from torch import nn
 
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.collaboration import CollaborationSettings
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.events import CaughtUp, FellBehind, SeenStep, Share, StepTaken
 from protocols.accumulation.optimizer import CollaborativeOptimizer
-from protocols.accumulation.progress import Estimate
 from protocols.identity import PeerId
 from protocols.testing.world import LinkSettings, WorldSettings
 from tests.accumulation.training_peers import training_world, wait_for_company

@@ -14,16 +14,11 @@ import trio
 from lab.simulate.virtual_trainer import Manner, StepMade, Trainer, forks, trainer
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.claims import Credit
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.events import CaughtUp, PlaceFree, PlacesTaken, StepTaken, TrainingEvent
-from protocols.accumulation.progress import (
-    CARRIED_SECONDS,
-    Estimate,
-    Known,
-    ProgressSettings,
-    Seen,
-    estimate,
-)
-from protocols.accumulation.progress_slot import SLOT_SECONDS, ProgressSlot
+from protocols.accumulation.known import Known, ProgressSettings, Seen
+from protocols.accumulation.progress import estimate
+from protocols.accumulation.progress_slot import CARRIED_SECONDS, SLOT_SECONDS, ProgressSlot
 from protocols.identity import PeerId
 from protocols.testing.world import SimulatedWorld
 from tests.accumulation.progress_slots import peers, slot

@@ -13,19 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.accumulation.claims import REFUSED_SECONDS, Credit
-from protocols.accumulation.progress import (
-    CARRIED_SECONDS,
-    EARLY_PATIENCES,
-    KNOWN_SECONDS,
-    LONGEST_READ_SECONDS,
-    SHORTEST_READ_SECONDS,
-    Estimate,
-    Known,
-    ProgressSettings,
-    Seen,
-    estimate,
-)
+from protocols.accumulation.estimate import EARLY_PATIENCES, Estimate
+from protocols.accumulation.known import LONGEST_READ_SECONDS, Known, ProgressSettings, Seen
+from protocols.accumulation.progress import KNOWN_SECONDS, SHORTEST_READ_SECONDS, estimate
 from protocols.accumulation.progress_slot import (
+    CARRIED_SECONDS,
     PROGRESS,
     SAY_AGAIN_SECONDS,
     SLOT_SECONDS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.accumulation.progress import Estimate
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, ProgressSlot
 from protocols.accumulation.publishing import SHORTEST_SECONDS, Said, say_again_in
 from protocols.accumulation.rate_meter import RateMeter

@@ -23,8 +23,8 @@ from lab.simulate.virtual_trainer import (
 )
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.events import StepTaken
+from protocols.accumulation.known import LONGEST_READ_SECONDS, OtherCohorts
 from protocols.accumulation.lineage import Lineage, next_history
-from protocols.accumulation.progress import LONGEST_READ_SECONDS, OtherCohorts
 from protocols.accumulation.progress_slot import SAY_AGAIN_SECONDS, ProgressSlot
 from protocols.accumulation.tracker import Tracker
 from protocols.identity import PeerId

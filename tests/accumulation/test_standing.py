@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.lifecycle import Estimated, Fetch, Mode
 from protocols.accumulation.lineage import Elsewhere, FindingKind
 from protocols.accumulation.parameters import Parameters
-from protocols.accumulation.progress import Estimate
 from protocols.accumulation.progress_slot import ProgressSlot
 from protocols.accumulation.standing import Batch, Standing
 from protocols.accumulation.steps import GradientSteps

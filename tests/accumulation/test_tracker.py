@@ -19,12 +19,8 @@ from protocols.accumulation.claims import (
     Brought,
     Past,
 )
-from protocols.accumulation.progress import (
-    FOLLOWER_AGAIN_SECONDS,
-    LONGEST_READ_SECONDS,
-    PATIENCE_SECONDS,
-    WAITED_AGAIN,
-)
+from protocols.accumulation.known import LONGEST_READ_SECONDS, PATIENCE_SECONDS
+from protocols.accumulation.progress import FOLLOWER_AGAIN_SECONDS, WAITED_AGAIN
 from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key, sums_key
 from protocols.accumulation.tracker import FEWEST_THAT_WAIT, WAITS_FOR_MOST_SECONDS
 from protocols.dht import contact_of

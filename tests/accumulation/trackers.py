@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import trio
 
-from protocols.accumulation.progress import ProgressSettings
+from protocols.accumulation.known import ProgressSettings
 from protocols.accumulation.progress_slot import PROGRESS, ProgressSlot
 from protocols.accumulation.tracker import Tracker, open_tracker
 from protocols.dht import Dht, DhtSettings, Keeper, open_dht

@@ -14,7 +14,7 @@ from node.run.definition import read_definition
 from node.training.happenings import RunComplete
 from node.training.trainer import TrainerOptions
 from protocols.accumulation.events import CaughtUp, StepTaken
-from protocols.accumulation.progress import LONGEST_READ_SECONDS
+from protocols.accumulation.known import LONGEST_READ_SECONDS
 from protocols.accumulation.progress_slot import SLOT_SECONDS
 from protocols.testing.world import SimulatedWorld
 from tests.runs.definitions import with_line

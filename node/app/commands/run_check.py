@@ -162,7 +162,7 @@ def step_samples(definition: RunDefinition, volunteers: int) -> tuple[int, int]:
     near to its target as whole batches do; but if one batch is a good part of the target, all
     volunteers begin theirs."""
     from node.training.batch_size import limit_of
-    from protocols.accumulation.progress import may_be_planned
+    from protocols.accumulation.batch_plan import may_be_planned
 
     training = definition.training
     target = training.step_samples

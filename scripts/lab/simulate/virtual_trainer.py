@@ -37,6 +37,7 @@ from protocols.accumulation.driver import (
     NextBatch,
     in_the_way,
 )
+from protocols.accumulation.known import ProgressSettings
 from protocols.accumulation.lifecycle import (
     Average,
     Averaged,
@@ -58,7 +59,6 @@ from protocols.accumulation.lifecycle import (
     Stepped,
 )
 from protocols.accumulation.lineage import HISTORY_BYTES
-from protocols.accumulation.progress import ProgressSettings
 from protocols.accumulation.progress_slot import MOST_PEERS, PROGRESS, ProgressSlot, sums_key
 from protocols.accumulation.rounds import averaged, brought_to, lacks_somebody
 from protocols.accumulation.tracker import Tracker, open_tracker
