@@ -58,6 +58,8 @@ FRESH_SECONDS: Final = SAY_AGAIN_SECONDS + 2.0
 """How old the sums may be with which it is compared: those that living heads said last, and a
 member has read lately."""
 
+_Slots = Mapping[PeerId, Seen]
+
 
 class CohortsSeen:
     """The slots that matter to this peer, and who speaks for which cohort.
@@ -109,99 +111,117 @@ class CohortsSeen:
         own_slots = {peer: one for peer, one in fitting.items() if not is_sum(peer)}
         self._reached, self._shown = dict(known.reached), {*known.shown.values()}
         self._lone: Mapping[PeerId, Seen] = {}
+        self.told: Seen | None = None
         if self._count == 1:
-            # a run by cohorts that this peer has not reached yet
-            further = {peer: one for peer, one in sums.items() if one.slot.epoch > mine.epoch}
-            self.number, self.others, self.has_vote = 0, frozenset[PeerId](), True
-            self.voting = self.fitting = self.known = self.said = {**own_slots, **further}
-            self.unproved = self._without_proof(further)
-            self._is_head = False
-            return
+            self._see_one_group(own_slots, sums)
+        else:
+            self._see_cohorts(fitting, own_slots, sums)
+
+    def _see_one_group(self, own_slots: _Slots, sums: _Slots) -> None:
+        """Sums that are further are of a run by cohorts that this peer has not reached yet."""
+        further = {peer: one for peer, one in sums.items() if one.slot.epoch > self._at.epoch}
+        self.number, self.others, self.has_vote = 0, frozenset[PeerId](), True
+        self.voting = self.fitting = self.known = self.said = {**own_slots, **further}
+        self.unproved = self._without_proof(further)
+        self._is_head = False
+
+    def _see_cohorts(self, fitting: _Slots, own_slots: _Slots, sums: _Slots) -> None:
+        known, epoch = self._known, self._at.epoch
         self.number = number = self._number_of(self._me)
         ours = {
             peer: self._credible(peer, one)
             for peer, one in own_slots.items()
-            if self._number_of(peer) == self.number
+            if self._number_of(peer) == number
         }
-        own = reached_by(_voter(peer, one) for peer, one in ours.items())
-        if own:
-            self._reached[CohortPlace(self._count, number, self._count, number)] = own
+        reached = reached_by(_voter(peer, one) for peer, one in ours.items())
+        if reached:
+            self._reached[CohortPlace(self._count, number, self._count, number)] = reached
         self.unproved = self._without_proof(sums)
         if known.failed_for is not None:
-            further = {peer: one for peer, one in ours.items() if one.slot.epoch > mine.epoch}
+            further = {peer: one for peer, one in ours.items() if one.slot.epoch > epoch}
             self.unproved |= self._without_proof(further)
-        newest: dict[int, PeerId] = {}
-        doubted = self._doubted
+
+        newest = self._newest(sums)
+        head = self._head_among(ours)
+        self.has_vote = self._is_head = head == self._me
+        before = newest.get(number)
+        if self._is_head and before is not None and sums[before].slot.epoch <= epoch:
+            del newest[number]  # but one that is further counts: it has made a step
+        # the run is one group again, and this peer has not reached that step yet
+        self._lone = lone = {
+            peer: one
+            for peer, one in own_slots.items()
+            if one.slot.cohorts == 1 and one.slot.epoch > epoch
+        }
+        back = (sums[peer].slot for peer in newest.values())
+        most = FULL_SHARE * self._settings.places  # of a cohort, on average, or fewer
+        self._back = sum(min(one.peers, most) for one in back if one.epoch <= epoch)
+        if not self._are_enough(lone):
+            self.unproved |= self._without_proof(lone)
+
+        self.voting = {peer: sums[peer] for peer in newest.values()} | lone
+        of_others = {
+            peer: self._computing(peer, sums[peer]) for one, peer in newest.items() if one != number
+        }
+        self.known = {**ours, **lone, **of_others}
+        self.said = {peer: fitting[peer] for peer in self.unproved} | self.known
+        self.moved = frozenset(
+            peer
+            for peer, one in self.voting.items()
+            if is_sum(peer)
+            and peer not in self._doubted
+            and moved_along(peer, one, self._slot, known)
+        )
+        there = frozenset(
+            peer
+            for peer, one in of_others.items()
+            if one.slot.at == self._at and self._now - one.at <= CARRIED_SECONDS
+        )
+        self._heads = frozenset(
+            map(publisher_of, (self.moved & of_others.keys()) | (there - self._doubted))
+        )
+        self._doubted_heads = frozenset(map(publisher_of, there & self.vouched_for))
+        if known.epoch_began is not None:
+            has_gone_on = any(one.epoch > epoch for one in reached)
+            self._hear(head, ours, of_others, has_gone_on=has_gone_on)
+        counted = of_others if self.told is None else {REST: self.told}
+        self.others = frozenset(counted)
+        self.fitting = {**ours, **lone, **counted}
+
+    def _newest(self, sums: _Slots) -> dict[int, PeerId]:
+        """The sum of each cohort that counts. Of two that were said lately, the first in order is
+        of the head."""
         turns = {publisher_of(one): _head_turn(said.slot) for one, said in sums.items()}
         in_turn = in_order(self._run, turns, turns)
         places = {one: at for at, one in enumerate(in_turn)}
 
         def claim(one: PeerId) -> tuple[object, ...]:
-            """Of two that were said lately, the first in order is of the head."""
-            said = sums[one]
-            is_late = now - said.at > SAY_AGAIN_SECONDS or publisher_of(one) in known.lost
-            place = 0 if is_late else -places[publisher_of(one)]
-            credit = one not in self.unproved, one not in doubted
+            said, peer = sums[one], publisher_of(one)
+            is_late = self._now - said.at > SAY_AGAIN_SECONDS or peer in self._known.lost
+            place = 0 if is_late else -places[peer]
+            credit = one not in self.unproved, one not in self._doubted
             return credit, said.slot.epoch, not is_late, place, said.at
 
+        newest: dict[int, PeerId] = {}
         for peer in sorted(sums, key=claim):
             slot = sums[peer].slot
-            if slot.cohorts == self._count or slot.epoch != mine.epoch:
+            if slot.cohorts == self._count or slot.epoch != self._at.epoch:
                 newest[self._number_of(peer)] = peer
-        head = self._head_among(ours)
-        self._is_head = head == self._me
-        before = newest.get(number)
-        if self._is_head and before is not None and sums[before].slot.epoch <= mine.epoch:
-            del newest[number]  # but one that is further counts: it has made a step
-        self.has_vote = self._is_head
-        # the run is one group again, and this peer has not reached that step yet
-        further = {
-            peer: one
-            for peer, one in own_slots.items()
-            if one.slot.cohorts == 1 and one.slot.epoch > mine.epoch
-        }
-        self._lone = further
-        back = (sums[peer].slot for peer in newest.values())
-        most = FULL_SHARE * settings.places  # so many peers a cohort has on average, or fewer
-        self._back = sum(min(one.peers, most) for one in back if one.epoch <= mine.epoch)
-        if not self._are_enough(further):
-            self.unproved |= self._without_proof(further)
-        self.voting = {peer: sums[peer] for peer in newest.values()} | further
-        of_others = {
-            peer: self._computing(peer, sums[peer]) for one, peer in newest.items() if one != number
-        }
-        self.known = {**ours, **further, **of_others}
-        self.said = {peer: fitting[peer] for peer in self.unproved} | self.known
-        self.moved = frozenset(
-            peer
-            for peer, one in self.voting.items()
-            if is_sum(peer) and peer not in doubted and moved_along(peer, one, mine, known)
-        )
-        there = frozenset(
-            peer
-            for peer, one in of_others.items()
-            if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
-            and now - one.at <= CARRIED_SECONDS
-        )
-        self._heads = frozenset(
-            map(publisher_of, (self.moved & of_others.keys()) | (there - doubted))
-        )
-        self._doubted_heads = frozenset(map(publisher_of, there & self.vouched_for))
-        self.told: Seen | None = None
-        if known.epoch_began is not None:
-            if head is not None:
-                self.teller, self.told = head, self._told_by(head, ours)
-            has_gone_on = any(one.epoch > mine.epoch for one in own)
-            if self.told is None and not has_gone_on:
-                self.teller, self.told = self._told_last()
-            if self.told is not None and self._is_boasted(self.told, of_others):
-                self.boaster, self.told = self.teller, None
-        if self.told is None:
-            self.teller = None
+        return newest
+
+    def _hear(
+        self, head: PeerId | None, ours: _Slots, of_others: _Slots, *, has_gone_on: bool
+    ) -> None:
+        """What the head tells of the other cohorts, or the last one told."""
+        teller, told = head, None if head is None else self._told_by(head, ours)
+        if told is None and not has_gone_on:
+            teller, told = self._told_last()
+        if told is None:
+            return
+        if self._is_boasted(told, of_others):
+            self.boaster = teller
         else:
-            of_others = {REST: self.told}
-        self.others = frozenset(of_others)
-        self.fitting = {**ours, **further, **of_others}
+            self.teller, self.told = teller, told
 
     def _computing(self, peer: PeerId, seen: Seen) -> Seen:
         """This sum, but one of an earlier epoch with the rate that its cohort had there on average:
