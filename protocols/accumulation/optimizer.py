@@ -43,11 +43,12 @@ from torch import Tensor
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.driver import Driver
 from protocols.accumulation.lifecycle import Mode
+from protocols.accumulation.local_steps import LocalSteps
 from protocols.accumulation.options import autocast_to, check_options, description_of, first_of
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.standing import Batch
 from protocols.accumulation.state_manifest import StateRefused, read_manifest
-from protocols.accumulation.steps import Factory, GradientSteps, LocalSteps, Scheduler, Steps
+from protocols.accumulation.steps import Factory, GradientSteps, Scheduler, Steps
 from protocols.accumulation.training_state import TrainingState
 from protocols.errors import ProtocolMisuse
 from protocols.tensors import is_on_gpu, raw_bytes

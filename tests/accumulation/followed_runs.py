@@ -22,6 +22,7 @@ from torch import Tensor
 
 from protocols.accumulation.keeping_up import KeepingUp, TooSlow
 from protocols.accumulation.lineage import Lineage
+from protocols.accumulation.local_steps import LocalSteps
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.accumulation.results import (
     CommittedResult,
@@ -38,7 +39,7 @@ from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_messages import ResultKind
 from protocols.accumulation.state_pace import ServingCost
 from protocols.accumulation.state_serving import StateServer, StateServingSettings
-from protocols.accumulation.steps import GradientSteps, LocalSteps, Steps
+from protocols.accumulation.steps import GradientSteps, Steps
 from protocols.accumulation.training_state import LiveState, TrainingState
 from protocols.moshpit.layout import Layout, PartCut, ResultCut
 from protocols.rpc import Rpc, open_rpc

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.lamb import Lamb
-from protocols.accumulation.steps import LostValues
+from protocols.accumulation.local_steps import LostValues
 from protocols.moshpit.layout import SentParts
 from protocols.tensors import CodecName
 from tests.accumulation.equivalence import (

@@ -14,13 +14,14 @@ import torch
 import trio
 from torch import Tensor, nn
 
+from protocols.accumulation.accumulator import LOSS_VALUES
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.ended import CollaborationEnded
 from protocols.accumulation.events import CaughtUp, StepTaken
 from protocols.accumulation.fragments import fragments_of
+from protocols.accumulation.local_steps import MIXING, LocalSteps
 from protocols.accumulation.optimizer import CollaborativeOptimizer
 from protocols.accumulation.parameters import Parameters
-from protocols.accumulation.steps import LOSS_VALUES, MIXING, LocalSteps
 from protocols.errors import ProtocolMisuse
 from protocols.moshpit.layout import PartCut, ResultCut, SentParts
 from protocols.moshpit.settings import CHUNK_BYTES

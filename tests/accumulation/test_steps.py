@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from protocols.accumulation.local_steps import MIXING, LocalSteps, OuterStep
 from protocols.accumulation.options import check_options
 from protocols.accumulation.parameters import Parameters
 from protocols.accumulation.state_manifest import StateRefused
@@ -19,13 +20,10 @@ from protocols.accumulation.steps import (
     GROWTH_EPOCHS,
     INITIAL_SCALE,
     LARGEST_SCALE,
-    MIXING,
     SMALLEST_SCALE,
     GradientSteps,
     InnerStep,
-    LocalSteps,
     LossScale,
-    OuterStep,
     Steps,
     clipping_factor,
     global_norm,

@@ -12,10 +12,11 @@ import torch
 from blake3 import blake3
 
 from models.registry import schedule_factory
+from protocols.accumulation.local_steps import LocalSteps
 from protocols.accumulation.options import description_of
 from protocols.accumulation.parameters import Codecs, Parameters
 from protocols.accumulation.progress_slot import SIGNATURE_BYTES
-from protocols.accumulation.steps import Factory, GradientSteps, LocalSteps, Scheduler, Steps
+from protocols.accumulation.steps import Factory, GradientSteps, Scheduler, Steps
 from protocols.accumulation.training_description import (
     _DOMAIN,
     TrainingDescription,

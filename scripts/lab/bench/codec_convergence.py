@@ -189,8 +189,9 @@ def train(task: BenchTask, arm: CodecTrial, extent: Extent, seed: int) -> dict[s
 
 def _steps_of(task: BenchTask, model: GPT, arm: CodecTrial, extent: Extent) -> Steps:
     from models.registry import schedule_factory
+    from protocols.accumulation.local_steps import LocalSteps
     from protocols.accumulation.parameters import Parameters
-    from protocols.accumulation.steps import GradientSteps, LocalSteps
+    from protocols.accumulation.steps import GradientSteps
 
     parameters = Parameters(model.named_parameters())
     options: dict[str, Any] = {
