@@ -1,12 +1,13 @@
 """Who speaks for which cohort, and how much is believed of it. Pure.
 
     cohorts = CohortsSeen(fitting, mine, settings, known, now)
-    cohorts.fitting          # the slots whose samples count, no more in them than can be
-    cohorts.sum(...)         # what this peer says of its own cohort, as its head
+    cohorts.fitting          # the slots whose samples count
+    cohorts.sum(...)         # what this peer says of its own cohort; None unless it is the head
 
 A run with more peers than a group has places is divided into cohorts (moshpit/cohorts.py). A peer
 reads the slots of its own cohort and one sum of each other, or what its head tells of all others
-together. Whatever these claim counts only as far as the last steps bear it out (claims.py, `Past`).
+together. Their samples and rates are limited by what was brought to the last steps, if enough is
+known of these (claims.py, `Past`). What the head tells is compared with the sums.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from protocols.accumulation.known import (
     OtherCohorts,
     ProgressSettings,
     Seen,
-    moved_along,
+    has_moved_along,
     when_said,
 )
 from protocols.accumulation.lineage import BACKERS, BACKING_SHARE, Lineage, Voter, reached_by
@@ -57,8 +58,6 @@ part of a step more."""
 FRESH_SECONDS: Final = SAY_AGAIN_SECONDS + 2.0
 """How old the sums may be with which it is compared: those that living heads said last, and a
 member has read lately."""
-
-_Slots = Mapping[PeerId, Seen]
 
 
 class CohortsSeen:
@@ -117,7 +116,7 @@ class CohortsSeen:
         else:
             self._see_cohorts(fitting, own_slots, sums)
 
-    def _see_one_group(self, own_slots: _Slots, sums: _Slots) -> None:
+    def _see_one_group(self, own_slots: Mapping[PeerId, Seen], sums: Mapping[PeerId, Seen]) -> None:
         """Sums that are further are of a run by cohorts that this peer has not reached yet."""
         further = {peer: one for peer, one in sums.items() if one.slot.epoch > self._at.epoch}
         self.number, self.others, self.has_vote = 0, frozenset[PeerId](), True
@@ -125,7 +124,12 @@ class CohortsSeen:
         self.unproved = self._without_proof(further)
         self._is_head = False
 
-    def _see_cohorts(self, fitting: _Slots, own_slots: _Slots, sums: _Slots) -> None:
+    def _see_cohorts(
+        self,
+        fitting: Mapping[PeerId, Seen],
+        own_slots: Mapping[PeerId, Seen],
+        sums: Mapping[PeerId, Seen],
+    ) -> None:
         known, epoch = self._known, self._at.epoch
         self.number = number = self._number_of(self._me)
         ours = {
@@ -141,7 +145,7 @@ class CohortsSeen:
             further = {peer: one for peer, one in ours.items() if one.slot.epoch > epoch}
             self.unproved |= self._without_proof(further)
 
-        newest = self._newest(sums)
+        newest = self._sums_that_count(sums)
         head = self._head_among(ours)
         self.has_vote = self._is_head = head == self._me
         before = newest.get(number)
@@ -154,7 +158,7 @@ class CohortsSeen:
             if one.slot.cohorts == 1 and one.slot.epoch > epoch
         }
         back = (sums[peer].slot for peer in newest.values())
-        most = FULL_SHARE * self._settings.places  # of a cohort, on average, or fewer
+        most = FULL_SHARE * self._settings.places  # so many peers a cohort has on average, or fewer
         self._back = sum(min(one.peers, most) for one in back if one.epoch <= epoch)
         if not self._are_enough(lone):
             self.unproved |= self._without_proof(lone)
@@ -170,7 +174,7 @@ class CohortsSeen:
             for peer, one in self.voting.items()
             if is_sum(peer)
             and peer not in self._doubted
-            and moved_along(peer, one, self._slot, known)
+            and has_moved_along(peer, one, self._slot, known)
         )
         there = frozenset(
             peer
@@ -188,9 +192,9 @@ class CohortsSeen:
         self.others = frozenset(counted)
         self.fitting = {**ours, **lone, **counted}
 
-    def _newest(self, sums: _Slots) -> dict[int, PeerId]:
-        """The sum of each cohort that counts. Of two that were said lately, the first in order is
-        of the head."""
+    def _sums_that_count(self, sums: Mapping[PeerId, Seen]) -> dict[int, PeerId]:
+        """For each cohort, by its number, the name of the sum that counts. Of two that were said
+        lately, the first in order is of the head."""
         turns = {publisher_of(one): _head_turn(said.slot) for one, said in sums.items()}
         in_turn = in_order(self._run, turns, turns)
         places = {one: at for at, one in enumerate(in_turn)}
@@ -210,9 +214,15 @@ class CohortsSeen:
         return newest
 
     def _hear(
-        self, head: PeerId | None, ours: _Slots, of_others: _Slots, *, has_gone_on: bool
+        self,
+        head: PeerId | None,
+        ours: Mapping[PeerId, Seen],
+        of_others: Mapping[PeerId, Seen],
+        *,
+        has_gone_on: bool,
     ) -> None:
-        """What the head tells of the other cohorts, or the last one told."""
+        """Find `teller` and `told`, or the `boaster`: what the head tells of the other cohorts, or
+        what was told last."""
         teller, told = head, None if head is None else self._told_by(head, ours)
         if told is None and not has_gone_on:
             teller, told = self._told_last()
@@ -389,7 +399,7 @@ class CohortsSeen:
         there = [
             peer
             for peer, one in ours.items()
-            if (one.slot.epoch == mine.epoch or moved_along(peer, one, mine, self._known))
+            if (one.slot.epoch == mine.epoch or has_moved_along(peer, one, mine, self._known))
             and self._now - one.at <= CARRIED_SECONDS
             and not one.slot.client
             and peer not in gone
@@ -406,7 +416,7 @@ class CohortsSeen:
             return None
         slot = seen.slot
         is_here = (slot.epoch, slot.history) == (mine.epoch, mine.history)
-        has_moved = moved_along(head, seen, mine, self._known)
+        has_moved = has_moved_along(head, seen, mine, self._known)
         if not (slot.rest_cohorts and (is_here or has_moved)):
             return None
         rate = slot.rest_per_second

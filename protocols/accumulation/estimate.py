@@ -1,10 +1,10 @@
-"""What a peer estimates of its run, and what follows for it. Pure.
+"""`Estimate`, a peer's view of its run at one moment, and what follows for it. Pure.
 
     if found.is_due_with(samples): ...           # the round that ends this epoch begins
     if found.wants_batch_after(samples): ...     # another batch for it comes first
 
-progress.py makes an `Estimate` from the others' slots. The training thread asks it after each batch
-with the samples that it has by then, because it has no newer one at that moment.
+progress.py makes it from the others' slots. The training thread asks it after each batch, with the
+samples that this peer has by then, because no newer estimate is there at that moment.
 """
 
 from __future__ import annotations
@@ -267,7 +267,9 @@ class Estimate:
         """Until the round is due, now that this peer has so many samples."""
         if self.is_due_with(own_samples):
             return 0.0
-        return seconds_until(self.target_samples - self.others_samples - own_samples, self.rate)
+        return seconds_to_compute(
+            self.target_samples - self.others_samples - own_samples, self.rate
+        )
 
     def _can_finish(self, own_samples: int) -> bool:
         """Whether this peer can finish its part while those that have begun the round wait."""
@@ -278,7 +280,8 @@ class Estimate:
         return batches * self.own_batch_seconds <= share * self.patience_seconds
 
 
-def seconds_until(missing: float, rate: float) -> float:
+def seconds_to_compute(missing: float, rate: float) -> float:
+    """How long so many samples take at this rate; infinite if nobody computes."""
     if missing <= 0:
         return 0.0
     return missing / rate if rate > 0 else math.inf

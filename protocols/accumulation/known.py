@@ -1,5 +1,8 @@
 """What a peer knows when it estimates its run: the others' slots, and facts of its own. Pure.
 
+In this file: the run's settings; `Seen`, another peer's slot; `OtherCohorts`; `Known`, all the
+rest; `Counted`, how many of a peer's samples count by now.
+
 Easy to get wrong: time is this machine's monotonic clock. A slot is as old as it says, counted from
 the end of the round that began the epoch, if both peers were in that round; otherwise from when it
 was first seen here. Extrapolation ends after `CARRIED_SECONDS`: a peer that is silent for that long
@@ -182,7 +185,7 @@ def when_said(seen: Seen, began: float | None, now: float) -> float:
     return min(began + seen.slot.epoch_seconds, seen.at + LONGEST_READ_SECONDS, now)
 
 
-def moved_along(peer: PeerId | None, seen: Seen, mine: ProgressSlot, known: Known) -> bool:
+def has_moved_along(peer: PeerId | None, seen: Seen, mine: ProgressSlot, known: Known) -> bool:
     """Whether this peer was in the last round, and its slot is still of an earlier epoch. With
     short steps that may be even older than the round, if it was read before the round ended."""
     if peer not in known.members:

@@ -2,6 +2,8 @@
 
 In this file: `OuterStep`; `LostValues`, what a coarse codec has lost of pseudo-gradients;
 `SparseTurns`, what a sparse codec sends of them; and `LocalSteps`, all at once or in fragments.
+
+The promises and warnings of steps.py hold here, too.
 """
 
 from __future__ import annotations

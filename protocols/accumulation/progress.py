@@ -13,8 +13,8 @@ each with a group of its own (cohorts_seen.py). All peers deal the places out by
 the same slots (`_with_places`). Peers without a place follow the run: nobody expects them in a
 round or counts their samples.
 
-In this file: how often to read; `estimate`; then its parts: places, newcomers, whose steps decide,
-whose slots count. Beside it: `Known`, what a peer knows (known.py); `Estimate`, the result, and its
+In this file: `estimate` and how often to read; then places, newcomers, whose steps decide, whose
+slots count. Beside it: `Known`, what a peer knows (known.py); `Estimate`, the result, and its
 decisions for the training thread (estimate.py); cohorts_seen.py; staff.py.
 """
 
@@ -37,7 +37,7 @@ from protocols.accumulation.estimate import (
     EARLY_PATIENCES,
     Estimate,
     Ignored,
-    seconds_until,
+    seconds_to_compute,
 )
 from protocols.accumulation.known import (
     LONGEST_READ_SECONDS,
@@ -46,7 +46,7 @@ from protocols.accumulation.known import (
     Known,
     ProgressSettings,
     Seen,
-    moved_along,
+    has_moved_along,
 )
 from protocols.accumulation.lineage import BACKERS, Elsewhere, behind, fork, left_alone
 from protocols.accumulation.progress_slot import (
@@ -59,7 +59,7 @@ from protocols.accumulation.progress_slot import (
     is_sum,
     publisher_of,
 )
-from protocols.accumulation.staff import Staff, turn_in
+from protocols.accumulation.staff import Staff, order_in_epoch
 from protocols.identity import PeerId
 from protocols.moshpit.cohorts import DECISIONS_SHOWN
 
@@ -138,10 +138,12 @@ class _View:
 
     - `fitting`: the slots that count (cohorts_seen.py). `placed`: who may be in a round.
     - `there`: the slots of this peer's epoch and history. `here`: those of them with a place.
-    - `believed`: those of `here` that have kept their word. `moved`: peers that were in the last
-      round, and whose slots of this epoch have not arrived.
+    - `believed`: those of `here` whose samples count. `moved`: peers that were in the last round,
+      and whose slots of this epoch have not arrived.
     - `ours`, `moved_ours`: the same without the sums of other cohorts.
-    - `others`, `own`: all of these as workers; `plan`: their batches, for `enough` samples.
+    - `others`: all of these as workers; `own`: this peer; `plan`: their batches, for `enough`
+      samples.
+    - `further`: the slots that say that the run is further.
     """
 
     def __init__(
@@ -161,8 +163,11 @@ class _View:
         places = _with_places(own_slots, mine, settings.places, now, known.me)
         self.without_place = frozenset(own_slots) - places
         self.placed = places | self.cohorts.others
-        at = mine.at
-        self.there = {peer: one for peer, one in self.fitting.items() if one.slot.at == at}
+        self.there = {
+            peer: one
+            for peer, one in self.fitting.items()
+            if (one.slot.epoch, one.slot.history) == (mine.epoch, mine.history)
+        }
         self.here = [
             Counted(peer, one, settings, now, known.epoch_began, self.cohorts.most_of(peer))
             for peer, one in self.there.items()
@@ -187,6 +192,7 @@ class _View:
         ]
 
     def _believe(self) -> tuple[list[Counted], list[PeerId]]:
+        """Those that are believed, and those that have moved. Doubted ones join the ignored."""
         mine, known, now, cohorts = self._mine, self._known, self._now, self.cohorts
         believed = []
         for one in self.here:
@@ -205,7 +211,7 @@ class _View:
             for peer, one in self.fitting.items()
             if peer in self.placed
             and not (idle_cohort and is_sum(peer))
-            and moved_along(cohorts.teller if peer == REST else peer, one, mine, known)
+            and has_moved_along(cohorts.teller if peer == REST else peer, one, mine, known)
             and not known.credit.is_doubted(peer, mine.epoch, now)
         ]
         return believed, moved
@@ -215,7 +221,7 @@ class _View:
         plan_for = partial(
             plan_batches,
             [*self.others, self.own],
-            order=partial(turn_in, self._mine.epoch),
+            order=partial(order_in_epoch, self._mine.epoch),
             patience_seconds=self._settings.patience_seconds,
         )
         enough = self._settings.target_samples
@@ -255,7 +261,7 @@ class _View:
         return sum(rates) + (self._mine.samples_per_second if self._mine.role == "trains" else 0.0)
 
     def _company(self, lost: Elsewhere | None) -> frozenset[PeerId]:
-        """Those beside which no step is made alone."""
+        """The peers because of which this one makes no step alone."""
         credit, mine = self._known.credit, self._mine
         beside = {
             one.peer for one in self.here if not credit.is_given_up(one.peer, mine.epoch, self._now)
@@ -268,7 +274,8 @@ class _View:
         return frozenset(beside.union(lost.peers if lost is not None else ()))
 
     def _ahead(self) -> tuple[list[PeerId], list[PeerId], list[PeerId]]:
-        """Those that are further, just further, and that may be about to show that they are."""
+        """Three lists: peers that are further, those of them that are further by one epoch, and
+        those that may be about to prove it."""
         cohorts, known, mine = self.cohorts, self._known, self._mine
         ahead = [peer for peer in self.further if peer not in cohorts.unproved]
         just_ahead = [
@@ -294,8 +301,8 @@ class _View:
     def _followers(self) -> frozenset[PeerId]:
         """The newcomers for which a list stays open."""
         known = self._known
-        is_long = self.cohorts.mine is not None and known.step_seconds >= LONG_STEP_SECONDS
-        if not known.may_wait_for_follower or is_long:
+        steps_are_long = self.cohorts.mine is not None and known.step_seconds >= LONG_STEP_SECONDS
+        if not known.may_wait_for_follower or steps_are_long:
             return frozenset()
         return frozenset(
             peer
@@ -362,7 +369,7 @@ class _View:
             target_samples=settings.target_samples,
             slack=settings.target_samples - self.enough,
             rate=rate,
-            due_in_seconds=seconds_until(self.enough - samples, rate),
+            due_in_seconds=seconds_to_compute(self.enough - samples, rate),
             own_part=own_part,
             part_beside=self._part_beside(),
             own_batch=mine.batch,

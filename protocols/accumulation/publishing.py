@@ -139,7 +139,7 @@ def _progress(slot: ProgressSlot) -> float:
 
 
 def _carried(said: Said, now: float, part: float) -> float:
-    """The samples that others assume now (progress.py): the peer computes its part of the plan."""
+    """The samples that others assume now (staff.py): the peer computes its part of the plan."""
     slot, age = said.slot, min(now - said.at, CARRIED_SECONDS)
     if slot.averaging or not slot.has_begun:
         return slot.samples

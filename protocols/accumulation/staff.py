@@ -82,7 +82,7 @@ class Staff:
         part = plan_batches(
             workers,
             target,
-            partial(turn_in, self._mine.epoch + 1),
+            partial(order_in_epoch, self._mine.epoch + 1),
             patience_seconds=self._settings.patience_seconds,
         ).parts[me]
         if may_be_planned(max(one.batch for one in workers), target):
@@ -188,6 +188,6 @@ class Staff:
         return max(slot.came_seconds, 0.0) + begun * pace, pace
 
 
-def turn_in(epoch: int, peer: PeerId) -> int:
+def order_in_epoch(epoch: int, peer: PeerId) -> int:
     """The order of peers that would be done at the same time: the smallest comes first."""
     return crc32(f"{epoch}/{peer}".encode())

@@ -1,8 +1,9 @@
 """Steps with averaged gradients: all accumulate them, and step with their mean (DeDLOC).
 
-Also what local steps (local_steps.py) have in common with them. Both hold the *state*: the tensors
-and statistics that all peers share at an epoch. Others fetch it, and checkpoints keep it. With
-delayed or local steps, the model computes with other parameters than the state's at times.
+Local steps (local_steps.py) share `LossScale`, `InnerStep` and `Steps` with them. Both hold the
+*state*: the tensors and statistics that all peers share at an epoch. Others fetch it, and
+checkpoints keep it. With delayed or local steps, the model computes with other parameters than the
+state's at times.
 
 In this file: clipping by the global norm; `LossScale`, for fp16; `InnerStep`, the step of the
 user's optimizer; `Steps`, the interface; then `GradientSteps`.
