@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 import trio
 
 from protocols.dht.acquaintances import Acquaintances
@@ -27,6 +28,7 @@ from protocols.dht.messages import (
     NAMES_PER_ANSWER,
     NEWER_BYTES_PER_ANSWER,
     NEWER_PER_ANSWER,
+    PACKED_BYTES_PER_ANSWER,
     PROTOCOL,
     REASONS_PER_ANSWER,
     SLOT_BYTES_PER_ANSWER,
@@ -47,6 +49,7 @@ from protocols.dht.messages import (
     VouchRequest,
     VouchResponse,
     named,
+    pack_slots,
     prefix_of_id,
     prefix_of_slot,
     prefixes,
@@ -88,7 +91,10 @@ class RequestHandlers:
         self._state.counts.finds_served += 1
         now_ms = self._state.now_ms()
         budget = _AnswerBudget()
-        answers = tuple(self._found(caller, query, now_ms, budget) for query in request.queries)
+        answers = tuple(
+            budget.packed(query, self._found(caller, query, now_ms, budget))
+            for query in request.queries
+        )
         dialled = self._acquaintances.dialled(caller.peer)
         return FindResponse(now_ms, answers, responder, dialled)
 
@@ -190,7 +196,7 @@ class RequestHandlers:
         if not (query.since or query.wanted):
             position = int.from_bytes(query.position, "big")
             closest = state.table.closest(position, state.replicas_of(query.key))
-            contacts = self._named(caller, closest, query.known)
+            contacts = self._named(caller, closest, query.known)[: query.contacts]
             if not budget.take_contacts(contacts):
                 contacts = ()
         if not query.key:
@@ -301,6 +307,7 @@ class _AnswerBudget:
         self._names = NAMES_PER_ANSWER
         self._slot_bytes = SLOT_BYTES_PER_ANSWER
         self._contact_bytes = CONTACT_BYTES_PER_ANSWER
+        self._packed_bytes = PACKED_BYTES_PER_ANSWER
         self._has_slots = False
 
     def take_contacts(self, contacts: tuple[Named, ...]) -> bool:
@@ -332,6 +339,16 @@ class _AnswerBudget:
             self._slot_bytes -= size
             self._has_slots = True
         return tuple(slots)
+
+    def packed(self, query: Query, found: Found) -> Found:
+        """The same answer with its slots packed, if the asker allows it and it saves bytes."""
+        if not query.packs:
+            return found
+        packed, took = pack_slots(found.slots, self._packed_bytes)
+        self._packed_bytes -= took
+        if not packed:
+            return found
+        return msgspec.structs.replace(found, slots=(), packed=packed)
 
 
 # The size of a slot without key and value: its publisher's key, signature, two numbers, lengths.

@@ -32,6 +32,7 @@ from protocols.dht.contacts import Contact
 from protocols.dht.ids import ID_BYTES, position_of
 from protocols.dht.lookup import Lookup
 from protocols.dht.messages import (
+    CONTACTS_PER_ANSWER,
     KNOWN_PER_QUERY,
     PREFIX_BYTES,
     PROTOCOL,
@@ -699,11 +700,16 @@ class SlotRead(Operation):
     def query_for(self, names: Sequence[bytes]) -> Query:
         """The query for slots that were named."""
         position = self.target.to_bytes(ID_BYTES, "big")
-        return Query(position, self.key, wanted=b"".join(names))
+        return Query(position, self.key, wanted=b"".join(names), contacts=0, packs=True)
 
     def query_since(self, cursor: bytes) -> Query:
         """The query for the slots that came to a peer after it gave this cursor."""
         return self._query(cursor, named=False)
+
+    @property
+    def contacts_wanted(self) -> int:
+        """How many of the peers in an answer are of use at most."""
+        return 0
 
     def take(self, slot: Slot) -> None:
         self.view.take(slot)
@@ -731,6 +737,8 @@ class SlotRead(Operation):
             since,
             named=named,
             copies=copies,
+            contacts=self.contacts_wanted,
+            packs=True,
         )
 
 
@@ -767,6 +775,10 @@ class FullRead(SlotRead):
     def has_enough(self) -> bool:
         """Whether enough replicas have answered for this reader."""
         return 0 < self._replicas_wanted <= self._replicas_heard
+
+    @property
+    def contacts_wanted(self) -> int:
+        return min(self.lookup.k, CONTACTS_PER_ANSWER)
 
     def query(self, contact: Contact) -> Query:
         # Copies are for a reader that will not ask all replicas, and wants new slots at once. A

@@ -6,9 +6,10 @@ failed is marked in the routing table. The caller uses the content of the answer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+import msgspec
 import trio
 
 from auth.refusals import Reason
@@ -18,8 +19,8 @@ from protocols.dht.ids import ID_BYTES
 from protocols.dht.messages import (
     FIND,
     GREET,
-    KNOWN_PER_QUERY,
-    PREFIX_BYTES,
+    PACKED_BYTES_PER_ANSWER,
+    PROTOCOL,
     SLOTS_STORED_AT_ONCE,
     STORE,
     STORE_MANY,
@@ -27,13 +28,14 @@ from protocols.dht.messages import (
     VOUCHED_AT_ONCE,
     FindRequest,
     FindResponse,
+    Found,
     GreetRequest,
     GreetResponse,
     Query,
     StoreRequest,
     StoreResponse,
     VouchRequest,
-    prefix_of_id,
+    unpack_slots,
 )
 from protocols.dht.slots import Slot
 from protocols.dht.state import DhtState
@@ -41,8 +43,6 @@ from protocols.errors import Busy, MalformedMessage, PotluckError, ProtocolNotSe
 from protocols.identity import peer_id_of
 from protocols.not_allowed import AnswerNotAllowed, NotAllowed
 from protocols.rpc import Method
-
-KNOWN_BYTES = KNOWN_PER_QUERY * PREFIX_BYTES
 
 Asked = TypeVar("Asked", FindRequest, StoreRequest, GreetRequest)
 Answer = TypeVar("Answer", FindResponse, StoreResponse, GreetResponse)
@@ -62,7 +62,13 @@ class Requester:
         if len(response.answers) != len(queries):
             self._state.table.failed(contact)
             raise MalformedMessage(f"{contact.peer} answered fewer queries than it was asked.")
-        return response
+        try:
+            answers = _unpacked(response.answers)
+        except MalformedMessage as error:
+            self._state.table.failed(contact)
+            self._state.rpc.blame(contact.peer, PROTOCOL, error)
+            raise
+        return msgspec.structs.replace(response, answers=answers)
 
     async def store(
         self, contact: Contact, slots: Sequence[Slot], known: bytes = b"", *, copies: bool = False
@@ -110,9 +116,7 @@ class Requester:
         more.
         """
         state = self._state
-        known = b"".join(prefix_of_id(one.node_id) for one in state.table.closest(state.own_id))
-        query = Query(state.own_id.to_bytes(ID_BYTES, "big"), known=known[:KNOWN_BYTES])
-        await self.find(contact, [query])
+        await self.find(contact, [Query(state.own_id.to_bytes(ID_BYTES, "big"), contacts=0)])
 
     async def _ask(self, contact: Contact, method: Method[Asked, Answer], request: Asked) -> Answer:
         state = self._state
@@ -146,6 +150,20 @@ class Requester:
         if we_open_link:
             self._acquaintances.we_opened(peer)
         return response
+
+
+def _unpacked(answers: Iterable[Found]) -> tuple[Found, ...]:
+    """Answers with their slots as such, all together no more than may be packed."""
+    room, whole = PACKED_BYTES_PER_ANSWER, []
+    for found in answers:
+        if found.packed:
+            if found.slots:
+                raise MalformedMessage("An answer has its slots both packed and as such.")
+            slots, size = unpack_slots(found.packed, room)
+            room -= size
+            found = msgspec.structs.replace(found, slots=slots, packed=b"")
+        whole.append(found)
+    return tuple(whole)
 
 
 def _shows_peer_alive(error: PotluckError) -> bool:

@@ -70,6 +70,8 @@ def test_the_limits_of_the_messages_are_those_of_the_methods(method: object, nam
         f"the closest {DhtSettings().enough_written} instead",
         f"Every {reader.SURVEY_SECONDS:.0f} seconds a read of all k",
         f"({messages.SLOT_BYTES_PER_ANSWER >> 10} KiB in a response)",
+        f"has at most {messages.PACKED_BYTES_PER_ANSWER >> 10} KiB",
+        f"contacts = {messages.CONTACTS_PER_ANSWER}, packs = false",
         f"The first {messages.REASONS_PER_ANSWER} `reasons`",
         f"(up to {messages.NEWER_PER_ANSWER}, {messages.NEWER_BYTES_PER_ANSWER >> 10} KiB)",
         f"the named peers (up to {messages.CONTACTS_PER_STORED})",

@@ -107,7 +107,7 @@ async def test_a_replica_that_makes_up_more_publishers_than_a_key_may_have_is_cu
     assert len(await members[0].dht.get("note/many")) == 256
 
 
-@pytest.mark.parametrize("asked", ["slots", "names", "wanted", "wanted in vain"])
+@pytest.mark.parametrize("asked", ["slots", "packed", "names", "wanted", "wanted in vain"])
 def test_the_dearest_question_that_fits_in_a_message_costs_little(asked: str) -> None:
     @simulated
     async def scenario(world: SimulatedWorld) -> None:
@@ -126,6 +126,7 @@ def test_the_dearest_question_that_fits_in_a_message_costs_little(asked: str) ->
             os.urandom(8 * KNOWN_PER_QUERY),
             wanted=wanted,
             named=asked == "names",
+            packs=asked == "packed",
         )
         number = min(QUERIES_PER_REQUEST, (FIND_REQUEST_BYTES - 4096) // (700 + len(wanted)))
         with steps(time.thread_time) as most:
