@@ -118,6 +118,8 @@ class Agreement:
         self.ballots_begun = 0  # by us, not counting the first
         self.idle: set[int] = set()
         """Coordinators that are alive but did nothing when it was their turn."""
+        self.withheld: set[int] = set()
+        """Members that are alive, and did not say what they hold when we coordinated."""
         self._untold = False  # our coordinator may not have received our last report
         self._gone: set[int] = set()
         """Members that could not be reached, or whose link was lost, until there is another sign of
@@ -250,7 +252,7 @@ class Agreement:
         if self._exchange.done(ballot, digest, statements, contradicted):
             self._exchange.report(ballot)
             served = 2.0 * self._exchange.served_seconds  # others may have far slower links
-            self._expect_more(others_seconds=min(served, self._longest_exchange))
+            self._expect_more(others_seconds=min(served, self.longest_exchange))
             self._drain()
 
     def exchange_failed(
@@ -339,7 +341,7 @@ class Agreement:
         is_left_out = isinstance(message, Open) and self._desk.me not in message.members
         self._expect_more(
             collects=isinstance(message, Prepare | Forswear),
-            others_seconds=self._longest_exchange if is_left_out else 0.0,
+            others_seconds=self.longest_exchange if is_left_out else 0.0,
         )
 
     def _take_of_member(
@@ -407,12 +409,12 @@ class Agreement:
             return False
         self._untold = False
         self._coordinator = None
-        self._desk.disarm("answers", "watch")
+        self._desk.disarm("answers", "watch", "reports")
         self._expect_more()
         return True
 
     @property
-    def _longest_exchange(self) -> float:
+    def longest_exchange(self) -> float:
         """How long the others may exchange from now on: no attempt takes more than half of what is
         left of the round (round.py). If their coordinator does nothing, they find it out sooner
         than a member that has no part in it."""
@@ -474,6 +476,10 @@ class Agreement:
         if self._coordinator is not None:
             self._coordinator.watch()
 
+    def _reports_are_due(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.reports_are_due()
+
     def _round_is_late(self) -> None:
         self._ending.why_discard = TIME_IS_OVER
         if self._coordinator is not None:
@@ -490,6 +496,7 @@ class Agreement:
         "takeover": next_ballot,
         "answers": _answers_are_due,
         "watch": _watch,
+        "reports": _reports_are_due,
         "round": _round_is_late,
         "end": _time_is_over,
     }

@@ -57,6 +57,7 @@ LIED = "lied"
 BAD_STATEMENT = "bad_statement"
 DENIED = "denied"
 SILENT = "silent"
+WITHHELD = "withheld"  # of those that a coordinator no longer waits for; see coordinator.py
 
 Verify = Callable[[Ballot, Statement], bool]
 Pair = tuple[int, int]  # from, against

@@ -14,9 +14,14 @@ The first ballot begins with EXCHANGING, because all members promised it by join
 In this file: `Coordinator`, which drives one ballot; the choice from a quorum's promises;
 `ExchangeUnderWay`, an exchange as its coordinator sees it.
 
-Promises: a ballot proposes at most one result, once. A result is proposed only when every
-reachable member of its attempt holds it, with one digest. After promising a ballot, a member
+Promises: a ballot proposes at most one result, once. A result is proposed only when every member of
+its attempt that is waited for holds it, with one digest. After promising a ballot, a member
 takes nothing of a lower one (`Acceptor` in member_state.py).
+
+A member that is alive and does not say what it holds is not waited for. When most members and most
+reducers of the attempt have said it, all parts have arrived everywhere, or nearly so. Then the
+others have a little less time than after which members would take the coordinator for idle. Another
+may have kept them from ending their exchange, so they are not blamed, but they may miss the result.
 
 Easy to get wrong: the coordinator votes last. As long as it has not accepted its own proposal, one
 member less can have decided without it; so a pair that loses one member is certain of its discard.
@@ -46,13 +51,16 @@ from protocols.moshpit.agreement_messages import (
     Start,
 )
 from protocols.moshpit.ballots import Ballot, Suspicion, digest_of_result
-from protocols.moshpit.blame import SILENT, Blame, Verify
+from protocols.moshpit.blame import SILENT, WITHHELD, Blame, Verify
 from protocols.moshpit.member_state import Desk, KnownDecision, blocking_of, quorum_of
 
 BALLOTS_BEYOND_SIZE = 2  # each failed attempt costs a member or names a pair; two are for duels
 MORE_WAITS = 2  # for members whose link is so full that an answer takes some seconds
 PREPARE_TRIES = 2  # the second one reaches members that were reconnecting
 NOBODY_CAN = "none of the members that are left brings data, or none can reduce"
+REPORTS_SHARE = 0.9
+"""Of the time after which members would take us for idle: how long the others have to report when
+most have."""
 RECONNECT_SECONDS = 0.5
 """How long members that could not be reached have at most to come back before a ballot goes on
 without them, and if too few are left without them, until they are asked again."""
@@ -76,6 +84,13 @@ class Owner(Protocol):
     def ballots_begun(self) -> int:
         """How many ballots it has coordinated, this one included. (A ballot's number shows only
         what others claim to have heard of.)"""
+
+    @property
+    def longest_exchange(self) -> float:
+        """How long members may exchange from now on."""
+
+    withheld: set[int]
+    """Members that were alive and did not say what they hold, in any of our ballots."""
 
     def next_ballot(self) -> None:
         """Coordinate a higher ballot instead of this one."""
@@ -112,6 +127,8 @@ class Coordinator:
         self._vows: set[int] = set()
         self._promises: dict[int, Promise] = {}
         self._attempt = ExchangeUnderWay((), ())
+        self._exchange_began = 0.0
+        self._is_late = False  # most have reported, and the others' time is over
         self._excluded: tuple[Suspicion, ...] = ()
         self._opened: set[int] = set()
         self._heard: set[int] = set()  # since we last began to wait or to watch
@@ -165,7 +182,7 @@ class Coordinator:
         if not self._enough_are_free:
             self._forswear()
         elif len(free - doubters(held)) >= self._quorum and is_at_hand(
-            held, free - self._blame.ruled_out(free).keys()
+            held, free - self._ruled_out(free).keys()
         ):
             digest = next(iter(held.values())).digest
             self._propose(Result(attempt.ballot, attempt.members, digest), "")
@@ -183,7 +200,7 @@ class Coordinator:
     def _open(self) -> None:
         """Begin a new attempt with the members that answered, except those that are ruled out."""
         free = free_members(self._promises)
-        out = self._blame.ruled_out(free)
+        out = self._ruled_out(free)
         members = tuple(sorted(free - out.keys()))
         if len(members) < 2:
             self._propose(None, "fewer than two members are left")
@@ -200,8 +217,15 @@ class Coordinator:
         self._enter(Stage.OPENING)
         self._desk.send_to_all(Open(self.ballot, members, self._excluded))
 
+    def _ruled_out(self, free: AbstractSet[int]) -> dict[int, Suspicion]:
+        """The members that a new attempt would leave out, and why."""
+        text = "did not say what it holds, long after most others"
+        silent = {one: Suspicion(one, WITHHELD, text) for one in free & self._owner.withheld}
+        return silent | self._blame.ruled_out(free - silent.keys())
+
     def _exchange(self) -> None:
         self._enter(Stage.EXCHANGING)
+        self._exchange_began = self._desk.now
         members = self._attempt.members
         for member in members:
             self._desk.send(member, Start(self.ballot, members, self._attempt.cuts))
@@ -255,7 +279,8 @@ class Coordinator:
         """Go on if there is a quorum, and no other member to wait for."""
         if len(self._promises) < self._quorum:
             return
-        to_come = set(range(self._desk.size)) - self._promises.keys() - self._failed
+        asked = set(range(self._desk.size)) - self._owner.withheld
+        to_come = asked - self._promises.keys() - self._failed
         knows = self._newest_acceptance() is not None and self._enough_are_free
         if not patient or not to_come or knows:
             self._choose()
@@ -275,12 +300,34 @@ class Coordinator:
         if wrong:
             self._blame.convict(Suspicion(sender, "malformed", wrong))
             self._owner.next_ballot()
+        elif attempt.missing - self._failed:
+            self._expect_reports()
         elif attempt.missing:
-            self._give_up_on_the_rest()
+            self._owner.next_ballot()
         elif attempt.is_agreed:
             self._propose(Result(self.ballot, attempt.members, holding.digest), "")
         else:
             self._blame.judge(attempt.shown, self.ballot, self._verify)
+            self._owner.next_ballot()
+
+    def _expect_reports(self) -> None:
+        """Wait for a limited time for those that have not reported, once most have."""
+        attempt, desk = self._attempt, self._desk
+        if self._is_late:
+            self._go_on_without_reports()
+        elif attempt.has_mostly_arrived(desk.me) and "reports" not in desk.timers:
+            took = desk.now - self._exchange_began
+            longest = min(2.0 * took, self._owner.longest_exchange)
+            desk.arm("reports", REPORTS_SHARE * (desk.timing.idle_seconds + longest))
+
+    def reports_are_due(self) -> None:
+        """Some are alive, and have not said what they hold, though most others have."""
+        self._is_late = self.stage is Stage.EXCHANGING
+        self._go_on_without_reports()
+
+    def _go_on_without_reports(self) -> None:
+        if self._is_late and self._desk.me not in self._attempt.missing:
+            self._owner.withheld.update(self._attempt.missing - self._failed)
             self._owner.next_ballot()
 
     def trouble(self, sender: int, suspicions: tuple[Suspicion, ...]) -> None:
@@ -393,7 +440,8 @@ class Coordinator:
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
         self._patience = MORE_WAITS
-        self._desk.disarm("answers", "watch")
+        self._is_late = False
+        self._desk.disarm("answers", "watch", "reports")
         if stage is Stage.EXCHANGING:
             self._heard.clear()
             self._desk.arm("watch", self._desk.timing.silence_seconds / 2)
@@ -495,18 +543,25 @@ class ExchangeUnderWay:
     def take(self, member: int, holding: Holding) -> str:
         """Take a report. Returns what is wrong with it; "" if nothing is."""
         self.joined.add(member)
-        parts = [each.part for each in holding.statements]
-        expected = [
-            reducer
-            for place, reducer in enumerate(self.members)
-            if self.cuts[place + 1] > self.cuts[place]
-        ]
-        if parts != expected:
+        if [each.part for each in holding.statements] != self._reducers:
             return "has not one statement for each part, in order"
         if holding.digest != digest_of_result(holding.statements):
             return "has a digest that is not that of its statements"
         self._holdings[member] = holding
         return ""
+
+    @property
+    def _reducers(self) -> list[int]:
+        cuts = self.cuts
+        return [one for place, one in enumerate(self.members) if cuts[place + 1] > cuts[place]]
+
+    def has_mostly_arrived(self, me: int) -> bool:
+        """Whether most members have reported, and so has a reducer that we believe, which is this
+        one, or most of the others: it does so when all have taken its part."""
+        reported, reducers = self._holdings.keys(), set(self._reducers)
+        others = reducers - {me}
+        believed = me in reported & reducers or len(others) < 2 * len(others & reported)
+        return believed and len(self.members) < 2 * len(reported)
 
     def is_live(self, member: int) -> None:
         self._probed.discard(member)

@@ -57,7 +57,7 @@ Step = tuple[Any, ...]
 AgreementType = type[Agreement]
 
 END_TIMERS = ("round", "end")
-ALL_TIMERS = ("poll", "suspect", "idle", "takeover", "answers", "watch", *END_TIMERS)
+ALL_TIMERS = ("poll", "suspect", "idle", "takeover", "answers", "watch", "reports", *END_TIMERS)
 
 TIMING = Timing(round_seconds=60.0)
 

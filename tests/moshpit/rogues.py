@@ -16,9 +16,16 @@ from torch import Tensor
 
 from protocols.guard import Caller
 from protocols.identity import PeerId
-from protocols.moshpit.agreement_messages import Accept, AgreementMessage, Decided, Holding
+from protocols.moshpit.agreement_messages import (
+    Accept,
+    AgreementMessage,
+    Decided,
+    Held,
+    Holding,
+    Promise,
+)
 from protocols.moshpit.attempt import ExchangeAttempt
-from protocols.moshpit.ballots import DIGEST_BYTES, digest_of_parts
+from protocols.moshpit.ballots import DIGEST_BYTES, digest_of_parts, digest_of_result
 from protocols.moshpit.butterfly import (
     Butterfly,
     PartExchange,
@@ -335,3 +342,67 @@ async def run_two_faced(shell: Shell, task: Task, buffers: Buffers) -> Finished:
     this = TwoFacedRound(shell, task)
     with shell.switchboard.running(task.group.round_id, this.receive):
         return await this.run(buffers)
+
+
+class TightLippedRound(Round):
+    """Exchanges and is alive, and does not say what it holds."""
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send(_, Holding()):
+                return
+            case Send(to, Promise(held=Held()) as promise):
+                effect = Send(to, msgspec.structs.replace(promise, held=self._told(promise)))
+        super()._do(effect)
+
+    def _told(self, _promise: Promise) -> Held | None:
+        return None
+
+
+class ForgingRound(TightLippedRound):
+    """Says that it holds something else, when it is asked for a promise."""
+
+    def _told(self, promise: Promise) -> Held | None:
+        assert promise.held is not None
+        forged = tuple(
+            msgspec.structs.replace(each, digest=bytes(DIGEST_BYTES))
+            for each in promise.held.statements
+        )
+        return msgspec.structs.replace(
+            promise.held, statements=forged, digest=digest_of_result(forged)
+        )
+
+
+async def run_tight_lipped(shell: Shell, task: Task, buffers: Buffers) -> Finished:
+    """As `run_round`."""
+    return await _run(TightLippedRound(shell, task), buffers)
+
+
+async def run_forging(shell: Shell, task: Task, buffers: Buffers) -> Finished:
+    """As `run_round`."""
+    return await _run(ForgingRound(shell, task), buffers)
+
+
+async def _run(this: Round, buffers: Buffers) -> Finished:
+    with this._shell.switchboard.running(this._task.group.round_id, this.receive):
+        return await this.run(buffers)
+
+
+FRAMED = 1
+
+
+class ClosesWithAllButOne(PartExchange):
+    """Takes all averages, and does not confirm to that reducer that it has them."""
+
+    async def _send(self, transfer: SenderTransfer) -> None:
+        if self._reducer.index != FRAMED:
+            await super()._send(transfer)
+            return
+        await self._send_values(transfer)
+        await stays_alive(transfer)
+
+
+class Frames(Strange):
+    """Keeps another member from saying what it holds."""
+
+    sends = ClosesWithAllButOne

@@ -10,6 +10,7 @@ import trio
 from protocols.moshpit.attempt import LONGEST_OPENING_SECONDS, OPEN_SECONDS
 from protocols.moshpit.butterfly import Butterfly
 from protocols.moshpit.outcome import Committed
+from protocols.moshpit.round import run_round
 from protocols.moshpit.settings import AveragerSettings
 from protocols.testing.world import NodeSettings, SimulatedWorld, run_simulation
 from tests.dht.members import SETTINGS as WORLD
@@ -23,6 +24,8 @@ from tests.moshpit.averagers import (
     peer_in,
 )
 from tests.moshpit.rogues import (
+    FRAMED,
+    Frames,
     Liar,
     SendsNaN,
     SendsTooLittle,
@@ -31,9 +34,11 @@ from tests.moshpit.rogues import (
     Silent,
     StopsReading,
     Trickles,
+    run_forging,
+    run_tight_lipped,
     run_two_faced,
 )
-from tests.moshpit.rounds import Rogue, one_round
+from tests.moshpit.rounds import Member, Rogue, one_round
 
 SOON_SECONDS = 10.0
 ATTEMPT_SECONDS = 30.0  # half of what a round of the tests' settings may take
@@ -201,3 +206,56 @@ def test_a_slow_member_that_says_so_is_planned_for(seed: int) -> None:
     """Its questions to the coordinator wait behind its own chunks: it took it for dead, and the
     others began again."""
     run_simulation(slow_and_planned_for, seed=seed, settings=WORLD)
+
+
+# A member that is alive, and does not say what it holds
+
+
+@pytest.mark.parametrize(
+    ("cast", "place"),
+    [
+        pytest.param("rrr", 2, id="of three"),
+        pytest.param("rrrrrrrrr", 8, id="last of nine"),
+        pytest.param("rddr", 3, id="one of two reducers"),
+        pytest.param("rrdrrd", 2, id="it can only dial out"),
+    ],
+)
+def test_a_member_that_does_not_say_what_it_holds_costs_some_seconds(cast: str, place: int) -> None:
+    ended = one_round(cast, rogue=Rogue(place, Butterfly, run_tight_lipped))
+    ended.check()
+    for one in ended.members:
+        if one.place != place:
+            assert one.committed is not None
+            assert one.committed.members == tuple(range(len(cast)))  # it has brought its values
+            assert_nobody_is_blamed(one)
+            assert one.ended < SOON_SECONDS
+
+
+def assert_nobody_is_blamed(one: Member) -> None:
+    assert one.finished is not None
+    assert not one.finished.excluded
+    assert not one.finished.course.idle
+
+
+def test_a_member_that_says_another_result_when_it_is_asked_once_more_harms_nobody() -> None:
+    ended = one_round("rrrr", rogue=Rogue(1, Butterfly, run_forging))
+    ended.check()
+    for one in ended.members:
+        if one.place != 1:
+            assert one.committed is not None
+            assert {0, 2, 3} <= set(one.committed.members)
+            assert one.finished is not None
+            assert one.finished.excluded.keys() <= {1}
+            assert not one.finished.course.idle
+            assert one.ended < SOON_SECONDS
+
+
+def test_a_member_that_another_keeps_from_ending_its_exchange_is_not_blamed() -> None:
+    ended = one_round("rrrrr", rogue=Rogue(4, Frames, run_round))
+    ended.check()
+    for one in ended.members[:4]:
+        assert_nobody_is_blamed(one)
+        assert one.ended < SOON_SECONDS
+        if one.place != FRAMED:
+            assert one.committed is not None
+            assert one.committed.members == (0, 1, 2, 3, 4)
