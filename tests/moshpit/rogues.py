@@ -334,14 +334,17 @@ class TwoFacedRound(Round):
                 super()._do(effect)
 
 
+async def _run(this: Round, buffers: Buffers) -> Finished:
+    with this._shell.switchboard.running(this._task.group.round_id, this.receive):
+        return await this.run(buffers)
+
+
 async def run_two_faced(shell: Shell, task: Task, buffers: Buffers) -> Finished:
     """As `run_round`; the member behind us in the list is cheated."""
     butterfly = shell.butterfly
     assert isinstance(butterfly, Liar)
     butterfly.cheated = task.group.members[task.group.me + 1]
-    this = TwoFacedRound(shell, task)
-    with shell.switchboard.running(task.group.round_id, this.receive):
-        return await this.run(buffers)
+    return await _run(TwoFacedRound(shell, task), buffers)
 
 
 class TightLippedRound(Round):
@@ -381,11 +384,6 @@ async def run_tight_lipped(shell: Shell, task: Task, buffers: Buffers) -> Finish
 async def run_forging(shell: Shell, task: Task, buffers: Buffers) -> Finished:
     """As `run_round`."""
     return await _run(ForgingRound(shell, task), buffers)
-
-
-async def _run(this: Round, buffers: Buffers) -> Finished:
-    with this._shell.switchboard.running(this._task.group.round_id, this.receive):
-        return await this.run(buffers)
 
 
 FRAMED = 1
