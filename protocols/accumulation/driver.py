@@ -444,8 +444,9 @@ class NextBatch:
 
     It may begin at once if the batch is in the plan. If the batch would exceed the target, or end
     too late for the round, it may begin when that round has ended; so it does if most of the others
-    are in that round already, or further. The same holds for a batch that is computed beside a
-    round, by the plan of the next round. With `delayed`, a peer with a part of many batches
+    are in that round already, or further, unless it is owed one (`Estimate`). The same holds for a
+    batch that is computed beside a round, by the plan of the next round. With `delayed`, a peer
+    with a part of many batches
     computes one more rather than wait for the others' last ones (`is_extra`). Others are not told
     of that one, or they would compute another meanwhile: they begin the round, and this peer comes
     a moment later.

@@ -89,6 +89,11 @@ class Estimate:
       peer that was killed in it says so no more.)
     - `begun`: those of them that are believed: it is time to come.
     - `is_asked`: another peer has asked this one into a round of this epoch that it is not in.
+    - `is_waited_for`: by cohorts, this peer was in the last step, and half of its cohort are in the
+      round of the next one already, the first of this epoch. Over slow links, some get a step long
+      after others.
+    - `is_owed_a_batch`: then a batch of this peer takes no longer than the others wait for one that
+      was in the last steps without any (batch_plan.py).
     - `company`: how many others are in this epoch and history and have not stayed away again and
       again, or are further, or have the state to which this peer will soon give way. While there
       are any, nobody makes a step alone.
@@ -159,6 +164,8 @@ class Estimate:
     averaging: frozenset[PeerId] = frozenset()
     begun: frozenset[PeerId] = frozenset()
     is_asked: bool = False
+    is_waited_for: bool = False
+    is_owed_a_batch: bool = False
     company: int = 0
     holders: frozenset[PeerId] = frozenset()
     needs: int = 0
@@ -246,13 +253,19 @@ class Estimate:
         begins now is done long after it. Its samples are stale then, and it begins the next epoch
         late as well."""
         gone_on = self.begun | self.just_ahead | self.may_be_ahead
-        is_long = self.own_batch_seconds > LATE_SHARE * self.patience_seconds
-        return is_long and 2 * len(gone_on) > 1 + len(gone_on | self.coming)
+        are_most = 2 * len(gone_on) > 1 + len(gone_on | self.coming)
+        return are_most and self._takes_long and not self.is_owed_a_batch
+
+    @property
+    def _takes_long(self) -> bool:
+        return self.own_batch_seconds > LATE_SHARE * self.patience_seconds
 
     @property
     def is_spared(self) -> bool:
-        """Whether the others' batches make up the round, so that this peer comes without any."""
-        return self.own_part <= 0
+        """Whether this peer comes without any batch: those of the others make up the round, or a
+        batch would hold up its cohort, which has begun it and waits."""
+        holds_up = self.is_waited_for and self._takes_long and not self.is_owed_a_batch
+        return self.own_part <= 0 or holds_up
 
     @property
     def longest_wait_seconds(self) -> float:

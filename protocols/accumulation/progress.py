@@ -29,7 +29,13 @@ from typing import Final
 
 from blake3 import blake3
 
-from protocols.accumulation.batch_plan import BatchPlan, Worker, may_be_planned, plan_batches
+from protocols.accumulation.batch_plan import (
+    BatchPlan,
+    Worker,
+    may_be_planned,
+    plan_batches,
+    waits_for_spared,
+)
 from protocols.accumulation.claims import Credit, absurd_rates
 from protocols.accumulation.cohorts_seen import CohortsSeen
 from protocols.accumulation.estimate import (
@@ -433,13 +439,34 @@ class _View:
         longest = LONGEST_READ_SECONDS
         if is_new:
             longest = READ_WHEN_CROWDED_SECONDS if is_crowded else READ_WHEN_DUE_SECONDS
+        is_waited_for = self._is_waited_for(found)
         read_again_in = _read_again_in(due_in, longest, is_due=is_due)
+        if is_waited_for:
+            read_again_in = min(read_again_in, READ_WHEN_DUE_SECONDS)
         if found.cohort is not None:
             shortest = READ_IN_COHORT_SECONDS if found.sum is None else READ_AS_HEAD_SECONDS
             read_again_in = max(read_again_in, shortest)
         return replace(
-            found, is_due=is_due, due_in_seconds=due_in, read_again_in_seconds=read_again_in
+            found,
+            is_due=is_due,
+            due_in_seconds=due_in,
+            read_again_in_seconds=read_again_in,
+            is_waited_for=is_waited_for,
+            is_owed_a_batch=is_waited_for and self._is_owed_a_batch(),
         )
+
+    def _is_waited_for(self, found: Estimate) -> bool:
+        known, averaging = self._known, found.begun & found.coming
+        is_first = known.failed_for is None and not found.just_ahead
+        was_in_step = known.epoch_began is not None and not self._mine.follows
+        is_begun = 2 * len(averaging) > len(found.coming)
+        return found.cohort is not None and is_first and was_in_step and is_begun
+
+    def _is_owed_a_batch(self) -> bool:
+        """Their slots say for how long the others had computed when they began the round."""
+        mine, slots = self._mine, [one.slot for one in self.ours if one.slot.averaging]
+        seconds = max((one.epoch_seconds for one in slots), default=0.0)
+        return 0.0 < mine.batch_seconds <= waits_for_spared(mine.spared, seconds)
 
 
 def _early_seconds(mine: ProgressSlot, settings: ProgressSettings) -> float:

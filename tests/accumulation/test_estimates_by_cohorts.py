@@ -19,7 +19,12 @@ from protocols.accumulation.known import (
     Seen,
 )
 from protocols.accumulation.lineage import Lineage
-from protocols.accumulation.progress import ASKED_SECONDS, LONG_STEP_SECONDS, estimate
+from protocols.accumulation.progress import (
+    ASKED_SECONDS,
+    LONG_STEP_SECONDS,
+    READ_IN_COHORT_SECONDS,
+    estimate,
+)
 from protocols.accumulation.progress_slot import (
     SAY_AGAIN_SECONDS,
     SLOT_SECONDS,
@@ -105,6 +110,57 @@ def test_a_newcomer_whose_first_batch_comes_too_late_is_not_expected() -> None:
     assert expected(0.5)
     assert not expected(5.0)
     assert expected(5.0, samples=4), "those would be lost"
+
+
+LATE = msgspec.structs.replace(OWN, samples=0, batch_seconds=2.0)
+"""Of one that got the last step when the others had computed most of the next."""
+
+
+def seen_late(averaging: int, mine: ProgressSlot = LATE, further: int = 0, **more: Any) -> Estimate:
+    """What that peer sees when so many of the nine others are averaging, and so many a step
+    further. The other cohorts are averaging; the samples in their sums are old."""
+    me, others = cohort(1)[-1], cohort(1)[:-1]
+    assert len(others) == 9
+    few = msgspec.structs.replace(SUM, samples=10, samples_per_second=1.0, averaging=True)
+    computes = msgspec.structs.replace(OWN, samples=4)
+    averages = msgspec.structs.replace(OWN, samples=4, averaging=True, epoch_seconds=8.0)
+    ahead = msgspec.structs.replace(OWN, epoch=OWN.epoch + 1, history=b"n" * 16)
+    slots = [averages] * averaging + [ahead] * further
+    slots += [computes] * (len(others) - len(slots))
+    seen = seen_at(me, of_0=few, of_2=few, of_3=few)
+    seen |= {one: Seen(said, 0.0) for one, said in zip(others, slots, strict=True)}
+    return estimate(seen, mine, SETTINGS, 0.0, was_in_step(me, **more))
+
+
+def test_a_cohort_waits_for_one_that_got_the_step_late_when_most_others_are_averaging() -> None:
+    assert not seen_late(4).is_waited_for
+    assert seen_late(5).is_waited_for
+    for found in (
+        seen_late(5, further=1),  # that round is over
+        seen_late(9, failed_for=0.0),  # it has begun one already, or they have
+        seen_late(9, epoch_began=None),  # nobody expects it
+        seen_late(9, msgspec.structs.replace(LATE, follows=True)),
+    ):
+        assert not found.is_waited_for
+
+
+def test_one_that_was_spared_before_computes_the_batch_that_the_others_wait_for() -> None:
+    assert seen_late(5).is_spared
+    assert not seen_late(5).is_owed_a_batch
+    spared = msgspec.structs.replace(LATE, spared=1)  # they wait for a quarter of 8 s
+    assert seen_late(5, spared).is_owed_a_batch
+    assert not seen_late(5, spared).is_spared
+    assert not seen_late(4, spared).is_owed_a_batch
+    longer = msgspec.structs.replace(spared, batch_seconds=2.1)
+    assert seen_late(5, longer).is_spared
+    assert not seen_late(5, msgspec.structs.replace(longer, spared=2)).is_spared
+
+
+def test_one_whose_cohort_waits_for_it_looks_soon_whether_the_round_is_due() -> None:
+    found = seen_late(5)
+    assert not found.is_due
+    assert seen_late(4).read_again_in_seconds > READ_IN_COHORT_SECONDS
+    assert found.read_again_in_seconds == READ_IN_COHORT_SECONDS
 
 
 def test_only_heads_are_holders() -> None:

@@ -11,7 +11,7 @@ import trio
 from lab.simulate.virtual_trainer import Manner, Trainer, trainer
 from protocols.accumulation.driver import EXTRA_SHARE, LONGEST_RETRY_SECONDS, NextBatch
 from protocols.accumulation.estimate import Estimate
-from protocols.accumulation.lifecycle import Life, Mode, Phase
+from protocols.accumulation.lifecycle import Average, Estimated, Life, Lifecycle, Mode, Phase
 from protocols.identity import PeerId
 from protocols.testing.settings import NodeSettings
 from protocols.testing.world import SimulatedWorld, run_simulation
@@ -140,6 +140,31 @@ def test_none_begins_beside_a_round_that_most_have_begun_if_it_would_come_too_la
         replace(further, ahead=OTHERS),  # any name may say that it is far ahead
     ):
         assert NextBatch(Mode(begun.target_samples)).waits(life, found, 0.0) == 0.0
+
+
+def test_one_that_its_cohort_waits_for_comes_to_that_round_without_samples() -> None:
+    """Over slow links the last one got a step ten seconds after the first. Its cohort waited for it
+    in the next round, and it waited for the end of that round."""
+    begun = replace(BEFORE_DUE, number=2, begun=OTHERS, coming=ALL, is_due=True, is_waited_for=True)
+    mode = Mode(begun.target_samples)
+
+    def comes(found: Estimate) -> bool:
+        lifecycle = Lifecycle(mode, epoch=found.epoch, history=HISTORY)
+        return [*lifecycle.take(Estimated(found))][:1] == [
+            Average(found.epoch, HISTORY, 0, found.expected, coming=ALL)
+        ]
+
+    assert comes(begun)
+    for found in (
+        replace(begun, is_waited_for=False),
+        replace(begun, own_batch_seconds=0.5),  # it computes one while they wait
+        replace(begun, is_owed_a_batch=True),
+        replace(begun, is_due=False),
+    ):
+        assert not comes(found), found
+    life = Life(Phase.ACCUMULATING, begun.epoch, HISTORY)
+    assert NextBatch(mode).waits(life, replace(begun, is_owed_a_batch=True), 0.0) == 0.0
+    assert NextBatch(mode).waits(life, begun, 0.0) > 0.0
 
 
 def test_those_that_claim_for_ever_that_they_have_begun_cost_it_a_batch_an_epoch() -> None:

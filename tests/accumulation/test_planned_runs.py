@@ -37,6 +37,7 @@ STEPS = 3
 SLOWEST_OF_UNEQUAL_SECONDS = 25.0
 SLOWEST = 1.2
 """A plan counts no messages but the values, and no waiting for batches and for the others."""
+FULL = 0.95  # a step with fewer samples is no quicker step
 QUICKEST = 0.85
 """It lets all wait for the slowest cohort, and then for the slowest handing down. The peers that
 have a result first begin the next step while others still wait for it."""
@@ -77,8 +78,11 @@ async def steps_by_cohorts(world: SimulatedWorld) -> None:
     made: dict[int, list[float]] = {}
     for step in (step for one in run for step in one.steps):
         made.setdefault(step.epoch, []).append(step.at)
+        assert step.epoch <= before or step.samples > FULL * MANNER.target
     for epoch in range(before, before + STEPS):
         assert len(made[epoch]) == PEERS, epoch
+    for one in run:
+        assert any(batch.epoch >= before - 2 for batch in one.batches), one.name
     seconds = (min(made[before + STEPS]) - min(made[before])) / STEPS
     longer = seconds * plan_for(run).steps_per_second
     assert QUICKEST < longer < SLOWEST, longer
@@ -111,7 +115,7 @@ def test_among_unequal_links_the_fastest_are_the_heads_of_their_cohorts() -> Non
 
 @pytest.mark.slow
 def test_a_step_by_cohorts_takes_as_long_as_planned() -> None:
-    """With this seed. With five others it takes 20 to 29 % longer than planned, 24 % on average of
-    all. When a member handed nothing on before it had all, a cohort began a step in two groups with
-    one seed of six: some got the result when others had gone on."""
-    run_simulation(steps_by_cohorts, seed=0, settings=SETTINGS, tick_seconds=TICK_SECONDS)
+    """With six seeds it takes 15 to 18 % longer than planned; with this one it took 28 % longer
+    while the peers that got a step last waited for the end of the next round, which waited for
+    them."""
+    run_simulation(steps_by_cohorts, seed=1, settings=SETTINGS, tick_seconds=TICK_SECONDS)

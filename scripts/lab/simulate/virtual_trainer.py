@@ -318,8 +318,7 @@ class Trainer:
             with trio.move_on_after(LONGEST_RETRY_SECONDS):
                 await self.tracker.changed()
             await self._go_on()
-        if self.manner.samples:
-            await self._wait_while_no_batch_is_wanted()
+        await self._wait_for_a_batch()
         while self._departs_until is None:
             self._computes = self.manner.samples > 0 and not self._next_batch.is_extra
             self.tracker.note(self._slot())
@@ -327,15 +326,14 @@ class Trainer:
             self._computes = False
             if self._away_until is not None:
                 await self._stay_away(self._away_until)
-            if self.manner.samples and self.has_place:
+            if self.manner.samples:
                 self.batches.append(
                     VirtualBatch(trio.current_time(), self.epoch, self.manner.samples)
                 )
                 await self._do_all(self._tell(Contributed(self.manner.samples)))
                 self.tracker.note(self._slot())
             await self._go_on()
-            if self.manner.samples:
-                await self._wait_while_no_batch_is_wanted()
+            await self._wait_for_a_batch()
         await self._see_out(self._departs_until)
 
     async def _see_out(self, until: float) -> None:
@@ -359,8 +357,15 @@ class Trainer:
             await self._round_ended.wait()
             self._round_ended = None
 
-    async def _wait_while_no_batch_is_wanted(self) -> None:
-        while True:
+    async def _wait_for_a_batch(self) -> None:
+        """Until this peer has a place in the run's rounds, and a batch of it is wanted."""
+        while not self.has_place and self._departs_until is None:
+            if self._away_until is not None:
+                await self._stay_away(self._away_until)
+            with trio.move_on_after(LONGEST_RETRY_SECONDS):
+                await self.tracker.changed()
+            await self._go_on()
+        while self.manner.samples:
             life, found = self.lifecycle.life, self.tracker.estimate
             seconds = self._next_batch.waits(life, found, trio.current_time())
             if seconds <= 0.0:
