@@ -154,7 +154,7 @@ def plan_batches(
         last = busy[-1]
         others = [one for one in workers if one is not last]
         without = _planned([*others, Worker(last.peer, last.samples)], target, order)
-        waits = max(patience_seconds, waits_for_spared(last.spared, without.order_ready_at))
+        waits = max(patience_seconds, _waits_for(last, without))
         if not last.free_at > without.ready_at + waits:
             break
         workers, plan = [*others, Worker(last.peer, last.samples)], without
@@ -177,17 +177,16 @@ def _with_those_who_were_spared(
         others = [each for each in found.values() if each is not one]
         without = _planned([*others, Worker(one.peer, 0)], target, order)
         first = one.with_next()
-        if first.order_at <= without.order_ready_at + waits_for_spared(
-            one.spared, without.order_ready_at
-        ):
+        if first.order_at <= without.order_ready_at + _waits_for(one, without):
             found[one.peer] = first
     return list(found.values())
 
 
-def waits_for_spared(spared: int, seconds: float) -> float:
-    """How much longer a step of so many seconds may take for a peer that was spared in so many
-    before it."""
-    return min(spared, MOST_SPARED) * SPARED_SHARE * seconds if 0.0 < seconds < math.inf else 0.0
+def _waits_for(worker: Worker, without: BatchPlan) -> float:
+    """How much longer a step may take for a peer that was spared in the last ones."""
+    if not worker.spared or not 0.0 < without.order_ready_at < math.inf:
+        return 0.0
+    return min(worker.spared, MOST_SPARED) * SPARED_SHARE * without.order_ready_at
 
 
 def _is_like_the_rest(busy: Sequence[Worker], patience_seconds: float) -> bool:

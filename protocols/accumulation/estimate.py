@@ -89,11 +89,11 @@ class Estimate:
       peer that was killed in it says so no more.)
     - `begun`: those of them that are believed: it is time to come.
     - `is_asked`: another peer has asked this one into a round of this epoch that it is not in.
-    - `is_waited_for`: by cohorts, this peer was in the last step, and half of its cohort are in the
-      round of the next one already, the first of this epoch. Over slow links, some get a step long
-      after others.
-    - `is_owed_a_batch`: then a batch of this peer takes no longer than the others wait for one that
-      was in the last steps without any (batch_plan.py).
+    - `is_waited_for`: by cohorts, this peer was in the last step, and most of the others that it
+      expects in the cohort's round, the first of this epoch, are in it already. Over slow links,
+      some get a step long after others. False if steps have few batches of each peer: without
+      those of all that are late, they may have too few samples.
+    - `spared`: in how many steps in a row this peer brought no samples.
     - `company`: how many others are in this epoch and history and have not stayed away again and
       again, or are further, or have the state to which this peer will soon give way. While there
       are any, nobody makes a step alone.
@@ -165,7 +165,7 @@ class Estimate:
     begun: frozenset[PeerId] = frozenset()
     is_asked: bool = False
     is_waited_for: bool = False
-    is_owed_a_batch: bool = False
+    spared: int = 0
     company: int = 0
     holders: frozenset[PeerId] = frozenset()
     needs: int = 0
@@ -254,7 +254,12 @@ class Estimate:
         late as well."""
         gone_on = self.begun | self.just_ahead | self.may_be_ahead
         are_most = 2 * len(gone_on) > 1 + len(gone_on | self.coming)
-        return are_most and self._takes_long and not self.is_owed_a_batch
+        return are_most and self._takes_long and not self._may_be_late
+
+    @property
+    def _may_be_late(self) -> bool:
+        """Whether the list stays open for a batch of this peer."""
+        return self.is_waited_for and 0.0 < self.own_batch_seconds <= self.patience_seconds
 
     @property
     def _takes_long(self) -> bool:
@@ -264,8 +269,9 @@ class Estimate:
     def is_spared(self) -> bool:
         """Whether this peer comes without any batch: those of the others make up the round, or a
         batch would hold up its cohort, which has begun it and waits."""
-        holds_up = self.is_waited_for and self._takes_long and not self.is_owed_a_batch
-        return self.own_part <= 0 or holds_up
+        holds_up = self.is_waited_for and self._takes_long
+        is_owed_one = self.spared > 0 and self._may_be_late
+        return self.own_part <= 0 or (holds_up and not is_owed_one)
 
     @property
     def longest_wait_seconds(self) -> float:

@@ -30,11 +30,11 @@ from typing import Final
 from blake3 import blake3
 
 from protocols.accumulation.batch_plan import (
+    MANY_BATCHES,
     BatchPlan,
     Worker,
     may_be_planned,
     plan_batches,
-    waits_for_spared,
 )
 from protocols.accumulation.claims import Credit, absurd_rates
 from protocols.accumulation.cohorts_seen import CohortsSeen
@@ -398,6 +398,7 @@ class _View:
             begun=frozenset(
                 publisher_of(one.peer) for one in believed if one.slot.averaging and one.will_come
             ),
+            spared=mine.spared,
             company=len(self._company(lost)),
             holders=_holders(cohorts, self.placed, {*self.moved, *cohorts.moved}, mine, known, now),
             needs=known.needs,
@@ -452,7 +453,6 @@ class _View:
             due_in_seconds=due_in,
             read_again_in_seconds=read_again_in,
             is_waited_for=is_waited_for,
-            is_owed_a_batch=is_waited_for and self._is_owed_a_batch(),
         )
 
     def _is_waited_for(self, found: Estimate) -> bool:
@@ -460,13 +460,9 @@ class _View:
         is_first = known.failed_for is None and not found.just_ahead
         was_in_step = known.epoch_began is not None and not self._mine.follows
         is_begun = 2 * len(averaging) > len(found.coming)
-        return found.cohort is not None and is_first and was_in_step and is_begun
-
-    def _is_owed_a_batch(self) -> bool:
-        """Their slots say for how long the others had computed when they began the round."""
-        mine, slots = self._mine, [one.slot for one in self.ours if one.slot.averaging]
-        seconds = max((one.epoch_seconds for one in slots), default=0.0)
-        return 0.0 < mine.batch_seconds <= waits_for_spared(mine.spared, seconds)
+        part = self._settings.target_samples / max(self._mine.step_peers, 1)
+        brings_little = MANY_BATCHES * self._mine.batch <= part
+        return found.cohort is not None and is_first and was_in_step and is_begun and brings_little
 
 
 def _early_seconds(mine: ProgressSlot, settings: ProgressSettings) -> float:

@@ -112,7 +112,7 @@ def test_a_newcomer_whose_first_batch_comes_too_late_is_not_expected() -> None:
     assert expected(5.0, samples=4), "those would be lost"
 
 
-LATE = msgspec.structs.replace(OWN, samples=0, batch_seconds=2.0)
+LATE = msgspec.structs.replace(OWN, samples=0, batch_seconds=2.0, step_peers=len(PEERS), spared=3)
 """Of one that got the last step when the others had computed most of the next."""
 
 
@@ -123,7 +123,7 @@ def seen_late(averaging: int, mine: ProgressSlot = LATE, further: int = 0, **mor
     assert len(others) == 9
     few = msgspec.structs.replace(SUM, samples=10, samples_per_second=1.0, averaging=True)
     computes = msgspec.structs.replace(OWN, samples=4)
-    averages = msgspec.structs.replace(OWN, samples=4, averaging=True, epoch_seconds=8.0)
+    averages = msgspec.structs.replace(OWN, samples=4, averaging=True)
     ahead = msgspec.structs.replace(OWN, epoch=OWN.epoch + 1, history=b"n" * 16)
     slots = [averages] * averaging + [ahead] * further
     slots += [computes] * (len(others) - len(slots))
@@ -135,25 +135,16 @@ def seen_late(averaging: int, mine: ProgressSlot = LATE, further: int = 0, **mor
 def test_a_cohort_waits_for_one_that_got_the_step_late_when_most_others_are_averaging() -> None:
     assert not seen_late(4).is_waited_for
     assert seen_late(5).is_waited_for
+    assert seen_late(5).spared == LATE.spared
     for found in (
         seen_late(5, further=1),  # that round is over
         seen_late(9, failed_for=0.0),  # it has begun one already, or they have
         seen_late(9, epoch_began=None),  # nobody expects it
         seen_late(9, msgspec.structs.replace(LATE, follows=True)),
+        seen_late(9, msgspec.structs.replace(LATE, batch=5)),  # not four in a step
+        seen_late(9, msgspec.structs.replace(LATE, step_peers=len(PEERS) + 2)),
     ):
         assert not found.is_waited_for
-
-
-def test_one_that_was_spared_before_computes_the_batch_that_the_others_wait_for() -> None:
-    assert seen_late(5).is_spared
-    assert not seen_late(5).is_owed_a_batch
-    spared = msgspec.structs.replace(LATE, spared=1)  # they wait for a quarter of 8 s
-    assert seen_late(5, spared).is_owed_a_batch
-    assert not seen_late(5, spared).is_spared
-    assert not seen_late(4, spared).is_owed_a_batch
-    longer = msgspec.structs.replace(spared, batch_seconds=2.1)
-    assert seen_late(5, longer).is_spared
-    assert not seen_late(5, msgspec.structs.replace(longer, spared=2)).is_spared
 
 
 def test_one_whose_cohort_waits_for_it_looks_soon_whether_the_round_is_due() -> None:

@@ -145,7 +145,14 @@ def test_none_begins_beside_a_round_that_most_have_begun_if_it_would_come_too_la
 def test_one_that_its_cohort_waits_for_comes_to_that_round_without_samples() -> None:
     """Over slow links the last one got a step ten seconds after the first. Its cohort waited for it
     in the next round, and it waited for the end of that round."""
-    begun = replace(BEFORE_DUE, number=2, begun=OTHERS, coming=ALL, is_due=True, is_waited_for=True)
+    begun = replace(
+        BEFORE_DUE,
+        number=2,
+        begun=OTHERS,
+        coming=ALL,
+        is_due=True,
+        is_waited_for=True,
+    )
     mode = Mode(begun.target_samples)
 
     def comes(found: Estimate) -> bool:
@@ -154,16 +161,19 @@ def test_one_that_its_cohort_waits_for_comes_to_that_round_without_samples() -> 
             Average(found.epoch, HISTORY, 0, found.expected, coming=ALL)
         ]
 
-    assert comes(begun)
+    short = replace(begun, own_batch_seconds=begun.patience_seconds)
+    for found in (begun, short, replace(begun, spared=8)):
+        assert comes(found), found
     for found in (
         replace(begun, is_waited_for=False),
         replace(begun, own_batch_seconds=0.5),  # it computes one while they wait
-        replace(begun, is_owed_a_batch=True),
+        replace(short, spared=1),
         replace(begun, is_due=False),
     ):
         assert not comes(found), found
     life = Life(Phase.ACCUMULATING, begun.epoch, HISTORY)
-    assert NextBatch(mode).waits(life, replace(begun, is_owed_a_batch=True), 0.0) == 0.0
+    assert NextBatch(mode).waits(life, short, 0.0) == 0.0
+    assert NextBatch(mode).waits(life, replace(short, is_waited_for=False), 0.0) > 0.0
     assert NextBatch(mode).waits(life, begun, 0.0) > 0.0
 
 

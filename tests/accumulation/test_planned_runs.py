@@ -82,7 +82,7 @@ async def steps_by_cohorts(world: SimulatedWorld) -> None:
     for epoch in range(before, before + STEPS):
         assert len(made[epoch]) == PEERS, epoch
     for one in run:
-        assert any(batch.epoch >= before - 2 for batch in one.batches), one.name
+        assert any(before <= batch.epoch < before + STEPS for batch in one.batches), one.name
     seconds = (min(made[before + STEPS]) - min(made[before])) / STEPS
     longer = seconds * plan_for(run).steps_per_second
     assert QUICKEST < longer < SLOWEST, longer
