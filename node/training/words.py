@@ -149,8 +149,9 @@ def _words_of_run(happening: Happening) -> str:
         case NoBatchFits(steps=steps, batch=batch, batch_seconds=seconds):
             return (
                 f"the last {steps} steps were made without this machine: a batch of {batch:,} "
-                f"takes it {seconds:.1f} s, and the others finish earlier. Give it more processors "
-                "or memory, or ask the organiser for a smaller samples_at_once or a larger batch"
+                f"takes it {seconds:.1f} s, and the others finish earlier, or its link brings it "
+                "each step too late. Give it more processors or memory or a faster link, or ask "
+                "the organiser for a smaller samples_at_once or a larger batch"
             )
         case NoRunFound():
             return (

@@ -444,12 +444,11 @@ class NextBatch:
 
     It may begin at once if the batch is in the plan. If the batch would exceed the target, or end
     too late for the round, it may begin when that round has ended; so it does if most of the others
-    are in that round already, or further, unless it is owed one (`Estimate`). The same holds for a
-    batch that is computed beside a round, by the plan of the next round. With `delayed`, a peer
-    with a part of many batches
-    computes one more rather than wait for the others' last ones (`is_extra`). Others are not told
-    of that one, or they would compute another meanwhile: they begin the round, and this peer comes
-    a moment later.
+    are in that round already, or further, unless their list stays open for its first batch. The
+    same holds for a batch that is computed beside a round, by the plan of the next round. With
+    `delayed`, a peer with a part of many batches computes one more rather than wait for the others'
+    last ones (`is_extra`). Others are not told of that one, or they would compute another
+    meanwhile: they begin the round, and this peer comes a moment later.
 
     A peer waits in vain at most once in an epoch, and not much longer than the others' batches
     take. A round that has not begun by then may be claimed to be nearly due for ever. A round that
@@ -488,7 +487,7 @@ class NextBatch:
         seconds = SHORTEST_WAIT_SECONDS
         if (found.epoch, found.history) == (life.epoch, life.history):
             longest = found.longest_wait_seconds
-            if found.comes_too_late:
+            if found.comes_too_late_with(life.samples):
                 seconds = LONGEST_RETRY_SECONDS
                 longest = found.own_batch_seconds + found.patience_seconds
                 if not self._is_too_late:  # until now it waited for the others' batches

@@ -90,9 +90,10 @@ class Estimate:
     - `begun`: those of them that are believed: it is time to come.
     - `is_asked`: another peer has asked this one into a round of this epoch that it is not in.
     - `is_waited_for`: by cohorts, this peer was in the last step, and most of the others that it
-      expects in the cohort's round, the first of this epoch, are in it already. Over slow links,
-      some get a step long after others. False if steps have few batches of each peer: without
-      those of all that are late, they may have too few samples.
+      expects in its cohort's round are in it already; no round of this epoch has failed, and none
+      of them is proved to be further. Over slow links, some get a step long after others. False if
+      a step has fewer than four batches of each peer: without those of all that are late it may
+      have too few samples.
     - `spared`: in how many steps in a row this peer brought no samples.
     - `company`: how many others are in this epoch and history and have not stayed away again and
       again, or are further, or have the state to which this peer will soon give way. While there
@@ -247,18 +248,18 @@ class Estimate:
         share = BEGUN_BY_MOST_SHARE if by_most else BEGUN_SHARE
         return self.others_samples + own_samples >= share * self.target_samples
 
-    @property
-    def comes_too_late(self) -> bool:
-        """Whether most others have begun the round or are further, and a batch that this peer
-        begins now is done long after it. Its samples are stale then, and it begins the next epoch
-        late as well."""
+    def comes_too_late_with(self, own_samples: int) -> bool:
+        """Whether most others have begun the round or are further, and a batch that this peer, with
+        so many samples, begins now is done long after it. Its samples are stale then, and it begins
+        the next epoch late as well."""
         gone_on = self.begun | self.just_ahead | self.may_be_ahead
         are_most = 2 * len(gone_on) > 1 + len(gone_on | self.coming)
-        return are_most and self._takes_long and not self._may_be_late
+        is_in_time = self._may_come_with_one and not own_samples
+        return are_most and self._takes_long and not is_in_time
 
     @property
-    def _may_be_late(self) -> bool:
-        """Whether the list stays open for a batch of this peer."""
+    def _may_come_with_one(self) -> bool:
+        """Whether the list stays open for a first batch of this peer."""
         return self.is_waited_for and 0.0 < self.own_batch_seconds <= self.patience_seconds
 
     @property
@@ -270,7 +271,7 @@ class Estimate:
         """Whether this peer comes without any batch: those of the others make up the round, or a
         batch would hold up its cohort, which has begun it and waits."""
         holds_up = self.is_waited_for and self._takes_long
-        is_owed_one = self.spared > 0 and self._may_be_late
+        is_owed_one = self.spared > 0 and self._may_come_with_one
         return self.own_part <= 0 or (holds_up and not is_owed_one)
 
     @property

@@ -166,7 +166,8 @@ class TooSlowToCatchUp(msgspec.Struct, frozen=True, tag=True):
 
 class NoBatchFits(msgspec.Struct, frozen=True, tag=True):
     """This many steps in a row were made without a batch of this peer: the others finish a step
-    long before it would finish a batch (batch_plan.py). Repeated after as many more steps."""
+    long before it would finish a batch (batch_plan.py), or it gets each step too late. Repeated
+    after as many more steps."""
 
     epoch: int
     steps: int

@@ -138,8 +138,9 @@ def test_a_cohort_waits_for_one_that_got_the_step_late_when_most_others_are_aver
     assert seen_late(5).spared == LATE.spared
     for found in (
         seen_late(5, further=1),  # that round is over
-        seen_late(9, failed_for=0.0),  # it has begun one already, or they have
-        seen_late(9, epoch_began=None),  # nobody expects it
+        seen_late(9, failed_for=0.0),  # a round of this epoch
+        seen_late(9, epoch_began=None),  # it was not in the last step
+        seen_late(9, cohorts=1),  # one group
         seen_late(9, msgspec.structs.replace(LATE, follows=True)),
         seen_late(9, msgspec.structs.replace(LATE, batch=5)),  # not four in a step
         seen_late(9, msgspec.structs.replace(LATE, step_peers=len(PEERS) + 2)),

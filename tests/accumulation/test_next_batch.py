@@ -173,6 +173,7 @@ def test_one_that_its_cohort_waits_for_comes_to_that_round_without_samples() -> 
         assert not comes(found), found
     life = Life(Phase.ACCUMULATING, begun.epoch, HISTORY)
     assert NextBatch(mode).waits(life, short, 0.0) == 0.0
+    assert NextBatch(mode).waits(replace(life, samples=BATCH), short, 0.0) > 0.0
     assert NextBatch(mode).waits(life, replace(short, is_waited_for=False), 0.0) > 0.0
     assert NextBatch(mode).waits(life, begun, 0.0) > 0.0
 

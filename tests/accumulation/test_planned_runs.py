@@ -37,7 +37,7 @@ STEPS = 3
 SLOWEST_OF_UNEQUAL_SECONDS = 25.0
 SLOWEST = 1.2
 """A plan counts no messages but the values, and no waiting for batches and for the others."""
-FULL = 0.95  # a step with fewer samples is no quicker step
+FULL = 0.95  # fewer samples are computed sooner
 QUICKEST = 0.85
 """It lets all wait for the slowest cohort, and then for the slowest handing down. The peers that
 have a result first begin the next step while others still wait for it."""
