@@ -9,6 +9,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import trio
 
 from node.app.demo.processes import Child, Event
 
@@ -30,7 +31,8 @@ async def test_a_signal_in_the_middle_of_killing_it_may_kill_it_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The alarm of a demo that does not end in time does."""
-    stays = ("sh", "-c", "sleep 600")  # whatever else it is told
+    # without `exec`, a child of the shell would hold the output for ten minutes
+    stays = ("sh", "-c", "exec sleep 600")
     child = Child("ann", ["version"], home=tmp_path / "home", folder=tmp_path, through=stays)
     child.start()
     look, handlers = subprocess.Popen._try_wait, ["kill_all"]  # type: ignore[attr-defined]
@@ -48,5 +50,6 @@ async def test_a_signal_in_the_middle_of_killing_it_may_kill_it_as_well(
     killing.join(PATIENCE_SECONDS)
     assert not handlers
     assert not killing.is_alive(), "it waits for itself"
-    await child.read(lambda *_: None)
+    with trio.fail_after(PATIENCE_SECONDS):
+        await child.read(lambda *_: None)
     assert child.exit_code == -9
