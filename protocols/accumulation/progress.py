@@ -456,6 +456,8 @@ class _View:
         )
 
     def _is_waited_for(self, found: Estimate) -> bool:
+        """Whether the cohort has begun a round whose list stays open for this peer, and does not
+        need its batch: the sums count a first one of each member that has said nothing yet."""
         known, averaging = self._known, found.begun & found.coming
         is_first = known.failed_for is None and not found.just_ahead
         was_in_step = known.epoch_began is not None and not self._mine.follows

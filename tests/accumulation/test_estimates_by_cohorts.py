@@ -113,7 +113,7 @@ def test_a_newcomer_whose_first_batch_comes_too_late_is_not_expected() -> None:
 
 
 LATE = msgspec.structs.replace(OWN, samples=0, batch_seconds=2.0, step_peers=len(PEERS), spared=3)
-"""Of one that got the last step when the others had computed most of the next."""
+"""The slot of one that got the last step when the others had computed most of the next."""
 
 
 def seen_late(averaging: int, mine: ProgressSlot = LATE, further: int = 0, **more: Any) -> Estimate:
