@@ -78,6 +78,11 @@ from protocols.moshpit.verdicts import Effect, OwnVerdict
 
 __all__ = ["Agreement", "CheckCuts", "Plan", "Timing", "Verify"]
 
+COMPLAINT_SECONDS = 3.0
+"""A coordinator does nothing while its own exchange goes on. If another keeps it from ending that,
+it complains some seven seconds after most have ended theirs (attempt.py). So whoever has the result
+waits at least this much longer for it than for one that merely does nothing."""
+
 # Once there is a decision, these messages are answered with it. The others are answers themselves.
 _ASKS = (Start, Prepare, Open, Accept, BallotQuery, Forswear, Holding, Trouble, Promise, GivenUp)
 
@@ -118,8 +123,6 @@ class Agreement:
         self.ballots_begun = 0  # by us, not counting the first
         self.idle: set[int] = set()
         """Coordinators that are alive but did nothing when it was their turn."""
-        self.withheld: set[int] = set()
-        """Members that are alive, and did not say what they hold when we coordinated."""
         self._untold = False  # our coordinator may not have received our last report
         self._gone: set[int] = set()
         """Members that could not be reached, or whose link was lost, until there is another sign of
@@ -252,7 +255,8 @@ class Agreement:
         if self._exchange.done(ballot, digest, statements, contradicted):
             self._exchange.report(ballot)
             served = 2.0 * self._exchange.served_seconds  # others may have far slower links
-            self._expect_more(others_seconds=min(served, self.longest_exchange))
+            seconds = min(served, self.longest_exchange)
+            self._expect_more(others_seconds=max(COMPLAINT_SECONDS, seconds))
             self._drain()
 
     def exchange_failed(

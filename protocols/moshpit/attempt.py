@@ -45,7 +45,14 @@ from protocols.moshpit.ballots import (
     Suspicion,
     digest_of_parts,
 )
-from protocols.moshpit.blame import AWAITED, NO_AVERAGES, NO_VALUES, NOT_CLOSED, OVERDUE
+from protocols.moshpit.blame import (
+    AWAITED,
+    LACKING,
+    NO_AVERAGES,
+    NO_VALUES,
+    NOT_CLOSED,
+    OVERDUE,
+)
 from protocols.moshpit.exchange import ExchangePlan, Participant
 from protocols.moshpit.layout import SMALL_PART
 from protocols.moshpit.part_messages import (
@@ -78,6 +85,8 @@ class ExchangeAttempt:
         self.reduction = Reduction(plan, source, result)
         self.arrivals = ArrivalPace(self)
         self.statements: dict[int, Statement] = {}
+        self.taken_by: set[int] = set()
+        """The senders that have closed their transfers to us."""
         self.suspicion: Suspicion | None = None
         self.awaited: tuple[Suspicion, ...] = ()
         """The members that this one was waiting for when the attempt failed."""
@@ -237,9 +246,20 @@ class ExchangeAttempt:
         self._told.setdefault(member, set()).add(digest)
 
     @property
-    def told_by(self) -> Set[int]:
-        """The members that have closed a transfer with us, having their whole result."""
-        return self._told.keys()
+    def closing(self) -> Set[int]:
+        """The others that owe us a closing message: all of them, or those that reduce."""
+        return {one.index for one in (*self.senders, *self.reducers)}
+
+    @property
+    def unclosed(self) -> Set[int]:
+        """Those of them of which one is missing, in either direction."""
+        senders = {one.index for one in self.senders} - self.taken_by
+        return senders | {one.index for one in self.reducers} - self.statements.keys()
+
+    @property
+    def unfinished(self) -> Set[int]:
+        """The reducers whose averages are not all here."""
+        return {one.index for one in self.reducers} - self._digests.keys()
 
     def contradicted_by(self) -> tuple[int, ...]:
         """The members that have another result than ours. Known when all have closed their
@@ -254,12 +274,9 @@ class ExchangeAttempt:
         weighted = [member.index for member in self.senders if member.weight > 0.0]
         if weighted and not self.reduction.is_finished:
             return min(weighted, key=lambda index: chunks_of(self.values_of, index))
-        reducers = [member.index for member in self.reducers]
-        unfinished = [index for index in reducers if index not in self._digests]
-        if unfinished:
-            return min(unfinished, key=lambda index: chunks_of(self.averages_of, index))
-        others = [member.index for member in self.senders] or reducers or [self.plan.me]
-        closing = [index for index in others if index not in self.told_by] or others
+        if self.unfinished:
+            return min(self.unfinished, key=lambda index: chunks_of(self.averages_of, index))
+        closing = sorted(self.unclosed or self.closing or {self.plan.me})
         return min(closing, key=lambda index: chunks_of(self.values_of, index))
 
     # -- handlers that serve others, in tasks that are not ours
@@ -729,14 +746,9 @@ class Lateness:
                 flow.look(self._slowest)
         self._own_part.advanced(self._attempt.reduction.finished)
         if self._most_closed is None and self._attempt.whole.is_set():
-            told = self._attempt.told_by
-            if len(told) >= len(self._closing) // 2:
+            closing, unclosed = self._attempt.closing, self._attempt.unclosed
+            if len(closing - unclosed) >= len(closing) // 2:
                 self._most_closed = trio.current_time()
-
-    @property
-    def _closing(self) -> list[int]:
-        """The members that tell us which result they have."""
-        return [one.index for one in self._attempt.senders] or self._reducers
 
     def late(self) -> list[tuple[int, str, str]]:
         """The late members, furthest behind first: place in the roster, code and words."""
@@ -744,16 +756,24 @@ class Lateness:
         return late or self._late_reducers() or self._late_closers()
 
     def awaited(self) -> tuple[Suspicion, ...]:
-        """The members whose values we wait for: those that are almost late; or else the one that is
-        behind the others."""
+        """The members that we wait for: those whose values are almost late; or else the one whose
+        values are behind the others'; or else those whose averages, or closing messages, are not
+        here as those of the others are."""
         nearly = self._late_senders(LATE_GRACE_SECONDS - NEARLY_SECONDS)
         if nearly:
             return tuple(Suspicion(member, OVERDUE, text) for member, _, text in nearly)
         flows = self._flows(self._attempt.values_of, self._senders)
         behind = min(flows, key=lambda member: flows[member].part, default=None)
-        if behind is None or flows[behind].part == max(one.part for one in flows.values()):
+        if behind is not None and flows[behind].part < max(one.part for one in flows.values()):
+            return (Suspicion(behind, AWAITED, "Its values are awaited."),)
+        attempt = self._attempt
+        lacking, text = attempt.unfinished, "Its averages are awaited."
+        if not lacking:
+            lacking, text = attempt.unclosed, "Its closing message is awaited."
+        all_of_them = attempt.closing if attempt.whole.is_set() else self._reducers
+        if len(lacking) == len(all_of_them) > 1:  # then it is hardly their fault
             return ()
-        return (Suspicion(behind, AWAITED, "Its values are awaited."),)
+        return tuple(Suspicion(member, LACKING, text) for member in sorted(lacking))
 
     def _late_senders(self, grace: float) -> list[tuple[int, str, str]]:
         flows = self._flows(self._attempt.values_of, self._senders)
@@ -808,9 +828,7 @@ class Lateness:
             return []
         waited = trio.current_time() - self._most_closed
         late = []
-        for member in self._closing:
-            if member in self._attempt.told_by:
-                continue
+        for member in sorted(self._attempt.unclosed):
             longer = max(self._round_seconds, (self._most_closed - self._attempt.began) / 2.0)
             if member in self._slow_readers:
                 longer = max(longer, self._vector_bytes / SLOW_BYTES_PER_SECOND)

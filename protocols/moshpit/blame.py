@@ -10,9 +10,14 @@ A member whose transfer breaks rarely knows the cause. So each kind of report ha
   roster.
 - of a pair and *explained*: a reducer that waits for values has no averages, and a member that
   waits for averages cannot close. So `no_averages` counts for nothing against a member that has
-  complained of `no_values` in the same attempt. If that member names the one it was waiting for
-  (`awaited`), the complaint counts against that one instead. A member that is only almost late
-  (`overdue`) has a complaint from each that reports so, once one has found it late.
+  complained of `no_values` in the same attempt. If that member names the one whose values it was
+  waiting for (`awaited`), the complaint counts against that one instead. So it does for one that
+  has not closed, or was `idle`, and was waiting for another's averages or closing message
+  (`lacking`). A member that is only almost late (`overdue`) has a complaint from each that reports
+  so, once one has found it late.
+- a member that has not reported how its exchange went (`withheld`) is out, unless it has said by
+  now that it holds a result, or for which others it was waiting: then each of these and it are a
+  pair. To wait for the coordinator is no reason, if that has ended its own exchange.
 - anything else breaks the protocol, and counts against the named member. If two report it of each
   other, it counts as of a pair. A member that reports it of several others loses to them by the
   same rule as a pair, so no member can have all others left out.
@@ -39,11 +44,17 @@ from protocols.moshpit.ballots import LONGEST_SUSPICION, Ballot, Statement, Susp
 WEAK_CODES = frozenset({"cut", "gave_up", "lost", "stopped"})
 
 NO_VALUES, NO_AVERAGES, NOT_CLOSED = "no_values", "no_averages", "not_closed"  # attempt.py
-OVERDUE, AWAITED = "overdue", "awaited"
+OVERDUE, AWAITED, LACKING = "overdue", "awaited", "lacking"
 IDLE = "idle"  # it coordinates, answers, and does nothing
 LATE_CODES = frozenset({NO_VALUES, NO_AVERAGES, NOT_CLOSED})
-WAIT_CODES = frozenset({OVERDUE, AWAITED})
-EXPLANATIONS = {NO_AVERAGES: {NO_VALUES}, NOT_CLOSED: {NO_VALUES, NO_AVERAGES}}
+WAIT_CODES = frozenset({OVERDUE, AWAITED, LACKING})
+EXPLANATIONS: Mapping[str, Set[str]] = {
+    NO_AVERAGES: {NO_VALUES, OVERDUE, AWAITED},
+    NOT_CLOSED: {NO_VALUES, NO_AVERAGES, *WAIT_CODES},
+    IDLE: WAIT_CODES,
+}
+"""What else a member has to say that is accused of this: a complaint explains it, and if it was
+waiting, the one that it was waiting for is accused instead."""
 
 PAIR_CODES = frozenset(
     {"unreachable", "absent", "stalled", "slow", "refused", "busy", IDLE} | LATE_CODES
@@ -57,7 +68,7 @@ LIED = "lied"
 BAD_STATEMENT = "bad_statement"
 DENIED = "denied"
 SILENT = "silent"
-WITHHELD = "withheld"  # of those that a coordinator no longer waits for; see coordinator.py
+WITHHELD = "withheld"
 
 Verify = Callable[[Ballot, Statement], bool]
 Pair = tuple[int, int]  # from, against
@@ -80,10 +91,20 @@ class Blame:
         self._pairs: dict[Pair, dict[Ballot, Suspicion]] = {}
         self._waits: dict[Pair, dict[Ballot, Suspicion]] = {}
         self._strong: dict[Pair, Suspicion] = {}
+        self._withheld: dict[int, Ballot] = {}
 
     def convict(self, suspicion: Suspicion) -> None:
         """This member is out for the rest of the round."""
         self.guilty.setdefault(suspicion.member, suspicion)
+
+    def withholds(self, member: int, ballot: Ballot) -> None:
+        """This member is alive, and has not reported how its exchange went, long after it could."""
+        self._withheld[member] = ballot
+
+    def holds(self, member: int, ballot: Ballot) -> None:
+        """It has now said that it holds the result of this exchange."""
+        if self._withheld.get(member) == ballot:
+            del self._withheld[member]
 
     def complain(self, complainer: int, ballot: Ballot, suspicions: Iterable[Suspicion]) -> None:
         """Note a member's complaints about the exchange of this ballot. Idempotent."""
@@ -111,7 +132,13 @@ class Blame:
     def ruled_out(self, candidates: Iterable[int]) -> dict[int, Suspicion]:
         """The candidates that cannot be in the next attempt, and why."""
         left = set(candidates)
-        out = {member: self.guilty[member] for member in left & self.guilty.keys()}
+        text = "did not say what it holds, nor for whom it waits"
+        out = {
+            member: Suspicion(member, WITHHELD, text)
+            for member, ballot in self._withheld.items()
+            if member in left and not self._reasons(member, ballot)
+        }
+        out |= {member: self.guilty[member] for member in left & self.guilty.keys()}
         left -= out.keys()
         mutual = {pair: why for pair, why in self._strong.items() if pair[::-1] in self._strong}
         one_sided = {pair: why for pair, why in self._strong.items() if pair not in mutual}
@@ -131,12 +158,26 @@ class Blame:
                     found.setdefault((pair[1], instead.member), instead)
                 elif not explained:
                     found.setdefault(pair, why)
+        for member, ballot in self._withheld.items():
+            for why in self._reasons(member, ballot):
+                found.setdefault((member, why.member), why)
         late = {(accused, ballot) for (_, accused), ballot in self._told_of(NO_VALUES)}
         for pair, by_ballot in self._waits.items():
             for ballot, why in by_ballot.items():
                 if why.code == OVERDUE and (pair[1], ballot) in late:
                     found.setdefault(pair, why)
         return found
+
+    def _reasons(self, member: int, ballot: Ballot) -> list[Suspicion]:
+        """For whom it was waiting in this exchange, by its own words."""
+        knows_better = {ballot.coordinator} - self._withheld.keys()
+        told = [
+            by_ballot.get(ballot)
+            for complaints in (self._pairs, self._waits)
+            for (by, against), by_ballot in complaints.items()
+            if by == member and against not in knows_better
+        ]
+        return [why for why in told if why is not None]
 
     def _told_of(self, code: str) -> Iterator[tuple[Pair, Ballot]]:
         for pair, by_ballot in self._pairs.items():
@@ -154,7 +195,8 @@ class Blame:
         if any(why is not None and why.code in explains for why in own):
             return True, None
         waits = [each.get(ballot) for (by, _), each in self._waits.items() if by == accused]
-        return False, next((why for why in waits if why is not None), None)
+        told = (why for why in waits if why is not None and why.code in explains)
+        return False, next(told, None)
 
     def _repeated(self) -> dict[Pair, Suspicion]:
         """Transfers that merely ended, between pairs for which that happened in two attempts."""

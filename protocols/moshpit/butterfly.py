@@ -503,6 +503,7 @@ class PartService:
             attempt.values_of[sender.index].advanced()
         check_no_more(await transfer.next_chunk_bytes(), len(chunks))
         taken = await transfer.receive_closing()
+        attempt.taken_by.add(sender.index)
         attempt.told(sender.index, taken.result)
 
     async def _send(self) -> None:

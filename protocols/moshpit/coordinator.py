@@ -18,10 +18,11 @@ Promises: a ballot proposes at most one result, once. A result is proposed only 
 its attempt that is waited for holds it, with one digest. After promising a ballot, a member
 takes nothing of a lower one (`Acceptor` in member_state.py).
 
-A member that is alive and does not say what it holds is not waited for. When most members and most
-reducers of the attempt have said it, all parts have arrived everywhere, or nearly so. Then the
-others have a little less time than after which members would take the coordinator for idle. Another
-may have kept them from ending their exchange, so they are not blamed, but they may miss the result.
+A member that is alive and does not say what it holds is not waited for. When the coordinator has
+ended its exchange as a reducer, or most members and most reducers have reported, all parts have
+arrived everywhere, or nearly so. Then the others have a little less time than after which members
+would take the coordinator for idle. The next ballot asks them for a promise as well: another may
+have kept them from ending their exchange, and then they say which (blame.py).
 
 Easy to get wrong: the coordinator votes last. As long as it has not accepted its own proposal, one
 member less can have decided without it; so a pair that loses one member is certain of its discard.
@@ -51,7 +52,7 @@ from protocols.moshpit.agreement_messages import (
     Start,
 )
 from protocols.moshpit.ballots import Ballot, Suspicion, digest_of_result
-from protocols.moshpit.blame import SILENT, WITHHELD, Blame, Verify
+from protocols.moshpit.blame import SILENT, Blame, Verify
 from protocols.moshpit.member_state import Desk, KnownDecision, blocking_of, quorum_of
 
 BALLOTS_BEYOND_SIZE = 2  # each failed attempt costs a member or names a pair; two are for duels
@@ -89,9 +90,6 @@ class Owner(Protocol):
     def longest_exchange(self) -> float:
         """How long members may exchange from now on."""
 
-    withheld: set[int]
-    """Members that were alive and did not say what they hold, in any of our ballots."""
-
     def next_ballot(self) -> None:
         """Coordinate a higher ballot instead of this one."""
 
@@ -128,7 +126,6 @@ class Coordinator:
         self._promises: dict[int, Promise] = {}
         self._attempt = ExchangeUnderWay((), ())
         self._exchange_began = 0.0
-        self._is_late = False  # most have reported, and the others' time is over
         self._excluded: tuple[Suspicion, ...] = ()
         self._opened: set[int] = set()
         self._heard: set[int] = set()  # since we last began to wait or to watch
@@ -182,7 +179,7 @@ class Coordinator:
         if not self._enough_are_free:
             self._forswear()
         elif len(free - doubters(held)) >= self._quorum and is_at_hand(
-            held, free - self._ruled_out(free).keys()
+            held, free - self._blame.ruled_out(free).keys()
         ):
             digest = next(iter(held.values())).digest
             self._propose(Result(attempt.ballot, attempt.members, digest), "")
@@ -200,7 +197,7 @@ class Coordinator:
     def _open(self) -> None:
         """Begin a new attempt with the members that answered, except those that are ruled out."""
         free = free_members(self._promises)
-        out = self._ruled_out(free)
+        out = self._blame.ruled_out(free)
         members = tuple(sorted(free - out.keys()))
         if len(members) < 2:
             self._propose(None, "fewer than two members are left")
@@ -216,12 +213,6 @@ class Coordinator:
         self._excluded = tuple(out[member] for member in sorted(out))
         self._enter(Stage.OPENING)
         self._desk.send_to_all(Open(self.ballot, members, self._excluded))
-
-    def _ruled_out(self, free: AbstractSet[int]) -> dict[int, Suspicion]:
-        """The members that a new attempt would leave out, and why."""
-        text = "did not say what it holds, long after most others"
-        silent = {one: Suspicion(one, WITHHELD, text) for one in free & self._owner.withheld}
-        return silent | self._blame.ruled_out(free - silent.keys())
 
     def _exchange(self) -> None:
         self._enter(Stage.EXCHANGING)
@@ -256,6 +247,8 @@ class Coordinator:
 
     def promised(self, sender: int, promise: Promise) -> None:
         self._blame.complain(sender, promise.attempt.ballot, promise.suspicions)
+        if promise.held is not None:
+            self._blame.holds(sender, promise.held.attempt)
         accepted = promise.accepted
         if promise.vowed and (accepted is None or accepted.result is None):
             self._vows.add(sender)
@@ -279,8 +272,7 @@ class Coordinator:
         """Go on if there is a quorum, and no other member to wait for."""
         if len(self._promises) < self._quorum:
             return
-        asked = set(range(self._desk.size)) - self._owner.withheld
-        to_come = asked - self._promises.keys() - self._failed
+        to_come = set(range(self._desk.size)) - self._promises.keys() - self._failed
         knows = self._newest_acceptance() is not None and self._enough_are_free
         if not patient or not to_come or knows:
             self._choose()
@@ -311,23 +303,18 @@ class Coordinator:
             self._owner.next_ballot()
 
     def _expect_reports(self) -> None:
-        """Wait for a limited time for those that have not reported, once most have."""
+        """Wait for a limited time for those that have not reported, once they have the result."""
         attempt, desk = self._attempt, self._desk
-        if self._is_late:
-            self._go_on_without_reports()
-        elif attempt.has_mostly_arrived(desk.me) and "reports" not in desk.timers:
+        if attempt.has_arrived(desk.me) and "reports" not in desk.timers:
             took = desk.now - self._exchange_began
             longest = min(2.0 * took, self._owner.longest_exchange)
             desk.arm("reports", REPORTS_SHARE * (desk.timing.idle_seconds + longest))
 
     def reports_are_due(self) -> None:
-        """Some are alive, and have not said what they hold, though most others have."""
-        self._is_late = self.stage is Stage.EXCHANGING
-        self._go_on_without_reports()
-
-    def _go_on_without_reports(self) -> None:
-        if self._is_late and self._desk.me not in self._attempt.missing:
-            self._owner.withheld.update(self._attempt.missing - self._failed)
+        """Some are alive, and have not said what they hold, long after they could."""
+        if self.stage is Stage.EXCHANGING:
+            for member in self._attempt.missing - self._failed:
+                self._blame.withholds(member, self.ballot)
             self._owner.next_ballot()
 
     def trouble(self, sender: int, suspicions: tuple[Suspicion, ...]) -> None:
@@ -440,7 +427,6 @@ class Coordinator:
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
         self._patience = MORE_WAITS
-        self._is_late = False
         self._desk.disarm("answers", "watch", "reports")
         if stage is Stage.EXCHANGING:
             self._heard.clear()
@@ -555,13 +541,13 @@ class ExchangeUnderWay:
         cuts = self.cuts
         return [one for place, one in enumerate(self.members) if cuts[place + 1] > cuts[place]]
 
-    def has_mostly_arrived(self, me: int) -> bool:
-        """Whether most members have reported, and so has a reducer that we believe, which is this
-        one, or most of the others: it does so when all have taken its part."""
+    def has_arrived(self, me: int) -> bool:
+        """Whether all have the whole result, or nearly so: a reducer reports when each has told it
+        that. We believe this one, or most of the others if most members have reported."""
         reported, reducers = self._holdings.keys(), set(self._reducers)
         others = reducers - {me}
-        believed = me in reported & reducers or len(others) < 2 * len(others & reported)
-        return believed and len(self.members) < 2 * len(reported)
+        most = len(others) < 2 * len(others & reported) and len(self.members) < 2 * len(reported)
+        return most or me in reported & reducers
 
     def is_live(self, member: int) -> None:
         self._probed.discard(member)

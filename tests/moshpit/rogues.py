@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Set
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ import torch
 import trio
 from torch import Tensor
 
+from protocols.errors import PotluckError
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement_messages import (
@@ -31,6 +34,7 @@ from protocols.moshpit.butterfly import (
     PartExchange,
     PartService,
     ReducerTransfer,
+    _report,
     serve_part,
     until_whole,
 )
@@ -386,21 +390,67 @@ async def run_forging(shell: Shell, task: Task, buffers: Buffers) -> Finished:
     return await _run(ForgingRound(shell, task), buffers)
 
 
-FRAMED = 1
-
-
-class ClosesWithAllButOne(PartExchange):
-    """Takes all averages, and does not confirm to that reducer that it has them."""
+class TakesWithoutAWord(PartExchange):
+    """Takes all averages, and does not confirm to some reducers that it has them."""
 
     async def _send(self, transfer: SenderTransfer) -> None:
-        if self._reducer.index != FRAMED:
+        if self._reducer.index not in self._attempt.framed:  # type: ignore[attr-defined]
             await super()._send(transfer)
             return
-        await self._send_values(transfer)
-        await stays_alive(transfer)
+        with suppress(PotluckError):
+            await self._send_values(transfer)
+            await stays_alive(transfer)
+
+
+class GivesWithoutAWord(PartService):
+    """Sends its averages, and does not sign to some senders that they are its own."""
+
+    async def _send_averages(self) -> None:
+        if self._sender.index in self._attempt.framed:  # type: ignore[attr-defined]
+            transfer = self._transfer
+
+            async def never(_closing: PartClosed) -> None:
+                with suppress(PotluckError):
+                    await stays_alive(transfer)
+
+            transfer.send_closing = never  # type: ignore[method-assign]
+        await super()._send_averages()
 
 
 class Frames(Strange):
-    """Keeps another member from saying what it holds."""
+    """Keeps other members from ending their exchange, and never says how its own went."""
 
-    sends = ClosesWithAllButOne
+    framed: Set[int] = frozenset()
+
+    async def _run(self, attempt: ExchangeAttempt) -> None:
+        attempt.framed = self.framed  # type: ignore[attr-defined]
+        await super()._run(attempt)
+
+
+class FramesAsSender(Frames):
+    sends = TakesWithoutAWord
+
+
+class FramesAsReducer(Frames):
+    serves = GivesWithoutAWord
+
+
+class FramesAndReports(FramesAsReducer):
+    """Says at once that it holds the result, and keeps its transfers open."""
+
+    nursery: trio.Nursery
+
+    async def exchange(self, plan: ExchangePlan, source: Tensor, result: Tensor) -> ExchangeReport:
+        attempt = self._begin(plan, source, result)
+        self.nursery.start_soon(self._run, attempt)
+        while len(attempt.statements) < len(plan.members):  # noqa: ASYNC110 - nobody tells
+            await trio.sleep(0.01)
+        return _report(attempt)
+
+
+async def run_and_keep_open(shell: Shell, task: Task, buffers: Buffers) -> Finished:
+    """As `run_round`; its butterfly goes on after its exchange."""
+    butterfly = shell.butterfly
+    assert isinstance(butterfly, FramesAndReports)
+    butterfly.nursery = shell.nursery
+    return await _run(Round(shell, task), buffers)

@@ -45,6 +45,45 @@ def test_a_transfer_that_merely_ended_counts_when_it_happens_again() -> None:
     assert set(blame.ruled_out(range(3))) == {0}
 
 
+def test_a_complaint_counts_against_the_one_that_was_waited_for() -> None:
+    waits = {1: [Suspicion(2, "lacking")]}
+    assert _out({3: [Suspicion(1, "not_closed")], **waits}) == {2}
+    assert _out({3: [Suspicion(1, "idle")], **waits}) == {2}
+    assert _out({3: [Suspicion(1, "no_averages")], **waits}) == {1}  # it could have sent its own
+    assert _out(waits) == set()
+
+
+def _out_of_those_that_withhold(*withhold: int, said: dict[int, Suspicion]) -> set[int]:
+    blame = Blame()
+    for member in withhold:
+        blame.withholds(member, FIRST)
+    for member, why in said.items():
+        blame.complain(member, FIRST, [why])
+    return set(blame.ruled_out(range(4)))
+
+
+def test_a_member_that_reports_nothing_is_left_out_unless_it_says_for_whom_it_waits() -> None:
+    assert _out_of_those_that_withhold(1, said={}) == {1}
+    assert _out_of_those_that_withhold(1, said={1: Suspicion(2, "lacking")}) == {2}
+    both = {1: Suspicion(2, "lacking"), 2: Suspicion(1, "not_closed")}
+    assert _out_of_those_that_withhold(1, said=both) == {2}  # the later of the two
+
+
+def test_it_does_not_wait_for_a_coordinator_that_has_ended_its_exchange() -> None:
+    said = {1: Suspicion(FIRST.coordinator, "lacking")}
+    assert _out_of_those_that_withhold(1, said=said) == {1}
+    assert _out_of_those_that_withhold(1, FIRST.coordinator, said=said) == {FIRST.coordinator}
+
+
+def test_a_member_that_reports_late_is_not_left_out() -> None:
+    blame = Blame()
+    blame.withholds(1, SECOND)
+    blame.holds(1, FIRST)
+    assert set(blame.ruled_out(range(4))) == {1}
+    blame.holds(1, SECOND)
+    assert not blame.ruled_out(range(4))
+
+
 def test_a_member_that_is_left_out_finds_its_own_name() -> None:
     blame = Blame()
     blame.complain(2, FIRST, [Suspicion(0, "stalled", "4 s"), Suspicion(1, "stalled", "4 s")])

@@ -24,8 +24,10 @@ from tests.moshpit.averagers import (
     peer_in,
 )
 from tests.moshpit.rogues import (
-    FRAMED,
     Frames,
+    FramesAndReports,
+    FramesAsReducer,
+    FramesAsSender,
     Liar,
     SendsNaN,
     SendsTooLittle,
@@ -34,11 +36,12 @@ from tests.moshpit.rogues import (
     Silent,
     StopsReading,
     Trickles,
+    run_and_keep_open,
     run_forging,
     run_tight_lipped,
     run_two_faced,
 )
-from tests.moshpit.rounds import Member, Rogue, one_round
+from tests.moshpit.rounds import ORDINARY, Member, Rogue, Setting, one_round
 
 SOON_SECONDS = 10.0
 ATTEMPT_SECONDS = 30.0  # half of what a round of the tests' settings may take
@@ -250,12 +253,52 @@ def test_a_member_that_says_another_result_when_it_is_asked_once_more_harms_nobo
             assert one.ended < SOON_SECONDS
 
 
-def test_a_member_that_another_keeps_from_ending_its_exchange_is_not_blamed() -> None:
-    ended = one_round("rrrrr", rogue=Rogue(4, Frames, run_round))
+# A member that keeps others from ending their exchange, so that they cannot say what they hold
+
+SOME_SECONDS = Setting(  # 3.6 s of exchange
+    values=1_600_000,
+    round_seconds=120.0,
+    chunk_bytes=64 << 10,
+    up=dict.fromkeys(range(5), 4 * FAST_BYTES_PER_SECOND),
+    down=dict.fromkeys(range(5), 4 * FAST_BYTES_PER_SECOND),
+)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(ORDINARY, id="at once"),
+        pytest.param(SOME_SECONDS, id="after some seconds", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "cast", "place", "framed"),
+    [
+        pytest.param(FramesAsSender, "rrrrr", 4, {1}, id="by a sender"),
+        pytest.param(FramesAsReducer, "rrrrr", 1, {4}, id="by a reducer"),
+        pytest.param(FramesAndReports, "rrrrr", 1, {4}, id="by one that reports"),
+        pytest.param(FramesAsSender, "rrrrr", 4, {0}, id="the one that leads"),
+        pytest.param(FramesAndReports, "rrr", 2, {0}, id="the one that leads, of three"),
+        pytest.param(FramesAsSender, "rrrrr", 0, {2}, id="by the one that leads"),
+        pytest.param(FramesAsReducer, "rddrr", 3, {1}, id="one that can only dial out"),
+        pytest.param(FramesAsReducer, "rrrrr", 4, {0, 1, 2}, id="most of them"),
+    ],
+)
+def test_a_member_that_keeps_others_from_ending_their_exchange_is_left_out_alone(
+    kind: type[Frames], cast: str, place: int, framed: set[int], setting: Setting
+) -> None:
+    calm = one_round(cast, setting=setting)
+    rogue = type(kind.__name__, (kind,), {"framed": frozenset(framed)})
+    way = run_and_keep_open if kind is FramesAndReports else run_round
+    ended = one_round(cast, rogue=Rogue(place, rogue, way), setting=setting)
     ended.check()
-    for one in ended.members[:4]:
-        assert_nobody_is_blamed(one)
-        assert one.ended < SOON_SECONDS
-        if one.place != FRAMED:
-            assert one.committed is not None
-            assert one.committed.members == (0, 1, 2, 3, 4)
+    honest = [one for one in ended.members if one.place != place]
+    took = max(one.finished.course.exchange_seconds for one in calm.members if one.finished)
+    for one in honest:
+        assert one.committed is not None
+        assert one.committed.members == tuple(each.place for each in honest)
+        assert one.finished is not None
+        assert one.finished.excluded.keys() == {place}
+        is_seen_idle = one.finished.course.idle
+        assert not is_seen_idle or 2 * len(framed) > len(cast)  # then nobody knows better
+        assert one.ended < calm.members[one.place].ended + SOON_SECONDS + 3.0 * took

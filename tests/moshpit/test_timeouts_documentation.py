@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from protocols.accumulation.driver import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
+from protocols.moshpit.agreement import COMPLAINT_SECONDS
 from protocols.moshpit.attempt import (
     LATE_GRACE_SECONDS,
     LONGEST_OPENING_SECONDS,
@@ -40,7 +41,8 @@ TIMES = {1: "once", 2: "twice"}
         f"| a member or a coordinator is silent | {Timing(0.0).silence_seconds:g} s, asked once in "
         f"between; the next in order takes a silent coordinator's place after "
         f"{Timing(0.0).stagger_seconds:g} s more, and that of one that does nothing after "
-        f"{Timing(0.0).idle_seconds:g} s, or later while others may exchange |",
+        f"{Timing(0.0).idle_seconds:g} s, {Timing(0.0).idle_seconds + COMPLAINT_SECONDS:g} s if it "
+        f"may exchange itself, or later while others may |",
         f"| {REPORTS_SHARE:g} of the time after which the coordinator seems to do nothing |",
         f"| one message of the agreement | {CALL_SECONDS:g} s |",
         f"| {Timing(0.0).closing_seconds:g} s, then the round ends in doubt |",
