@@ -78,10 +78,11 @@ from protocols.moshpit.verdicts import Effect, OwnVerdict
 
 __all__ = ["Agreement", "CheckCuts", "Plan", "Timing", "Verify"]
 
-COMPLAINT_SECONDS = 3.0
+COMPLAINT_SECONDS = 7.0
 """A coordinator does nothing while its own exchange goes on. If another keeps it from ending that,
-it complains some seven seconds after most have ended theirs (attempt.py). So whoever has the result
-waits at least this much longer for it than for one that merely does nothing."""
+it complains some seven seconds after most have ended theirs (attempt.py), or, if that one closes at
+last, it waits five more for what the others hold (coordinator.py). So whoever has the result waits
+at least this much longer for it than for one that merely does nothing."""
 
 # Once there is a decision, these messages are answered with it. The others are answers themselves.
 _ASKS = (Start, Prepare, Open, Accept, BallotQuery, Forswear, Holding, Trouble, Promise, GivenUp)
@@ -255,7 +256,7 @@ class Agreement:
         if self._exchange.done(ballot, digest, statements, contradicted):
             self._exchange.report(ballot)
             served = 2.0 * self._exchange.served_seconds  # others may have far slower links
-            seconds = min(served, self.longest_exchange)
+            seconds = min(served, self._longest_exchange)
             self._expect_more(others_seconds=max(COMPLAINT_SECONDS, seconds))
             self._drain()
 
@@ -345,7 +346,7 @@ class Agreement:
         is_left_out = isinstance(message, Open) and self._desk.me not in message.members
         self._expect_more(
             collects=isinstance(message, Prepare | Forswear),
-            others_seconds=self.longest_exchange if is_left_out else 0.0,
+            others_seconds=self._longest_exchange if is_left_out else 0.0,
         )
 
     def _take_of_member(
@@ -418,7 +419,7 @@ class Agreement:
         return True
 
     @property
-    def longest_exchange(self) -> float:
+    def _longest_exchange(self) -> float:
         """How long the others may exchange from now on: no attempt takes more than half of what is
         left of the round (round.py). If their coordinator does nothing, they find it out sooner
         than a member that has no part in it."""

@@ -52,6 +52,7 @@ from protocols.moshpit.blame import (
     NO_VALUES,
     NOT_CLOSED,
     OVERDUE,
+    UNCLOSED,
 )
 from protocols.moshpit.exchange import ExchangePlan, Participant
 from protocols.moshpit.layout import SMALL_PART
@@ -757,8 +758,8 @@ class Lateness:
 
     def awaited(self) -> tuple[Suspicion, ...]:
         """The members that we wait for: those whose values are almost late; or else the one whose
-        values are behind the others'; or else those whose averages, or closing messages, are not
-        here as those of the others are."""
+        values are behind the others'; or else those whose averages are not here, as others' are; or
+        else those that have not closed for some time after most others."""
         nearly = self._late_senders(LATE_GRACE_SECONDS - NEARLY_SECONDS)
         if nearly:
             return tuple(Suspicion(member, OVERDUE, text) for member, _, text in nearly)
@@ -767,13 +768,14 @@ class Lateness:
         if behind is not None and flows[behind].part < max(one.part for one in flows.values()):
             return (Suspicion(behind, AWAITED, "Its values are awaited."),)
         attempt = self._attempt
-        lacking, text = attempt.unfinished, "Its averages are awaited."
-        if not lacking:
-            lacking, text = attempt.unclosed, "Its closing message is awaited."
-        all_of_them = attempt.closing if attempt.whole.is_set() else self._reducers
-        if len(lacking) == len(all_of_them) > 1:  # then it is hardly their fault
+        lacking, unclosed = attempt.unfinished, attempt.unclosed
+        if lacking and not len(lacking) == len(self._reducers) > 1:  # if all, it is our own fault
+            text = "Its averages are awaited."
+            return tuple(Suspicion(member, LACKING, text) for member in sorted(lacking))
+        if self._most_closed is None or trio.current_time() < self._most_closed + NEARLY_SECONDS:
             return ()
-        return tuple(Suspicion(member, LACKING, text) for member in sorted(lacking))
+        text = "Its closing message is awaited."
+        return tuple(Suspicion(member, UNCLOSED, text) for member in sorted(unclosed))
 
     def _late_senders(self, grace: float) -> list[tuple[int, str, str]]:
         flows = self._flows(self._attempt.values_of, self._senders)

@@ -12,12 +12,14 @@ A member whose transfer breaks rarely knows the cause. So each kind of report ha
   waits for averages cannot close. So `no_averages` counts for nothing against a member that has
   complained of `no_values` in the same attempt. If that member names the one whose values it was
   waiting for (`awaited`), the complaint counts against that one instead. So it does for one that
-  has not closed, or was `idle`, and was waiting for another's averages or closing message
-  (`lacking`). A member that is only almost late (`overdue`) has a complaint from each that reports
-  so, once one has found it late.
-- a member that has not reported how its exchange went (`withheld`) is out, unless it has said by
-  now that it holds a result, or for which others it was waiting: then each of these and it are a
-  pair. To wait for the coordinator is no reason, if that has ended its own exchange.
+  has not closed, and was waiting for another's averages (`lacking`) or closing message
+  (`unclosed`). A member that is only almost late (`overdue`) has a complaint from each that reports
+  so, once one has found it late; one that is `unclosed`, if two say so. A coordinator that is one
+  of these two was not idle: it was waiting, too.
+- a member that has not reported how its exchange went (`withheld`) is out, unless it shows by now
+  that it holds a result, or says for which others it was waiting: then each of these and it are a
+  pair. To wait for the coordinator is no reason, if that has ended its own exchange. Nor is there
+  any the second time.
 - anything else breaks the protocol, and counts against the named member. If two report it of each
   other, it counts as of a pair. A member that reports it of several others loses to them by the
   same rule as a pair, so no member can have all others left out.
@@ -35,7 +37,7 @@ many members show it, and a member that has shown an invalid signature is ignore
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from functools import cache, partial
 
 from protocols.moshpit.agreement_messages import Held, Holding
@@ -44,14 +46,13 @@ from protocols.moshpit.ballots import LONGEST_SUSPICION, Ballot, Statement, Susp
 WEAK_CODES = frozenset({"cut", "gave_up", "lost", "stopped"})
 
 NO_VALUES, NO_AVERAGES, NOT_CLOSED = "no_values", "no_averages", "not_closed"  # attempt.py
-OVERDUE, AWAITED, LACKING = "overdue", "awaited", "lacking"
+OVERDUE, AWAITED, LACKING, UNCLOSED = "overdue", "awaited", "lacking", "unclosed"
 IDLE = "idle"  # it coordinates, answers, and does nothing
 LATE_CODES = frozenset({NO_VALUES, NO_AVERAGES, NOT_CLOSED})
-WAIT_CODES = frozenset({OVERDUE, AWAITED, LACKING})
+WAIT_CODES = frozenset({OVERDUE, AWAITED, LACKING, UNCLOSED})
 EXPLANATIONS: Mapping[str, Set[str]] = {
     NO_AVERAGES: {NO_VALUES, OVERDUE, AWAITED},
     NOT_CLOSED: {NO_VALUES, NO_AVERAGES, *WAIT_CODES},
-    IDLE: WAIT_CODES,
 }
 """What else a member has to say that is accused of this: a complaint explains it, and if it was
 waiting, the one that it was waiting for is accused instead."""
@@ -99,12 +100,23 @@ class Blame:
 
     def withholds(self, member: int, ballot: Ballot) -> None:
         """This member is alive, and has not reported how its exchange went, long after it could."""
+        if member in self._withheld:
+            self._convict_of_withholding(member)
         self._withheld[member] = ballot
 
-    def holds(self, member: int, ballot: Ballot) -> None:
-        """It has now said that it holds the result of this exchange."""
-        if self._withheld.get(member) == ballot:
-            del self._withheld[member]
+    def promised(self, members: Container[int]) -> None:
+        """These have said by now what they have to say."""
+        for member in self._withheld:
+            if member not in members:
+                self._convict_of_withholding(member)
+
+    @property
+    def withholding(self) -> Set[int]:
+        """The members that are out for that."""
+        return {member for member, why in self.guilty.items() if why.code == WITHHELD}
+
+    def _convict_of_withholding(self, member: int) -> None:
+        self.convict(Suspicion(member, WITHHELD, "did not say what it holds, nor why"))
 
     def complain(self, complainer: int, ballot: Ballot, suspicions: Iterable[Suspicion]) -> None:
         """Note a member's complaints about the exchange of this ballot. Idempotent."""
@@ -122,7 +134,15 @@ class Blame:
                 self._strong.setdefault(pair, suspicion)
 
     def judge(self, shown: Mapping[int, Held | Holding], attempt: Ballot, verify: Verify) -> None:
-        """Find liars, if members hold different results of this attempt, or were told of others."""
+        """Find liars, if members hold different results of this attempt, or were told of others.
+        Who shows a result withholds nothing any more."""
+        parts = {
+            member: tuple(one.part for one in held.statements) for member, held in shown.items()
+        }
+        whole = {of_it for member, of_it in parts.items() if member not in self._withheld}
+        for member, of_it in parts.items():
+            if of_it in whole and self._withheld.get(member) == attempt:
+                del self._withheld[member]
         statements = {member: each.statements for member, each in shown.items()}
         for suspicion in liars(statements, attempt, verify):
             self.convict(suspicion)
@@ -132,13 +152,10 @@ class Blame:
     def ruled_out(self, candidates: Iterable[int]) -> dict[int, Suspicion]:
         """The candidates that cannot be in the next attempt, and why."""
         left = set(candidates)
-        text = "did not say what it holds, nor for whom it waits"
-        out = {
-            member: Suspicion(member, WITHHELD, text)
-            for member, ballot in self._withheld.items()
-            if member in left and not self._reasons(member, ballot)
-        }
-        out |= {member: self.guilty[member] for member in left & self.guilty.keys()}
+        for member, ballot in self._withheld.items():
+            if not self._reasons(member, ballot):
+                self._convict_of_withholding(member)
+        out = {member: self.guilty[member] for member in left & self.guilty.keys()}
         left -= out.keys()
         mutual = {pair: why for pair, why in self._strong.items() if pair[::-1] in self._strong}
         one_sided = {pair: why for pair, why in self._strong.items() if pair not in mutual}
@@ -150,18 +167,22 @@ class Blame:
 
     def _between_pairs(self) -> dict[Pair, Suspicion]:
         """The complaints between pairs, without those that others explain."""
-        found = self._repeated()
+        found, unclosed = self._repeated(), self._unclosed()
+        waited = {(by, ballot) for (by, _), ballot in unclosed}
+        found |= {pair: why for (pair, _), why in unclosed.items()}
         for pair, by_ballot in self._pairs.items():
             for ballot, why in by_ballot.items():
+                if why.code == IDLE and (pair[1], ballot) in waited:
+                    continue
                 explained, instead = self._explanation(pair[1], ballot, why.code)
                 if instead is not None:
                     found.setdefault((pair[1], instead.member), instead)
-                elif not explained:
+                if not explained and (instead is None or instead.member == pair[0]):
                     found.setdefault(pair, why)
         for member, ballot in self._withheld.items():
             for why in self._reasons(member, ballot):
                 found.setdefault((member, why.member), why)
-        late = {(accused, ballot) for (_, accused), ballot in self._told_of(NO_VALUES)}
+        late = {(accused, ballot) for (_, accused), ballot in _told_of(self._pairs, NO_VALUES)}
         for pair, by_ballot in self._waits.items():
             for ballot, why in by_ballot.items():
                 if why.code == OVERDUE and (pair[1], ballot) in late:
@@ -170,18 +191,21 @@ class Blame:
 
     def _reasons(self, member: int, ballot: Ballot) -> list[Suspicion]:
         """For whom it was waiting in this exchange, by its own words."""
-        knows_better = {ballot.coordinator} - self._withheld.keys()
+        coordinator = ballot.coordinator
+        knows_better = self._withheld.get(coordinator) != ballot
         told = [
             by_ballot.get(ballot)
             for complaints in (self._pairs, self._waits)
             for (by, against), by_ballot in complaints.items()
-            if by == member and against not in knows_better
+            if by == member and not (knows_better and against == coordinator)
         ]
         return [why for why in told if why is not None]
 
-    def _told_of(self, code: str) -> Iterator[tuple[Pair, Ballot]]:
-        for pair, by_ballot in self._pairs.items():
-            yield from ((pair, ballot) for ballot, why in by_ballot.items() if why.code == code)
+    def _unclosed(self) -> dict[tuple[Pair, Ballot], Suspicion]:
+        """Who says that another has not closed, if two or more say so in the same attempt."""
+        told = _told_of(self._waits, UNCLOSED) | _told_of(self._pairs, NOT_CLOSED)
+        voices = Counter((accused, ballot) for (_, accused), ballot in told)
+        return {one: why for one, why in told.items() if voices[one[0][1], one[1]] > 1}
 
     def _explanation(
         self, accused: int, ballot: Ballot, code: str
@@ -208,6 +232,17 @@ class Blame:
                     ended.setdefault(frozenset(pair), {})[ballot] = (pair, why)
         twice = [each for each in ended.values() if len(each) > 1]
         return dict(each[max(each)] for each in twice)
+
+
+def _told_of(
+    known: Mapping[Pair, Mapping[Ballot, Suspicion]], code: str
+) -> dict[tuple[Pair, Ballot], Suspicion]:
+    return {
+        (pair, ballot): why
+        for pair, by_ballot in known.items()
+        for ballot, why in by_ballot.items()
+        if why.code == code
+    }
 
 
 def _note(

@@ -18,11 +18,10 @@ Promises: a ballot proposes at most one result, once. A result is proposed only 
 its attempt that is waited for holds it, with one digest. After promising a ballot, a member
 takes nothing of a lower one (`Acceptor` in member_state.py).
 
-A member that is alive and does not say what it holds is not waited for. When the coordinator has
-ended its exchange as a reducer, or most members and most reducers have reported, all parts have
-arrived everywhere, or nearly so. Then the others have a little less time than after which members
-would take the coordinator for idle. The next ballot asks them for a promise as well: another may
-have kept them from ending their exchange, and then they say which (blame.py).
+A member that is alive and does not say what it holds is not waited for. Once the coordinator, or
+most of the reducers, have ended their exchange, all have the result, and have as long for saying so
+as for an answer. The next ballot asks those that have not for a promise as well: another may have
+kept them from ending their exchange, and then they say which (blame.py).
 
 Easy to get wrong: the coordinator votes last. As long as it has not accepted its own proposal, one
 member less can have decided without it; so a pair that loses one member is certain of its discard.
@@ -59,9 +58,6 @@ BALLOTS_BEYOND_SIZE = 2  # each failed attempt costs a member or names a pair; t
 MORE_WAITS = 2  # for members whose link is so full that an answer takes some seconds
 PREPARE_TRIES = 2  # the second one reaches members that were reconnecting
 NOBODY_CAN = "none of the members that are left brings data, or none can reduce"
-REPORTS_SHARE = 0.9
-"""Of the time after which members would take us for idle: how long the others have to report when
-most have."""
 RECONNECT_SECONDS = 0.5
 """How long members that could not be reached have at most to come back before a ballot goes on
 without them, and if too few are left without them, until they are asked again."""
@@ -85,10 +81,6 @@ class Owner(Protocol):
     def ballots_begun(self) -> int:
         """How many ballots it has coordinated, this one included. (A ballot's number shows only
         what others claim to have heard of.)"""
-
-    @property
-    def longest_exchange(self) -> float:
-        """How long members may exchange from now on."""
 
     def next_ballot(self) -> None:
         """Coordinate a higher ballot instead of this one."""
@@ -125,7 +117,6 @@ class Coordinator:
         self._vows: set[int] = set()
         self._promises: dict[int, Promise] = {}
         self._attempt = ExchangeUnderWay((), ())
-        self._exchange_began = 0.0
         self._excluded: tuple[Suspicion, ...] = ()
         self._opened: set[int] = set()
         self._heard: set[int] = set()  # since we last began to wait or to watch
@@ -174,6 +165,7 @@ class Coordinator:
             return
         attempt = newest_attempt(self._promises)
         held = holders(self._promises, attempt)
+        self._blame.promised(self._promises)
         self._blame.judge(held, attempt.ballot, self._verify)
         free = free_members(self._promises)
         if not self._enough_are_free:
@@ -216,7 +208,6 @@ class Coordinator:
 
     def _exchange(self) -> None:
         self._enter(Stage.EXCHANGING)
-        self._exchange_began = self._desk.now
         members = self._attempt.members
         for member in members:
             self._desk.send(member, Start(self.ballot, members, self._attempt.cuts))
@@ -247,8 +238,6 @@ class Coordinator:
 
     def promised(self, sender: int, promise: Promise) -> None:
         self._blame.complain(sender, promise.attempt.ballot, promise.suspicions)
-        if promise.held is not None:
-            self._blame.holds(sender, promise.held.attempt)
         accepted = promise.accepted
         if promise.vowed and (accepted is None or accepted.result is None):
             self._vows.add(sender)
@@ -272,7 +261,8 @@ class Coordinator:
         """Go on if there is a quorum, and no other member to wait for."""
         if len(self._promises) < self._quorum:
             return
-        to_come = set(range(self._desk.size)) - self._promises.keys() - self._failed
+        asked = set(range(self._desk.size)) - self._blame.withholding
+        to_come = asked - self._promises.keys() - self._failed
         knows = self._newest_acceptance() is not None and self._enough_are_free
         if not patient or not to_come or knows:
             self._choose()
@@ -304,11 +294,8 @@ class Coordinator:
 
     def _expect_reports(self) -> None:
         """Wait for a limited time for those that have not reported, once they have the result."""
-        attempt, desk = self._attempt, self._desk
-        if attempt.has_arrived(desk.me) and "reports" not in desk.timers:
-            took = desk.now - self._exchange_began
-            longest = min(2.0 * took, self._owner.longest_exchange)
-            desk.arm("reports", REPORTS_SHARE * (desk.timing.idle_seconds + longest))
+        if self._attempt.is_everywhere(self._desk.me) and "reports" not in self._desk.timers:
+            self._desk.arm("reports", (1 + MORE_WAITS) * self._desk.timing.answer_seconds)
 
     def reports_are_due(self) -> None:
         """Some are alive, and have not said what they hold, long after they could."""
@@ -541,13 +528,12 @@ class ExchangeUnderWay:
         cuts = self.cuts
         return [one for place, one in enumerate(self.members) if cuts[place + 1] > cuts[place]]
 
-    def has_arrived(self, me: int) -> bool:
-        """Whether all have the whole result, or nearly so: a reducer reports when each has told it
-        that. We believe this one, or most of the others if most members have reported."""
+    def is_everywhere(self, me: int) -> bool:
+        """Whether all have the whole result. A reducer reports when each has told it so. We believe
+        this one, or most reducers if most members have reported."""
         reported, reducers = self._holdings.keys(), set(self._reducers)
-        others = reducers - {me}
-        most = len(others) < 2 * len(others & reported) and len(self.members) < 2 * len(reported)
-        return most or me in reported & reducers
+        most = 2 * len(reducers & reported) > len(reducers)
+        return me in reducers & reported or (most and 2 * len(reported) > len(self.members))
 
     def is_live(self, member: int) -> None:
         self._probed.discard(member)

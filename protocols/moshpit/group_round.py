@@ -27,7 +27,7 @@ from protocols.identity import PeerId
 from protocols.moshpit.agreement import Timing
 from protocols.moshpit.agreement_messages import Proof
 from protocols.moshpit.ballots import Ballot
-from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE, WITHHELD
+from protocols.moshpit.blame import IDLE, LATE_CODES, OVERDUE
 from protocols.moshpit.closing_time import FOR_MORE_SECONDS
 from protocols.moshpit.cohorts import turn_of, uplink_of
 from protocols.moshpit.group import (
@@ -59,7 +59,7 @@ ROUND_OF_DOUBT_SECONDS = 30.0
 """A doubt for one round ends after this long even if no round has begun since: networks heal, and
 where rounds are rare, the next one may be minutes away."""
 
-HELD_UP_CODES = LATE_CODES | {IDLE, OVERDUE, WITHHELD}
+HELD_UP_CODES = LATE_CODES | {IDLE, OVERDUE}
 
 ROUNDS_UNLED = 32
 """For which a leader is not followed whose round came to nothing: of n peers each leads one round

@@ -49,7 +49,7 @@ from protocols.moshpit.agreement_messages import (
 )
 from protocols.moshpit.ballots import Ballot, Seal, Statement, Suspicion
 from protocols.moshpit.bandwidth import Bandwidth
-from protocols.moshpit.blame import LACKING, LATE_CODES, OVERDUE
+from protocols.moshpit.blame import LATE_CODES, OVERDUE
 from protocols.moshpit.butterfly import Butterfly, Pulse
 from protocols.moshpit.exchange import ExchangeFailed, ExchangePlan, Participant
 from protocols.moshpit.group import Group
@@ -493,7 +493,7 @@ class Round:
     # -- what is remembered
 
     def _note_late(self, told: Iterable[Suspicion]) -> None:
-        late = (each.member for each in told if each.code in LATE_CODES | {OVERDUE, LACKING})
+        late = (each.member for each in told if each.code in LATE_CODES | {OVERDUE})
         self._course.late.update(self._peers[member] for member in late)
 
     def _note(self, place: int, code: str, text: str) -> None:

@@ -366,6 +366,16 @@ class TightLippedRound(Round):
         return None
 
 
+class MuteRound(TightLippedRound):
+    """Does not promise anything either."""
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send(_, Promise()):
+                return
+        super()._do(effect)
+
+
 class ForgingRound(TightLippedRound):
     """Says that it holds something else, when it is asked for a promise."""
 
@@ -385,6 +395,11 @@ async def run_tight_lipped(shell: Shell, task: Task, buffers: Buffers) -> Finish
     return await _run(TightLippedRound(shell, task), buffers)
 
 
+async def run_mute(shell: Shell, task: Task, buffers: Buffers) -> Finished:
+    """As `run_round`."""
+    return await _run(MuteRound(shell, task), buffers)
+
+
 async def run_forging(shell: Shell, task: Task, buffers: Buffers) -> Finished:
     """As `run_round`."""
     return await _run(ForgingRound(shell, task), buffers)
@@ -393,13 +408,22 @@ async def run_forging(shell: Shell, task: Task, buffers: Buffers) -> Finished:
 class TakesWithoutAWord(PartExchange):
     """Takes all averages, and does not confirm to some reducers that it has them."""
 
+    seconds = math.inf
+
     async def _send(self, transfer: SenderTransfer) -> None:
         if self._reducer.index not in self._attempt.framed:  # type: ignore[attr-defined]
             await super()._send(transfer)
             return
         with suppress(PotluckError):
             await self._send_values(transfer)
-            await stays_alive(transfer)
+            await stays_alive(transfer, self.seconds)
+            await transfer.send_closing(PartTaken(self._attempt.result_digest))
+
+
+class TakesAndIsLate(TakesWithoutAWord):
+    """Confirms it just before it would be complained of."""
+
+    seconds = 6.0
 
 
 class GivesWithoutAWord(PartService):
@@ -429,6 +453,10 @@ class Frames(Strange):
 
 class FramesAsSender(Frames):
     sends = TakesWithoutAWord
+
+
+class FramesForAWhile(Frames):
+    sends = TakesAndIsLate
 
 
 class FramesAsReducer(Frames):

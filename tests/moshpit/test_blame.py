@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocols.moshpit.agreement_messages import Held
 from protocols.moshpit.ballots import Ballot, Statement, Suspicion
 from protocols.moshpit.blame import BAD_STATEMENT, LIED, Blame, liars
 from tests.moshpit.agreement_group import statement, verify
@@ -46,11 +47,32 @@ def test_a_transfer_that_merely_ended_counts_when_it_happens_again() -> None:
 
 
 def test_a_complaint_counts_against_the_one_that_was_waited_for() -> None:
-    waits = {1: [Suspicion(2, "lacking")]}
-    assert _out({3: [Suspicion(1, "not_closed")], **waits}) == {2}
-    assert _out({3: [Suspicion(1, "idle")], **waits}) == {2}
-    assert _out({3: [Suspicion(1, "no_averages")], **waits}) == {1}  # it could have sent its own
-    assert _out(waits) == set()
+    for code in ("lacking", "unclosed"):
+        waits = {1: [Suspicion(2, code)]}
+        assert _out({3: [Suspicion(1, "not_closed")], **waits}) == {2}
+        assert _out({3: [Suspicion(1, "no_averages")], **waits}) == {
+            1
+        }  # it could have sent its own
+        assert _out({3: [Suspicion(1, "idle")], **waits}) == {1}
+        assert _out(waits) == set()
+
+
+def test_to_have_waited_for_the_accuser_does_not_make_the_accuser_go() -> None:
+    assert _out({0: [Suspicion(3, "not_closed")], 3: [Suspicion(0, "unclosed")]}) == {3}
+
+
+def test_a_member_that_has_not_closed_is_left_out_if_two_say_so() -> None:
+    assert _out({0: [Suspicion(2, "unclosed")], 3: [Suspicion(2, "unclosed")]}) == {2}
+    assert _out({0: [Suspicion(2, "lacking")], 3: [Suspicion(2, "lacking")]}) == set()
+    blame = Blame()
+    blame.complain(0, FIRST, [Suspicion(2, "unclosed")])
+    blame.complain(3, SECOND, [Suspicion(2, "unclosed")])
+    assert not blame.ruled_out(range(4)), "not in the same attempt"
+
+
+def test_a_coordinator_that_waited_with_another_was_not_idle() -> None:
+    said = {0: [Suspicion(2, "unclosed")], 1: [Suspicion(2, "unclosed")]}
+    assert _out({**said, 3: [Suspicion(0, "idle")]}) == {2}
 
 
 def _out_of_those_that_withhold(*withhold: int, said: dict[int, Suspicion]) -> set[int]:
@@ -59,12 +81,14 @@ def _out_of_those_that_withhold(*withhold: int, said: dict[int, Suspicion]) -> s
         blame.withholds(member, FIRST)
     for member, why in said.items():
         blame.complain(member, FIRST, [why])
+    blame.promised(range(4))
     return set(blame.ruled_out(range(4)))
 
 
 def test_a_member_that_reports_nothing_is_left_out_unless_it_says_for_whom_it_waits() -> None:
     assert _out_of_those_that_withhold(1, said={}) == {1}
-    assert _out_of_those_that_withhold(1, said={1: Suspicion(2, "lacking")}) == {2}
+    for code in ("lacking", "unclosed", "awaited", "stalled"):
+        assert _out_of_those_that_withhold(1, said={1: Suspicion(2, code)}) == {2}
     both = {1: Suspicion(2, "lacking"), 2: Suspicion(1, "not_closed")}
     assert _out_of_those_that_withhold(1, said=both) == {2}  # the later of the two
 
@@ -75,13 +99,47 @@ def test_it_does_not_wait_for_a_coordinator_that_has_ended_its_exchange() -> Non
     assert _out_of_those_that_withhold(1, FIRST.coordinator, said=said) == {FIRST.coordinator}
 
 
-def test_a_member_that_reports_late_is_not_left_out() -> None:
+def test_a_coordinator_that_did_not_end_an_earlier_exchange_has_ended_this_one() -> None:
+    blame, later = Blame(), Ballot(1, FIRST.coordinator)
+    blame.withholds(FIRST.coordinator, FIRST)
+    blame.complain(FIRST.coordinator, FIRST, [Suspicion(3, "unclosed")])
+    blame.withholds(1, later)
+    blame.complain(1, later, [Suspicion(FIRST.coordinator, "lacking")])
+    assert set(blame.ruled_out(range(3))) == {1}
+
+
+def test_nobody_withholds_twice_whatever_it_says() -> None:
     blame = Blame()
+    blame.withholds(1, FIRST)
+    blame.complain(1, FIRST, [Suspicion(2, "lacking")])
+    assert set(blame.ruled_out(range(4))) == {2}
     blame.withholds(1, SECOND)
-    blame.holds(1, FIRST)
+    blame.complain(1, SECOND, [Suspicion(2, "lacking")])
+    assert set(blame.ruled_out([0, 1, 3])) == {1}
+
+
+def test_a_member_that_does_not_even_promise_is_left_out() -> None:
+    blame = Blame()
+    blame.withholds(1, FIRST)
+    blame.complain(1, FIRST, [Suspicion(2, "lacking")])
+    blame.promised([0, 2, 3])
     assert set(blame.ruled_out(range(4))) == {1}
-    blame.holds(1, SECOND)
-    assert not blame.ruled_out(range(4))
+
+
+def test_a_member_that_shows_its_result_late_is_not_left_out() -> None:
+    true = tuple(statement(FIRST, part) for part in range(3))
+
+    def out(shown: tuple[Statement, ...], attempt: Ballot = FIRST) -> set[int]:
+        blame = Blame()
+        blame.withholds(2, FIRST)
+        held = {one: Held(attempt, bytes(32), true) for one in (0, 1)}
+        blame.judge({**held, 2: Held(attempt, bytes(32), shown)}, attempt, verify)
+        return set(blame.ruled_out(range(3)))
+
+    assert out(true) == set()
+    assert out(()) == out(true[:2]) == {2}
+    assert out((*true[:2], Statement(2, bytes(32), true[2].signature))) == {2}  # it forges
+    assert out(true, SECOND) == {2}
 
 
 def test_a_member_that_is_left_out_finds_its_own_name() -> None:

@@ -28,6 +28,7 @@ from tests.moshpit.rogues import (
     FramesAndReports,
     FramesAsReducer,
     FramesAsSender,
+    FramesForAWhile,
     Liar,
     SendsNaN,
     SendsTooLittle,
@@ -38,6 +39,7 @@ from tests.moshpit.rogues import (
     Trickles,
     run_and_keep_open,
     run_forging,
+    run_mute,
     run_tight_lipped,
     run_two_faced,
 )
@@ -234,6 +236,26 @@ def test_a_member_that_does_not_say_what_it_holds_costs_some_seconds(cast: str, 
             assert one.ended < SOON_SECONDS
 
 
+def test_a_member_that_is_asked_once_more_and_says_nothing_costs_no_more_seconds() -> None:
+    ended = one_round("rrrr", rogue=Rogue(2, Butterfly, run_mute))
+    ended.check()
+    for one in ended.members:
+        if one.place != 2:
+            assert one.committed is not None
+            assert_nobody_is_blamed(one)
+            assert one.ended < SOON_SECONDS
+
+
+def test_a_leader_that_is_kept_waiting_for_long_is_not_taken_for_idle() -> None:
+    """The others have the result long before it has. Nor does the one that did so say anything."""
+    rogue = type("Rogue", (FramesForAWhile,), {"framed": frozenset({0})})
+    ended = one_round("rrrr", rogue=Rogue(3, rogue, run_tight_lipped))
+    ended.check()
+    for one in ended.members[:3]:
+        assert one.committed is not None
+        assert_nobody_is_blamed(one)
+
+
 def assert_nobody_is_blamed(one: Member) -> None:
     assert one.finished is not None
     assert not one.finished.excluded
@@ -301,4 +323,5 @@ def test_a_member_that_keeps_others_from_ending_their_exchange_is_left_out_alone
         assert one.finished.excluded.keys() == {place}
         is_seen_idle = one.finished.course.idle
         assert not is_seen_idle or 2 * len(framed) > len(cast)  # then nobody knows better
-        assert one.ended < calm.members[one.place].ended + SOON_SECONDS + 3.0 * took
+        longest = 14.0 + 3.0 * took if framed & {0} or place == 0 else SOON_SECONDS + took
+        assert one.ended < calm.members[one.place].ended + longest

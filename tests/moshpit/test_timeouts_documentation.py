@@ -16,7 +16,7 @@ from protocols.moshpit.attempt import (
     STEP_SECONDS,
 )
 from protocols.moshpit.closing_time import FOLLOWER_GRACE_SECONDS, FOR_MORE_SECONDS
-from protocols.moshpit.coordinator import MORE_WAITS, REPORTS_SHARE
+from protocols.moshpit.coordinator import MORE_WAITS
 from protocols.moshpit.handing_on import LONGEST_FETCH_SECONDS
 from protocols.moshpit.member_state import Timing
 from protocols.moshpit.part_messages import STALL_SECONDS
@@ -43,7 +43,7 @@ TIMES = {1: "once", 2: "twice"}
         f"{Timing(0.0).stagger_seconds:g} s more, and that of one that does nothing after "
         f"{Timing(0.0).idle_seconds:g} s, {Timing(0.0).idle_seconds + COMPLAINT_SECONDS:g} s if it "
         f"may exchange itself, or later while others may |",
-        f"| {REPORTS_SHARE:g} of the time after which the coordinator seems to do nothing |",
+        f"what it holds, though it could | {(1 + MORE_WAITS) * Timing(0.0).answer_seconds:g} s |",
         f"| one message of the agreement | {CALL_SECONDS:g} s |",
         f"| {Timing(0.0).closing_seconds:g} s, then the round ends in doubt |",
         f"| {FIRST_RETRY_SECONDS:g} to {LONGEST_RETRY_SECONDS:g} s |",
