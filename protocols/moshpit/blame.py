@@ -13,13 +13,13 @@ A member whose transfer breaks rarely knows the cause. So each kind of report ha
   complained of `no_values` in the same attempt. If that member names the one whose values it was
   waiting for (`awaited`), the complaint counts against that one instead. So it does for one that
   has not closed, and was waiting for another's averages (`lacking`) or closing message
-  (`unclosed`). A member that is only almost late (`overdue`) has a complaint from each that reports
-  so, once one has found it late; one that is `unclosed`, if two say so. A coordinator that is one
-  of these two was not idle: it was waiting, too.
+  (`unclosed`); and so it does for a coordinator that was `idle`, if another member says as well
+  that this one is `unclosed`. A member that is only almost late (`overdue`) has a complaint from
+  each that reports so, once one has found it late.
 - a member that has not reported how its exchange went (`withheld`) is out, unless it shows by now
   that it holds a result, or says for which others it was waiting: then each of these and it are a
-  pair. To wait for the coordinator is no reason, if that has ended its own exchange. Nor is there
-  any the second time.
+  pair. It is no reason that it waits for the coordinator, if that has ended its own exchange, nor
+  for the same member as another time.
 - anything else breaks the protocol, and counts against the named member. If two report it of each
   other, it counts as of a pair. A member that reports it of several others loses to them by the
   same rule as a pair, so no member can have all others left out.
@@ -37,7 +37,7 @@ many members show it, and a member that has shown an invalid signature is ignore
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import cache, partial
 
 from protocols.moshpit.agreement_messages import Held, Holding
@@ -53,6 +53,7 @@ WAIT_CODES = frozenset({OVERDUE, AWAITED, LACKING, UNCLOSED})
 EXPLANATIONS: Mapping[str, Set[str]] = {
     NO_AVERAGES: {NO_VALUES, OVERDUE, AWAITED},
     NOT_CLOSED: {NO_VALUES, NO_AVERAGES, *WAIT_CODES},
+    IDLE: {UNCLOSED},
 }
 """What else a member has to say that is accused of this: a complaint explains it, and if it was
 waiting, the one that it was waiting for is accused instead."""
@@ -73,6 +74,7 @@ WITHHELD = "withheld"
 
 Verify = Callable[[Ballot, Statement], bool]
 Pair = tuple[int, int]  # from, against
+Complaints = Mapping[Pair, Mapping[Ballot, Suspicion]]
 
 
 def clipped(suspicions: Iterable[Suspicion], most: int) -> tuple[Suspicion, ...]:
@@ -92,31 +94,16 @@ class Blame:
         self._pairs: dict[Pair, dict[Ballot, Suspicion]] = {}
         self._waits: dict[Pair, dict[Ballot, Suspicion]] = {}
         self._strong: dict[Pair, Suspicion] = {}
-        self._withheld: dict[int, Ballot] = {}
+        self._withheld: dict[int, dict[Ballot, list[int]]] = {}
 
     def convict(self, suspicion: Suspicion) -> None:
         """This member is out for the rest of the round."""
         self.guilty.setdefault(suspicion.member, suspicion)
 
-    def withholds(self, member: int, ballot: Ballot) -> None:
-        """This member is alive, and has not reported how its exchange went, long after it could."""
-        if member in self._withheld:
-            self._convict_of_withholding(member)
-        self._withheld[member] = ballot
-
-    def promised(self, members: Container[int]) -> None:
-        """These have said by now what they have to say."""
-        for member in self._withheld:
-            if member not in members:
-                self._convict_of_withholding(member)
-
-    @property
-    def withholding(self) -> Set[int]:
-        """The members that are out for that."""
-        return {member for member, why in self.guilty.items() if why.code == WITHHELD}
-
-    def _convict_of_withholding(self, member: int) -> None:
-        self.convict(Suspicion(member, WITHHELD, "did not say what it holds, nor why"))
+    def withholds(self, member: int, ballot: Ballot, parts: list[int]) -> None:
+        """This member is alive, and has not reported how its exchange went, long after it could. A
+        result of that exchange has these parts."""
+        self._withheld.setdefault(member, {})[ballot] = parts
 
     def complain(self, complainer: int, ballot: Ballot, suspicions: Iterable[Suspicion]) -> None:
         """Note a member's complaints about the exchange of this ballot. Idempotent."""
@@ -136,13 +123,10 @@ class Blame:
     def judge(self, shown: Mapping[int, Held | Holding], attempt: Ballot, verify: Verify) -> None:
         """Find liars, if members hold different results of this attempt, or were told of others.
         Who shows a result withholds nothing any more."""
-        parts = {
-            member: tuple(one.part for one in held.statements) for member, held in shown.items()
-        }
-        whole = {of_it for member, of_it in parts.items() if member not in self._withheld}
-        for member, of_it in parts.items():
-            if of_it in whole and self._withheld.get(member) == attempt:
-                del self._withheld[member]
+        for member, each in shown.items():
+            withheld = self._withheld.get(member, {})
+            if withheld.get(attempt) == [one.part for one in each.statements]:
+                del withheld[attempt]
         statements = {member: each.statements for member, each in shown.items()}
         for suspicion in liars(statements, attempt, verify):
             self.convict(suspicion)
@@ -152,10 +136,13 @@ class Blame:
     def ruled_out(self, candidates: Iterable[int]) -> dict[int, Suspicion]:
         """The candidates that cannot be in the next attempt, and why."""
         left = set(candidates)
-        for member, ballot in self._withheld.items():
-            if not self._reasons(member, ballot):
-                self._convict_of_withholding(member)
-        out = {member: self.guilty[member] for member in left & self.guilty.keys()}
+        text = "did not say what it holds, nor for whom it waits"
+        out = {
+            member: Suspicion(member, WITHHELD, text)
+            for member in left & self._withheld.keys()
+            if self._withheld[member] and not self._reasons(member)
+        }
+        out |= {member: self.guilty[member] for member in left & self.guilty.keys()}
         left -= out.keys()
         mutual = {pair: why for pair, why in self._strong.items() if pair[::-1] in self._strong}
         one_sided = {pair: why for pair, why in self._strong.items() if pair not in mutual}
@@ -167,60 +154,59 @@ class Blame:
 
     def _between_pairs(self) -> dict[Pair, Suspicion]:
         """The complaints between pairs, without those that others explain."""
-        found, unclosed = self._repeated(), self._unclosed()
-        waited = {(by, ballot) for (by, _), ballot in unclosed}
-        found |= {pair: why for (pair, _), why in unclosed.items()}
+        found = self._repeated()
         for pair, by_ballot in self._pairs.items():
             for ballot, why in by_ballot.items():
-                if why.code == IDLE and (pair[1], ballot) in waited:
-                    continue
                 explained, instead = self._explanation(pair[1], ballot, why.code)
-                if instead is not None:
-                    found.setdefault((pair[1], instead.member), instead)
-                if not explained and (instead is None or instead.member == pair[0]):
+                if instead:
+                    found.setdefault((pair[1], instead[0].member), instead[0])
+                elif not explained:
                     found.setdefault(pair, why)
-        for member, ballot in self._withheld.items():
-            for why in self._reasons(member, ballot):
+                if pair[0] in {one.member for one in instead}:  # then the two accuse each other
+                    found.setdefault(pair, why)
+        for member in self._withheld:
+            for why in self._reasons(member):
                 found.setdefault((member, why.member), why)
-        late = {(accused, ballot) for (_, accused), ballot in _told_of(self._pairs, NO_VALUES)}
+        late = _told_of(self._pairs, NO_VALUES)
         for pair, by_ballot in self._waits.items():
             for ballot, why in by_ballot.items():
                 if why.code == OVERDUE and (pair[1], ballot) in late:
                     found.setdefault(pair, why)
         return found
 
-    def _reasons(self, member: int, ballot: Ballot) -> list[Suspicion]:
-        """For whom it was waiting in this exchange, by its own words."""
-        coordinator = ballot.coordinator
-        knows_better = self._withheld.get(coordinator) != ballot
-        told = [
-            by_ballot.get(ballot)
-            for complaints in (self._pairs, self._waits)
-            for (by, against), by_ballot in complaints.items()
-            if by == member and not (knows_better and against == coordinator)
-        ]
-        return [why for why in told if why is not None]
+    def _reasons(self, member: int) -> list[Suspicion]:
+        """For whom a member that withheld was waiting, by its own words; none if it had no reason,
+        or not another one, in some attempt."""
+        reasons: dict[int, Suspicion] = {}
+        for ballot in self._withheld[member]:
+            knows_better = ballot not in self._withheld.get(ballot.coordinator, {})
+            told = [
+                *_said_by(self._pairs, member, ballot),
+                *_said_by(self._waits, member, ballot),
+            ]
+            new = {
+                why.member: why
+                for why in told
+                if why.member not in reasons
+                and not (knows_better and why.member == ballot.coordinator)
+            }
+            if not new:
+                return []
+            reasons |= new
+        return [*reasons.values()]
 
-    def _unclosed(self) -> dict[tuple[Pair, Ballot], Suspicion]:
-        """Who says that another has not closed, if two or more say so in the same attempt."""
-        told = _told_of(self._waits, UNCLOSED) | _told_of(self._pairs, NOT_CLOSED)
-        voices = Counter((accused, ballot) for (_, accused), ballot in told)
-        return {one: why for one, why in told.items() if voices[one[0][1], one[1]] > 1}
-
-    def _explanation(
-        self, accused: int, ballot: Ballot, code: str
-    ) -> tuple[bool, Suspicion | None]:
-        """Whether another member kept it from doing better in this attempt, and which one, if
-        there is no complaint against that one."""
-        explains = EXPLANATIONS.get(code)
-        if explains is None:
-            return False, None
-        own = [each.get(ballot) for (by, _), each in self._pairs.items() if by == accused]
-        if any(why is not None and why.code in explains for why in own):
-            return True, None
-        waits = [each.get(ballot) for (by, _), each in self._waits.items() if by == accused]
-        told = (why for why in waits if why is not None and why.code in explains)
-        return False, next(told, None)
+    def _explanation(self, accused: int, ballot: Ballot, code: str) -> tuple[bool, list[Suspicion]]:
+        """Whether another member kept it from doing better in this attempt, and which ones, if
+        there is no complaint against these."""
+        explains = EXPLANATIONS.get(code, frozenset())
+        own = _said_by(self._pairs, accused, ballot)
+        if any(why.code in explains for why in own):
+            return True, []
+        told = [why for why in _said_by(self._waits, accused, ballot) if why.code in explains]
+        if code == IDLE:  # we do not believe it alone
+            unclosed = _told_of(self._waits, UNCLOSED)
+            told = [why for why in told if unclosed[why.member, ballot] > 1]
+        return False, told
 
     def _repeated(self) -> dict[Pair, Suspicion]:
         """Transfers that merely ended, between pairs for which that happened in two attempts."""
@@ -234,15 +220,19 @@ class Blame:
         return dict(each[max(each)] for each in twice)
 
 
-def _told_of(
-    known: Mapping[Pair, Mapping[Ballot, Suspicion]], code: str
-) -> dict[tuple[Pair, Ballot], Suspicion]:
-    return {
-        (pair, ballot): why
-        for pair, by_ballot in known.items()
+def _said_by(known: Complaints, member: int, ballot: Ballot) -> list[Suspicion]:
+    told = [by_ballot.get(ballot) for (by, _), by_ballot in known.items() if by == member]
+    return [why for why in told if why is not None]
+
+
+def _told_of(known: Complaints, code: str) -> Counter[tuple[int, Ballot]]:
+    """How many members say this of each other one, in each attempt."""
+    return Counter(
+        (accused, ballot)
+        for (_, accused), by_ballot in known.items()
         for ballot, why in by_ballot.items()
         if why.code == code
-    }
+    )
 
 
 def _note(

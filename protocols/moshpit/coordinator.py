@@ -165,7 +165,6 @@ class Coordinator:
             return
         attempt = newest_attempt(self._promises)
         held = holders(self._promises, attempt)
-        self._blame.promised(self._promises)
         self._blame.judge(held, attempt.ballot, self._verify)
         free = free_members(self._promises)
         if not self._enough_are_free:
@@ -261,8 +260,7 @@ class Coordinator:
         """Go on if there is a quorum, and no other member to wait for."""
         if len(self._promises) < self._quorum:
             return
-        asked = set(range(self._desk.size)) - self._blame.withholding
-        to_come = asked - self._promises.keys() - self._failed
+        to_come = set(range(self._desk.size)) - self._promises.keys() - self._failed
         knows = self._newest_acceptance() is not None and self._enough_are_free
         if not patient or not to_come or knows:
             self._choose()
@@ -301,7 +299,7 @@ class Coordinator:
         """Some are alive, and have not said what they hold, long after they could."""
         if self.stage is Stage.EXCHANGING:
             for member in self._attempt.missing - self._failed:
-                self._blame.withholds(member, self.ballot)
+                self._blame.withholds(member, self.ballot, self._attempt.reducers)
             self._owner.next_ballot()
 
     def trouble(self, sender: int, suspicions: tuple[Suspicion, ...]) -> None:
@@ -516,7 +514,7 @@ class ExchangeUnderWay:
     def take(self, member: int, holding: Holding) -> str:
         """Take a report. Returns what is wrong with it; "" if nothing is."""
         self.joined.add(member)
-        if [each.part for each in holding.statements] != self._reducers:
+        if [each.part for each in holding.statements] != self.reducers:
             return "has not one statement for each part, in order"
         if holding.digest != digest_of_result(holding.statements):
             return "has a digest that is not that of its statements"
@@ -524,16 +522,17 @@ class ExchangeUnderWay:
         return ""
 
     @property
-    def _reducers(self) -> list[int]:
+    def reducers(self) -> list[int]:
         cuts = self.cuts
         return [one for place, one in enumerate(self.members) if cuts[place + 1] > cuts[place]]
 
     def is_everywhere(self, me: int) -> bool:
         """Whether all have the whole result. A reducer reports when each has told it so. We believe
-        this one, or most reducers if most members have reported."""
-        reported, reducers = self._holdings.keys(), set(self._reducers)
+        this one, or most reducers if most members have reported; or all but one."""
+        reported, reducers = self._holdings.keys(), set(self.reducers)
         most = 2 * len(reducers & reported) > len(reducers)
-        return me in reducers & reported or (most and 2 * len(reported) > len(self.members))
+        most = most and 2 * len(reported) > len(self.members)
+        return me in reducers & reported or most or len(self.missing) == 1
 
     def is_live(self, member: int) -> None:
         self._probed.discard(member)

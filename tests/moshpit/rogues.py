@@ -441,6 +441,16 @@ class GivesWithoutAWord(PartService):
         await super()._send_averages()
 
 
+class GivesNothing(PartService):
+    """Sends no averages to some senders."""
+
+    async def _send_averages(self) -> None:
+        if self._sender.index in self._attempt.framed:  # type: ignore[attr-defined]
+            with suppress(PotluckError):
+                await stays_alive(self._transfer)
+        await super()._send_averages()
+
+
 class Frames(Strange):
     """Keeps other members from ending their exchange, and never says how its own went."""
 
@@ -461,6 +471,10 @@ class FramesForAWhile(Frames):
 
 class FramesAsReducer(Frames):
     serves = GivesWithoutAWord
+
+
+class StarvesSome(Frames):
+    serves = GivesNothing
 
 
 class FramesAndReports(FramesAsReducer):

@@ -35,6 +35,7 @@ from tests.moshpit.rogues import (
     SendsTooMuch,
     SendsTwice,
     Silent,
+    StarvesSome,
     StopsReading,
     Trickles,
     run_and_keep_open,
@@ -236,6 +237,25 @@ def test_a_member_that_does_not_say_what_it_holds_costs_some_seconds(cast: str, 
             assert one.ended < SOON_SECONDS
 
 
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_silent_reducer_costs_no_more_where_the_one_that_leads_reduces_nothing(
+    place: int,
+) -> None:
+    rates = {0: (1_000, 1_000_000)} | dict.fromkeys((1, 2), (1_000_000, 1_000_000))
+    ended = one_round(
+        "rrr", rogue=Rogue(place, Butterfly, run_tight_lipped), setting=Setting(declared=rates)
+    )
+    ended.check()
+    for one in ended.members:
+        if one.place != place:
+            assert one.committed is not None
+            assert one.finished is not None
+            assert one.finished.cut is not None
+            assert {part.reducer for part in one.finished.cut.parts} == {1, 2}
+            assert_nobody_is_blamed(one)
+            assert one.ended < SOON_SECONDS
+
+
 def test_a_member_that_is_asked_once_more_and_says_nothing_costs_no_more_seconds() -> None:
     ended = one_round("rrrr", rogue=Rogue(2, Butterfly, run_mute))
     ended.check()
@@ -277,12 +297,12 @@ def test_a_member_that_says_another_result_when_it_is_asked_once_more_harms_nobo
 
 # A member that keeps others from ending their exchange, so that they cannot say what they hold
 
-SOME_SECONDS = Setting(  # 3.6 s of exchange
-    values=1_600_000,
+SOME_SECONDS = Setting(  # of exchange: some three
+    values=200_000,
     round_seconds=120.0,
-    chunk_bytes=64 << 10,
-    up=dict.fromkeys(range(5), 4 * FAST_BYTES_PER_SECOND),
-    down=dict.fromkeys(range(5), 4 * FAST_BYTES_PER_SECOND),
+    chunk_bytes=16 << 10,
+    up=dict.fromkeys(range(5), FAST_BYTES_PER_SECOND / 2),
+    down=dict.fromkeys(range(5), FAST_BYTES_PER_SECOND / 2),
 )
 
 
@@ -304,6 +324,9 @@ SOME_SECONDS = Setting(  # 3.6 s of exchange
         pytest.param(FramesAsSender, "rrrrr", 0, {2}, id="by the one that leads"),
         pytest.param(FramesAsReducer, "rddrr", 3, {1}, id="one that can only dial out"),
         pytest.param(FramesAsReducer, "rrrrr", 4, {0, 1, 2}, id="most of them"),
+        pytest.param(FramesAsReducer, "rarrd", 3, {1}, id="one that brings no data"),
+        pytest.param(StarvesSome, "rrrrr", 1, {4}, id="which lacks averages"),
+        pytest.param(StarvesSome, "rrrrr", 4, {0}, id="the one that leads lacks averages"),
     ],
 )
 def test_a_member_that_keeps_others_from_ending_their_exchange_is_left_out_alone(
