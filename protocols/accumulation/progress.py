@@ -323,13 +323,11 @@ class _View:
 
     def _coming(self, followers: frozenset[PeerId]) -> frozenset[PeerId]:
         latest = self._now + self._settings.patience_seconds
+        others = () if self.cohorts.mine is None else self.others
         comes_later = {
             one.peer
-            for one in self.others
-            if self.cohorts.mine is not None
-            and one.is_busy
-            and one.free_at > latest
-            and not self.plan.parts[one.peer]
+            for one in others
+            if one.is_busy and one.free_at > latest and not self.plan.parts[one.peer]
         }
         come = {one.peer for one in self.ours if one.will_come and one.peer not in comes_later}
         return frozenset(come.union(self.moved_ours, () if self.is_alone else followers))

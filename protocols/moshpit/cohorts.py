@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from blake3 import blake3
@@ -126,5 +127,6 @@ def settled_count(peers: int, group_size: int) -> int:
     return count
 
 
+@lru_cache(maxsize=4096)  # each estimate asks some seventy times
 def _lot(run: str, peer: PeerId) -> bytes:
     return blake3(f"cohort {run}/{peer}".encode()).digest(16)
