@@ -82,7 +82,8 @@ COMPLAINT_SECONDS = 7.0
 """A coordinator does nothing while its own exchange goes on. If another keeps it from ending that,
 it complains some seven seconds after most have ended theirs (attempt.py), or, if that one closes at
 last, it waits five more for what the others hold (coordinator.py). So whoever has the result waits
-at least this much longer for it than for one that merely does nothing."""
+at least this much longer for it than for one that merely does nothing, unless the round's time is
+nearly over."""
 
 # Once there is a decision, these messages are answered with it. The others are answers themselves.
 _ASKS = (Start, Prepare, Open, Accept, BallotQuery, Forswear, Holding, Trouble, Promise, GivenUp)
@@ -256,8 +257,8 @@ class Agreement:
         if self._exchange.done(ballot, digest, statements, contradicted):
             self._exchange.report(ballot)
             served = 2.0 * self._exchange.served_seconds  # others may have far slower links
-            seconds = min(served, self._longest_exchange)
-            self._expect_more(others_seconds=max(COMPLAINT_SECONDS, seconds))
+            seconds = min(max(COMPLAINT_SECONDS, served), self._longest_exchange)
+            self._expect_more(others_seconds=seconds)
             self._drain()
 
     def exchange_failed(

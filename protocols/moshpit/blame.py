@@ -14,8 +14,9 @@ A member whose transfer breaks rarely knows the cause. So each kind of report ha
   waiting for (`awaited`), the complaint counts against that one instead. So it does for one that
   has not closed, and was waiting for another's averages (`lacking`) or closing message
   (`unclosed`); and so it does for a coordinator that was `idle`, if another member says as well
-  that this one is `unclosed`. A member that is only almost late (`overdue`) has a complaint from
-  each that reports so, once one has found it late.
+  that this one is `unclosed`, and this one does not say that it waits for the coordinator. A member
+  that is only almost late (`overdue`) has a complaint from each that reports so, once one has found
+  it late.
 - a member that has not reported how its exchange went (`withheld`) is out, unless it shows by now
   that it holds a result, or says for which others it was waiting: then each of these and it are a
   pair. It is no reason that it waits for the coordinator, if that has ended its own exchange, nor
@@ -158,11 +159,10 @@ class Blame:
         for pair, by_ballot in self._pairs.items():
             for ballot, why in by_ballot.items():
                 explained, instead = self._explanation(pair[1], ballot, why.code)
-                if instead:
-                    found.setdefault((pair[1], instead[0].member), instead[0])
-                elif not explained:
-                    found.setdefault(pair, why)
-                if pair[0] in {one.member for one in instead}:  # then the two accuse each other
+                mutual = [one for one in instead if one.member == pair[0]]
+                for one in (mutual or instead)[:1]:
+                    found.setdefault((pair[1], one.member), one)
+                if mutual or not (explained or instead):
                     found.setdefault(pair, why)
         for member in self._withheld:
             for why in self._reasons(member):
@@ -203,10 +203,17 @@ class Blame:
         if any(why.code in explains for why in own):
             return True, []
         told = [why for why in _said_by(self._waits, accused, ballot) if why.code in explains]
-        if code == IDLE:  # we do not believe it alone
-            unclosed = _told_of(self._waits, UNCLOSED)
-            told = [why for why in told if unclosed[why.member, ballot] > 1]
+        if code == IDLE:
+            told = [why for why in told if self._is_confirmed(why, accused, ballot)]
         return False, told
+
+    def _is_confirmed(self, unclosed: Suspicion, by: int, ballot: Ballot) -> bool:
+        """Whether another member says the same, and the accused does not itself wait for the one
+        that says it: then it could not close."""
+        accused = unclosed.member
+        known = (self._pairs, self._waits)
+        waits_for = {why.member for each in known for why in _said_by(each, accused, ballot)}
+        return by not in waits_for and _told_of(self._waits, UNCLOSED)[accused, ballot] > 1
 
     def _repeated(self) -> dict[Pair, Suspicion]:
         """Transfers that merely ended, between pairs for which that happened in two attempts."""

@@ -292,8 +292,9 @@ class Coordinator:
 
     def _expect_reports(self) -> None:
         """Wait for a limited time for those that have not reported, once they have the result."""
-        if self._attempt.is_everywhere(self._desk.me) and "reports" not in self._desk.timers:
-            self._desk.arm("reports", (1 + MORE_WAITS) * self._desk.timing.answer_seconds)
+        desk = self._desk
+        if "reports" not in desk.timers and self._attempt.is_everywhere(desk.me, self._failed):
+            desk.arm("reports", (1 + MORE_WAITS) * desk.timing.answer_seconds)
 
     def reports_are_due(self) -> None:
         """Some are alive, and have not said what they hold, long after they could."""
@@ -358,6 +359,8 @@ class Coordinator:
     def _give_up_on_the_rest(self) -> None:
         if self._attempt.missing <= self._failed:
             self._owner.next_ballot()
+        else:
+            self._expect_reports()
 
     # -- what it owes others, and its timers
 
@@ -526,13 +529,16 @@ class ExchangeUnderWay:
         cuts = self.cuts
         return [one for place, one in enumerate(self.members) if cuts[place + 1] > cuts[place]]
 
-    def is_everywhere(self, me: int) -> bool:
+    def is_everywhere(self, me: int, gone: AbstractSet[int]) -> bool:
         """Whether all have the whole result. A reducer reports when each has told it so. We believe
-        this one, or most reducers if most members have reported; or all but one."""
+        this one; or most of the others (a single one is not most), if most members have reported;
+        or all members but one, and those that are gone."""
         reported, reducers = self._holdings.keys(), set(self.reducers)
-        most = 2 * len(reducers & reported) > len(reducers)
+        others = reducers - {me}
+        most = 2 * len(others & reported) > max(2, len(others))
         most = most and 2 * len(reported) > len(self.members)
-        return me in reducers & reported or most or len(self.missing) == 1
+        all_but_one = reported and len(self.missing - gone) == 1
+        return bool(me in reducers & reported or most or all_but_one)
 
     def is_live(self, member: int) -> None:
         self._probed.discard(member)

@@ -290,7 +290,8 @@ class OwnExchange:
 
     def complain(self, ballot: Ballot, against: Suspicion) -> None:
         """Add a suspicion about the attempt of this ballot, which does not begin any more."""
-        self.refuse(ballot, (against, *self.complaints(ballot)))
+        before = self.complaints(ballot)[: SUSPICIONS_PER_MESSAGE - 1]
+        self.refuse(ballot, (*before, against))  # of two about one member, the first counts
 
     def _told(self, suspicions: tuple[Suspicion, ...]) -> tuple[Suspicion, ...]:
         return clipped(suspicions, SUSPICIONS_PER_MESSAGE)

@@ -15,6 +15,7 @@ from protocols.moshpit.agreement_messages import (
     BallotQuery,
     Decided,
     Forswear,
+    Holding,
     NotAnHonestMessage,
     Outbid,
     Prepare,
@@ -24,7 +25,7 @@ from protocols.moshpit.agreement_messages import (
     Start,
 )
 from protocols.moshpit.ballots import Ballot, Suspicion, digest_of_result
-from protocols.moshpit.coordinator import RECONNECT_SECONDS
+from protocols.moshpit.coordinator import RECONNECT_SECONDS, ExchangeUnderWay
 from protocols.moshpit.verdicts import (
     Commit,
     Discard,
@@ -694,3 +695,40 @@ def test_a_coordinator_that_does_nothing_although_all_have_the_result_is_succeed
     commits = [group.verdicts[member] for member in (1, 2, 3)]
     assert all(isinstance(commit, Commit) for commit in commits)
     assert max(group.decided_at.values()) < 10.0 + 20.0 + 6.0 + 3.0
+
+
+# When everybody has the result, by the reports of some
+
+
+def _everywhere(
+    reported: set[int],
+    me: int = 0,
+    reducers: int = 5,
+    members: int = 5,
+    gone: frozenset[int] = frozenset(),
+) -> bool:
+    cuts = tuple(min(place, reducers) for place in range(members + 1))
+    exchange = ExchangeUnderWay(tuple(range(members)), cuts)
+    shown = tuple(statement(Ballot(0, 0), part) for part in range(reducers))
+    for one in reported:
+        assert not exchange.take(one, Holding(Ballot(0, 0), digest_of_result(shown), shown))
+    return exchange.is_everywhere(me, gone)
+
+
+def test_a_coordinator_believes_itself_if_it_reduces() -> None:
+    assert _everywhere({0})
+    assert not _everywhere({4}, me=4, reducers=3)
+
+
+def test_it_believes_most_of_the_other_reducers_and_no_single_one() -> None:
+    assert _everywhere({1, 2, 3})
+    assert not _everywhere({1, 2})  # most of the others, and not most members
+    assert _everywhere({1, 2, 4}, reducers=4)
+    assert not _everywhere({1, 3, 4}, reducers=3, members=6)
+    assert not _everywhere({1, 3, 4}, reducers=2)
+
+
+def test_it_believes_all_but_one() -> None:
+    assert _everywhere({1}, me=0, reducers=2, members=2)
+    assert _everywhere({2, 3, 4}, reducers=2, gone=frozenset({1}))
+    assert not _everywhere(set(), reducers=2, members=2, gone=frozenset({1}))

@@ -59,6 +59,8 @@ def test_a_complaint_counts_against_the_one_that_was_waited_for() -> None:
 
 def test_to_have_waited_for_the_accuser_does_not_make_the_accuser_go() -> None:
     assert _out({0: [Suspicion(3, "not_closed")], 3: [Suspicion(0, "unclosed")]}) == {3}
+    both = [Suspicion(1, "unclosed"), Suspicion(3, "unclosed")]
+    assert _out({3: [Suspicion(0, "not_closed")], 0: both}) == {3}
 
 
 def test_a_coordinator_that_waited_with_another_was_not_idle() -> None:
@@ -68,6 +70,9 @@ def test_a_coordinator_that_waited_with_another_was_not_idle() -> None:
     assert _out({**idle, 0: [Suspicion(2, "unclosed")]}) == {0}
     assert _out({**idle, 0: [Suspicion(2, "lacking")], 1: [Suspicion(2, "lacking")]}) == {0}
     assert _out(both) == set(), "it may only be slow"
+    starved = {2: [Suspicion(0, "no_averages")], 1: [Suspicion(2, "unclosed")]}
+    lie = {0: [Suspicion(2, "unclosed")]}
+    assert _out({**idle, **starved, **lie}) == {0}, "it keeps the other one from closing itself"
 
 
 PARTS = [0, 1, 2]
