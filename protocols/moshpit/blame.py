@@ -136,57 +136,53 @@ class Blame:
 
     def ruled_out(self, candidates: Iterable[int]) -> dict[int, Suspicion]:
         """The candidates that cannot be in the next attempt, and why."""
-        left = set(candidates)
+        left, told = set(candidates), _Told(self._pairs, self._waits)
         text = "did not say what it holds, nor for whom it waits"
         out = {
             member: Suspicion(member, WITHHELD, text)
             for member in left & self._withheld.keys()
-            if self._withheld[member] and not self._reasons(member)
+            if self._withheld[member] and not self._reasons(member, told)
         }
         out |= {member: self.guilty[member] for member in left & self.guilty.keys()}
         left -= out.keys()
         mutual = {pair: why for pair, why in self._strong.items() if pair[::-1] in self._strong}
         one_sided = {pair: why for pair, why in self._strong.items() if pair not in mutual}
-        for edges in (one_sided, {**self._between_pairs(), **mutual}):
+        for edges in (one_sided, {**self._between_pairs(told), **mutual}):
             found = _resolved(edges, left)
             out.update(found)
             left -= found.keys()
         return out
 
-    def _between_pairs(self) -> dict[Pair, Suspicion]:
+    def _between_pairs(self, told: _Told) -> dict[Pair, Suspicion]:
         """The complaints between pairs, without those that others explain."""
         found = self._repeated()
         for pair, by_ballot in self._pairs.items():
             for ballot, why in by_ballot.items():
-                explained, instead = self._explanation(pair[1], ballot, why.code)
+                explained, instead = _explanation(pair[1], ballot, why.code, told)
                 mutual = [one for one in instead if one.member == pair[0]]
                 for one in (mutual or instead)[:1]:
                     found.setdefault((pair[1], one.member), one)
                 if mutual or not (explained or instead):
                     found.setdefault(pair, why)
         for member in self._withheld:
-            for why in self._reasons(member):
+            for why in self._reasons(member, told):
                 found.setdefault((member, why.member), why)
-        late = _told_of(self._pairs, NO_VALUES)
         for pair, by_ballot in self._waits.items():
             for ballot, why in by_ballot.items():
-                if why.code == OVERDUE and (pair[1], ballot) in late:
+                if why.code == OVERDUE and (pair[1], ballot) in told.late:
                     found.setdefault(pair, why)
         return found
 
-    def _reasons(self, member: int) -> list[Suspicion]:
+    def _reasons(self, member: int, told: _Told) -> list[Suspicion]:
         """For whom a member that withheld was waiting, by its own words; none if it had no reason,
         or not another one, in some attempt."""
         reasons: dict[int, Suspicion] = {}
         for ballot in self._withheld[member]:
             knows_better = ballot not in self._withheld.get(ballot.coordinator, {})
-            told = [
-                *_said_by(self._pairs, member, ballot),
-                *_said_by(self._waits, member, ballot),
-            ]
+            said = member, ballot
             new = {
                 why.member: why
-                for why in told
+                for why in (*told.complaints.get(said, ()), *told.waits.get(said, ()))
                 if why.member not in reasons
                 and not (knows_better and why.member == ballot.coordinator)
             }
@@ -194,26 +190,6 @@ class Blame:
                 return []
             reasons |= new
         return [*reasons.values()]
-
-    def _explanation(self, accused: int, ballot: Ballot, code: str) -> tuple[bool, list[Suspicion]]:
-        """Whether another member kept it from doing better in this attempt, and which ones, if
-        there is no complaint against these."""
-        explains = EXPLANATIONS.get(code, frozenset())
-        own = _said_by(self._pairs, accused, ballot)
-        if any(why.code in explains for why in own):
-            return True, []
-        told = [why for why in _said_by(self._waits, accused, ballot) if why.code in explains]
-        if code == IDLE:
-            told = [why for why in told if self._is_confirmed(why, accused, ballot)]
-        return False, told
-
-    def _is_confirmed(self, unclosed: Suspicion, by: int, ballot: Ballot) -> bool:
-        """Whether another member says the same, and the accused does not itself wait for the one
-        that says it: then it could not close."""
-        accused = unclosed.member
-        known = (self._pairs, self._waits)
-        waits_for = {why.member for each in known for why in _said_by(each, accused, ballot)}
-        return by not in waits_for and _told_of(self._waits, UNCLOSED)[accused, ballot] > 1
 
     def _repeated(self) -> dict[Pair, Suspicion]:
         """Transfers that merely ended, between pairs for which that happened in two attempts."""
@@ -227,18 +203,62 @@ class Blame:
         return dict(each[max(each)] for each in twice)
 
 
-def _said_by(known: Complaints, member: int, ballot: Ballot) -> list[Suspicion]:
-    told = [by_ballot.get(ballot) for (by, _), by_ballot in known.items() if by == member]
-    return [why for why in told if why is not None]
+class _Told:
+    """What the members say, by who says it in which attempt; and of whom they say some things.
+    Made once for all: a hostile member may say 32 things, and each is looked for in all others."""
+
+    def __init__(self, pairs: Complaints, waits: Complaints) -> None:
+        self.complaints, self.waits = _by_complainer(pairs), _by_complainer(waits)
+        self.late = _accused_of(NO_VALUES, self.complaints)
+        self.unclosed = _accused_of(UNCLOSED, self.waits)
 
 
-def _told_of(known: Complaints, code: str) -> Counter[tuple[int, Ballot]]:
+Said = Mapping[tuple[int, Ballot], list[Suspicion]]
+
+
+def _by_complainer(known: Complaints) -> Said:
+    found: dict[tuple[int, Ballot], list[Suspicion]] = {}
+    for (by, _), by_ballot in known.items():
+        for ballot, why in by_ballot.items():
+            found.setdefault((by, ballot), []).append(why)
+    return found
+
+
+def _accused_of(code: str, said: Said) -> Counter[tuple[int, Ballot]]:
     """How many members say this of each other one, in each attempt."""
     return Counter(
-        (accused, ballot)
-        for (_, accused), by_ballot in known.items()
-        for ballot, why in by_ballot.items()
+        (why.member, ballot)
+        for (_, ballot), each in said.items()
+        for why in each
         if why.code == code
+    )
+
+
+def _explanation(
+    accused: int, ballot: Ballot, code: str, told: _Told
+) -> tuple[bool, list[Suspicion]]:
+    """Whether another member kept it from doing better in this attempt, and which ones, if there is
+    no complaint against these."""
+    explains = EXPLANATIONS.get(code)
+    if explains is None:
+        return False, []
+    said = accused, ballot
+    if any(why.code in explains for why in told.complaints.get(said, ())):
+        return True, []
+    waits = [why for why in told.waits.get(said, ()) if why.code in explains]
+    if code == IDLE:
+        waits = [why for why in waits if _is_confirmed(why.member, accused, ballot, told)]
+    return False, waits
+
+
+def _is_confirmed(unclosed: int, by: int, ballot: Ballot, told: _Told) -> bool:
+    """Whether another member, too, says that this one is unclosed, and it does not itself wait for
+    the one that says so: then it could not close."""
+    if told.unclosed[unclosed, ballot] < 2:
+        return False
+    said = unclosed, ballot
+    return all(
+        why.member != by for why in (*told.complaints.get(said, ()), *told.waits.get(said, ()))
     )
 
 

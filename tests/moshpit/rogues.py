@@ -441,14 +441,15 @@ class GivesWithoutAWord(PartService):
         await super()._send_averages()
 
 
-class GivesNothing(PartService):
+class GivesNothing(NoAverages):
     """Sends no averages to some senders."""
 
     async def _send_averages(self) -> None:
-        if self._sender.index in self._attempt.framed:  # type: ignore[attr-defined]
-            with suppress(PotluckError):
-                await stays_alive(self._transfer)
-        await super()._send_averages()
+        if self._sender.index not in self._attempt.framed:  # type: ignore[attr-defined]
+            await PartService._send_averages(self)
+            return
+        with suppress(PotluckError):
+            await super()._send_averages()
 
 
 class Frames(Strange):
