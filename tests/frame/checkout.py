@@ -38,7 +38,10 @@ case "$1 ${2-}" in
         fi
         exit 0 ;;
 esac
-case "$*" in *importlib.metadata*) exit 1 ;; esac # no torch is installed yet
+case "$*" in
+    *importlib.metadata*) exit 1 ;; # no torch is installed yet
+    *'import libp2p'*) exit 0 ;;
+esac
 exec "$REAL_PYTHON" "$@"
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,10 @@ async def played(folder: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
     return code, [json.loads(line) for line in printed.splitlines()]
 
 
-def demo_in(folder: Path, *flags: str) -> Any:
+def demo_in(folder: Path, *flags: str, errors_to: int | None = None) -> Any:
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "node", "demo", *flags, "--json"]
-    return started(command, {"TMPDIR": str(folder)})
+    return started(command, {"TMPDIR": str(folder)}, errors_to=errors_to)
 
 
 def check(code: int, events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,13 +111,15 @@ async def test_the_demo_of_experts_loses_none_of_them(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_ctrl_c_ends_every_process_of_the_demo_and_removes_its_folder(tmp_path: Path) -> None:
-    async with demo_in(tmp_path / "t") as child:
+    async with demo_in(tmp_path / "t", errors_to=subprocess.STDOUT) as child:
         with trio.fail_after(DEMO_SECONDS):
             await until_it_tells(child, "joining")
             assert len(processes_in(tmp_path)) >= 2
         child.send_signal(signal.SIGINT)
         with trio.fail_after(GONE_SECONDS):
+            told = await child.read_rest()
             assert await child.exit_code() == 130
+    assert told.splitlines()[-1].startswith(b"stopped: no process of the demo is left")
     assert processes_in(tmp_path) == []
     assert list((tmp_path / "t").iterdir()) == []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from node.app.cli.exit_codes import DONE, FAILED
 from node.app.cli.output import Output
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     output = Output.of(arguments)
     keep, with_experts = arguments.keep, arguments.experts
-    return run_until_signal(lambda: _play(output, keep=keep, with_experts=with_experts))
+    code = run_until_signal(lambda: _play(output, keep=keep, with_experts=with_experts))
+    if code not in (DONE, FAILED):
+        output.say("stopped: no process of the demo is left" + ("" if keep else ", and no file"))
+    return code
 
 
 async def _play(output: Output, *, keep: bool, with_experts: bool) -> int:
-    from node.app.cli.exit_codes import DONE, FAILED
     from node.app.cli.interruption import at_hard_exit
     from node.app.demo import (
         Demo,
