@@ -112,7 +112,8 @@ VerifyingKey.verify = _verified_once  # type: ignore[assignment, method-assign]
 
 
 # For the children that are of the laboratory; pytest itself has the folder from pyproject.toml.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "scripts"), str(ROOT)])
+forge.take_over()
 
 # Tests do not talk to the router of the machine that they run on.
 os.environ["POTLUCK_NETWORK_MAP_PORT"] = "false"

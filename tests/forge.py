@@ -1,15 +1,17 @@
 """Starts a Python program of ours as a fork of a process that has imported the libraries already.
 
 Importing torch and libp2p takes two seconds of a core, and the tests start a thousand programs
-that need them. A `Popen` of this module is a child like any other, with its own memory, signals,
-descriptors and exit code, and a child of the process that asked for it. It has only not started
-with `exec`: a forge, which is a Python process without threads that waits for orders, has forked
-it. Everything that the program itself imports or does is still to come.
+that need them. After `take_over`, which tests/conftest.py calls, `subprocess.Popen` is the one of
+this module. What it starts is a child like any other, with its own memory, signals, descriptors and
+exit code, and a child of the process that asked for it. It has only not started with `exec`: a
+forge, which is a Python process without threads that waits for orders, has forked it. Everything
+that the program itself imports or does is still to come. A program that starts others, as the demo
+and the laboratory do, has a forge of its own from the beginning: another fork of the same.
 
 What a fork cannot do is really started: a program at a terminal, one that is given descriptors or
-variables that the interpreter reads as it starts, and all programs where TESTS_FORGE is
-"no" (scripts/test --soak). A test of how a program starts, of how long that takes or of
-what it loads, does not come here.
+variables that the interpreter reads as it starts, and all programs where TESTS_FORGE is "no"
+(scripts/test --soak). It can enter a network namespace, as `nsenter` does. A test of how a program
+starts, of how long that takes or of what it loads, has the fixture `really_started`.
 
 Easy to get wrong: a fork's parent is the forge, and only a parent can wait for a process. So the
 forge forks twice, and the one between ends at once: the kernel gives its child to us, because we
@@ -43,6 +45,7 @@ _SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl(2)
 _C_LIBRARY: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ROOT: Final = Path(__file__).parent.parent
 _LARGEST_ORDER_BYTES: Final = 1 << 20
+_NEW_NETWORK: Final = 0x40000000  # CLONE_NEWNET of setns(2)
 _ADOPTION_SECONDS: Final = 0.0005  # between two looks at who the parent is
 
 # The commands for which the libraries are imported. Others are there sooner by themselves.
@@ -50,8 +53,12 @@ _HEAVY: Final = {
     "backbone", "dht", "experts", "export", "join", "listen", "ping", "plan", "run", "up",
 }  # fmt: skip
 
+_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
 # What the interpreter or a library reads as it starts. A forge has it as we do, or in that way.
-_READ_AT_START: Final = ("PYTHON", "LD_", "OMP_", "MKL_", "MALLOC_", "GLIBC_", "LIBP2P_", "LANG")
+_READ_AT_START: Final = (
+    "PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "GLIBC_", "LIBP2P_", "LANG",
+)  # fmt: skip
 
 
 def die_with_parent() -> None:
@@ -84,8 +91,10 @@ class Popen(subprocess.Popen[Any]):
         environment = dict(os.environ if env is None else env)
         has_options = pass_fds or shell or executable or gid or gids or uid
         is_plain = close_fds and not has_options and umask == group == -1
-        forge = None
-        if is_plain and preexec_fn in (None, die_with_parent) and _is_python(args):
+        forge, network, words = None, "", _words(args)
+        if words[:1] == ["nsenter"] and words[1].startswith("--net=") and words[2] == "--":
+            network, words = words[1].removeprefix("--net="), words[3:]
+        if is_plain and preexec_fn in (None, die_with_parent) and _is_python(words):
             forge = _forge_for(environment)
         if forge is None or any(os.isatty(one) for one in ends):
             super()._execute_child(  # type: ignore[misc]
@@ -94,7 +103,8 @@ class Popen(subprocess.Popen[Any]):
             )  # fmt: skip
             return
         order = {
-            "words": [str(one) for one in args],
+            "words": words,
+            "network": network,
             "environment": environment,
             "folder": str(cwd or os.getcwd()),
             "dies_with_parent": preexec_fn is not None,
@@ -106,34 +116,20 @@ class Popen(subprocess.Popen[Any]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def run(
-    arguments: Sequence[str | Path],
-    *,
-    timeout: float | None = None,
-    check: bool = False,
-    capture_output: bool = False,
-    **options: Any,
-) -> subprocess.CompletedProcess[Any]:
-    """As `subprocess.run`."""
-    if capture_output:
-        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with Popen(arguments, **options) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout)
-        except BaseException:
-            process.kill()
-            raise
-    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-    if check:
-        done.check_returncode()
-    return done
+def take_over() -> None:
+    """From now on, whatever of this process starts a program starts it in this way."""
+    subprocess.Popen = Popen  # type: ignore[misc]
 
 
-def _is_python(arguments: Any) -> bool:
+def _words(arguments: Any) -> list[str]:
+    is_list = isinstance(arguments, Sequence) and not isinstance(arguments, str | bytes)
+    return [str(one) for one in arguments] if is_list else []
+
+
+def _is_python(words: Sequence[str]) -> bool:
     """Whether it is this interpreter with a module or a script of ours."""
-    if isinstance(arguments, str | bytes) or not isinstance(arguments, Sequence):
+    if len(words) < 2:
         return False
-    words = [str(one) for one in arguments]
     if Path(words[0]) == Path(sys.executable).with_name("potluck"):
         return not _HEAVY.isdisjoint(words[1:2])
     if words[0] != sys.executable:
@@ -146,23 +142,27 @@ def _is_python(arguments: Any) -> bool:
 class _Forge:
     """One process that forks, and the socket on which it is asked to."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, talk: socket.socket, wait: Callable[[], object]) -> None:
         self._asking = threading.Lock()
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._talk, self._wait = talk, wait
+        atexit.register(self._end)
+
+    @staticmethod
+    def start(environment: Mapping[str, str]) -> _Forge:
+        ours, its = _sockets()
         with its:
-            self._process = subprocess.Popen(
+            process = _really_started(
                 [sys.executable, "-m", "tests.forge", str(its.fileno())],
                 env={**os.environ, **environment},
                 cwd=_ROOT,
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        self._talk = ours
-        atexit.register(self._end)
+        return _Forge(ours, process.wait)
 
     def _end(self) -> None:
         self._talk.close()  # it ends when it hears that
-        self._process.wait()
+        self._wait()
 
     def fork(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         with self._asking:
@@ -184,7 +184,12 @@ def _adopt_orphans(ours: bool) -> None:
     _C_LIBRARY.prctl(_SET_SUBREAPER, int(ours))
 
 
-_forges: dict[tuple[tuple[str, str], ...], _Forge] = {}
+def _sockets() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+_really_started = subprocess.Popen
+_forges: dict[str, _Forge] = {}  # by their number of threads; "" is the usual one
 _starting = threading.Lock()
 
 
@@ -193,15 +198,14 @@ def _forge_for(environment: Mapping[str, str]) -> _Forge | None:
     if _C_LIBRARY is None or os.environ.get(SWITCH) == "no":
         return None
     read, usual = _read_at_start(environment), _read_at_start(os.environ)
-    threads = {name: read.pop(name) for name in ("OMP_NUM_THREADS",) if name in read}
-    usual.pop("OMP_NUM_THREADS", None)
-    if any(usual.get(name) != value for name, value in read.items()):
+    threads = {read.pop(name) for name in _THREADS if name in read}
+    if len(threads) > 1 or any(usual.get(name) != value for name, value in read.items()):
         return None
+    number = threads.pop() if threads else ""
     with _starting:
-        key = tuple(threads.items())
-        if key not in _forges:
-            _forges[key] = _Forge(threads)
-        return _forges[key]
+        if number not in _forges:
+            _forges[number] = _Forge.start(dict.fromkeys(_THREADS, number) if number else {})
+        return _forges[number]
 
 
 def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -213,7 +217,7 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-# What follows runs in the forge.
+# What follows runs in the forge, and in what it forks.
 
 
 def _import_libraries() -> None:
@@ -224,8 +228,7 @@ def _import_libraries() -> None:
 
 
 def _next_program(talk: socket.socket) -> tuple[dict[str, Any], list[int], int]:
-    """Fork whenever that is asked for. It comes back in the child: with its order, its descriptors
-    and its first parent."""
+    """The order of a child, its descriptors and its first parent."""
     while True:
         words, descriptors, _, _ = socket.recv_fds(talk, _LARGEST_ORDER_BYTES, 3)
         if not words:
@@ -245,6 +248,27 @@ def _next_program(talk: socket.socket) -> tuple[dict[str, Any], list[int], int]:
             os.close(one)
 
 
+def _serve(talk: socket.socket) -> list[str]:
+    """Fork whenever that is asked for. It comes back in the child, with its words."""
+    order, descriptors, between = _next_program(talk)
+    talk.close()
+    _become(order, descriptors, between)
+    words: list[str] = order["words"]
+    if words[1:3] != ["-m", "lab"] and words[1:4] != ["-m", "node", "demo"]:
+        return words
+    ours, its = _sockets()
+    own_forge = os.fork()  # of a program that has not begun yet
+    if not own_forge:
+        ours.close()
+        os.chdir("/")
+        return _serve(its)
+    its.close()
+    threads = os.environ.get(_THREADS[0], "")
+    _forges[threads] = _Forge(ours, lambda: os.waitpid(own_forge, 0))
+    take_over()
+    return words
+
+
 def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None:
     while os.getppid() == between:
         time.sleep(_ADOPTION_SECONDS)
@@ -257,6 +281,8 @@ def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None
         os.setsid()
     if order["dies_with_parent"]:
         die_with_parent()
+    if order["network"]:
+        _enter(order["network"])
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -269,6 +295,13 @@ def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None
         )  # fmt: skip
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _enter(network: str) -> None:
+    assert _C_LIBRARY is not None
+    with open(network, "rb") as namespace:
+        if _C_LIBRARY.setns(namespace.fileno(), _NEW_NETWORK) != 0:
+            raise OSError(f"the network {network} cannot be entered")
 
 
 def _run_program(words: list[str]) -> None:
@@ -289,6 +322,5 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as talk:
-        order, descriptors, between = _next_program(talk)
-    _become(order, descriptors, between)
-    _run_program(order["words"])
+        words = _serve(talk)
+    _run_program(words)

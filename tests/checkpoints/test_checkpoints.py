@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,6 @@ from node.run.checkpoint_file import (
 from node.run.checkpoints import Checkpoints, KeepPolicy
 from node.run.folder import RunFolder
 from node.run.safetensors_file import BrokenFile, read_header
-from tests import forge
 from tests.checkpoints.states import state_of
 
 
@@ -267,7 +267,7 @@ def test_a_writer_killed_at_any_sync_leaves_the_old_one_or_the_new_one(tmp_path:
         Checkpoints(folder).save(state_of(1))
     script = tmp_path / "killed.py"
     script.write_text(_KILLED_WHILE_WRITING)
-    forge.run([sys.executable, script, *folders], timeout=60, check=True)
+    subprocess.run([sys.executable, script, *folders], timeout=60, check=True)
     for syncs, folder in enumerate(folders):
         said: list[str] = []
         found = Checkpoints(folder).newest(said.append)

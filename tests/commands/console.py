@@ -31,7 +31,6 @@ from unittest.mock import patch
 from lab.__main__ import parse
 from node.app.main import main
 from node.core.stopping_signals import stopping_signals
-from tests import forge
 from tests.leaving import Leaving
 from tests.waiting import PATIENCE_SECONDS
 
@@ -117,7 +116,7 @@ def _written(text: io.TextIOWrapper) -> str:
 def _run(
     command: list[str], home: Path, variables: dict[str, str], patience: float = PATIENCE_SECONDS
 ) -> Completed:
-    return forge.run(
+    return subprocess.run(
         command,
         env=environment(home, **variables),
         stdin=subprocess.DEVNULL,
@@ -139,7 +138,7 @@ class RunningCommand:
     def __init__(
         self, words: list[str], home: Path, variables: dict[str, str], stdout: int
     ) -> None:
-        self.process = forge.Popen(
+        self.process = subprocess.Popen(
             words,
             env=environment(home, **variables),
             stdin=subprocess.DEVNULL,

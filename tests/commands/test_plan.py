@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from node.app.plan_file import LARGEST_FILE_BYTES, MOST_PEERS, read_plan_file
 from node.app.views.plan_view import plan_lines
 from node.core.wrong_use import WrongUse
 from protocols.moshpit.plan_strategy import best_strategy
-from tests import forge
 from tests.commands.console import CHECKOUT, COMMAND, environment, objects, potluck
 
 PLANS = CHECKOUT / "docs" / "plans"
@@ -77,7 +77,7 @@ def test_with_json_it_is_one_object(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stdin_is_read_for_a_dash(tmp_path: Path) -> None:
     with (PLANS / "d.toml").open("rb") as file:
-        result = forge.run(
+        result = subprocess.run(
             [*COMMAND, "plan", "-", "--json"],
             env=environment(tmp_path),
             stdin=file,

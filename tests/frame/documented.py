@@ -34,7 +34,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import forge
 from tests.ports import held_port
 from tests.waiting import PATIENCE_SECONDS
 
@@ -195,7 +194,7 @@ class Sitting:
         return word.replace("auth.example.org", "localhost")
 
     def _run(self, line: str, command: list[str], home: Path, *, expect_json: bool) -> None:
-        done = forge.run(
+        done = subprocess.run(
             command,
             cwd=ROOT,
             env=self._environment(home),
@@ -215,7 +214,7 @@ class Sitting:
                 json.loads(printed)
 
     def _start(self, line: str, command: list[str], home: Path, ready: re.Pattern[str]) -> None:
-        process = forge.Popen(
+        process = subprocess.Popen(
             command,
             cwd=ROOT,
             env=self._environment(home),

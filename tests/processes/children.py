@@ -29,7 +29,6 @@ from typing import Final
 import trio
 
 from protocols.identity import Identity, PeerId
-from tests import forge
 from tests.forge import die_with_parent
 from tests.waiting import PATIENCE_SECONDS
 
@@ -116,7 +115,7 @@ async def started(
     errors_to: int | None = None,
 ) -> AsyncIterator[Child]:
     """Run a command as a child that is killed, if it still runs, when the block is left."""
-    process = forge.Popen(  # not in a thread, see above
+    process = subprocess.Popen(  # noqa: ASYNC220 - not in a thread, see above
         [str(argument) for argument in arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
