@@ -50,9 +50,10 @@ _ADOPTION_SECONDS: Final = 0.0005  # between two looks at who the parent is
 
 # The commands for which the libraries are imported. Others are there sooner by themselves.
 _HEAVY: Final = {
-    "backbone", "dht", "experts", "export", "join", "listen", "ping", "plan", "run", "up",
+    "backbone", "demo", "dht", "experts", "export", "join", "listen", "ping", "plan", "run", "up",
 }  # fmt: skip
 
+_OURS: Final = {"node", "lab", "tests"}
 _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 # What the interpreter or a library reads as it starts. A forge has it as we do, or in that way.
@@ -136,7 +137,9 @@ def _is_python(words: Sequence[str]) -> bool:
         return False
     if words[1:3] == ["-m", "node"]:
         return not _HEAVY.isdisjoint(words[3:4])
-    return words[1:2] == ["-m"] or not words[1].startswith("-")
+    if words[1:2] == ["-m"]:
+        return words[2].partition(".")[0] in _OURS
+    return not words[1].startswith("-")
 
 
 class _Forge:

@@ -38,7 +38,8 @@ from tests.accumulation.training_peers import training_world
 from tests.dht.members import simulated
 from tests.waiting import PATIENCE_SECONDS
 
-PEERS = 14
+PEERS = 10
+MORE_PEERS = 14  # of these no cohort has half
 GROUP = 8
 AT_ONCE_SECONDS = 2.0  # a head that was only silent would be one for six times as long
 ONE_STEP_SECONDS = 0.5  # from the first peer that makes it to the last
@@ -211,7 +212,7 @@ async def test_at_the_beginning_of_a_step_a_head_knows_how_fast_the_others_compu
 ) -> None:
     """Their sums are still of the end of the last step, when most peers waited for the slow."""
     fast, slow = replace(MANNER, seconds=0.3), replace(MANNER, seconds=3.0)
-    run = await begun(world, manner=fast, slow=slow)
+    run = await begun(world, MORE_PEERS, manner=fast, slow=slow)
     await stepped(run, 3)
     for _ in range(4):
         await stepped(run, 1)
@@ -255,7 +256,7 @@ def samples_of_the_others(one: Trainer) -> float:
 @pytest.mark.slow
 @simulated
 async def test_a_head_that_does_nothing_is_replaced(world: SimulatedWorld) -> None:
-    run = await begun(world)
+    run = await begun(world, MORE_PEERS)
     await stepped(run, 1)
     head = heads(run)[0]
     others = [one for one in run if one is not head]

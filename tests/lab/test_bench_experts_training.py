@@ -158,7 +158,7 @@ def test_every_seed_has_texts_of_its_own() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["digits", pytest.param("text", marks=pytest.mark.soak)])
 def test_the_convergence_is_measured_in_pieces_and_drawn(task: str, tmp_path: Path) -> None:
-    flags = (f"experts-{task}", "--json", "--batches", "32", "--delay-ms", "0,100", "--seeds", "0")
+    flags = (f"experts-{task}", "--json", "--batches", "16", "--delay-ms", "0,100", "--seeds", "0")
     first = laboratory("bench", *flags, "--experts", "1", home=tmp_path)
     (dense,) = objects(first.stdout)
     assert [arm["name"] for arm in dense["arms"]] == ["dense, no delay", "dense, 100 ms"]

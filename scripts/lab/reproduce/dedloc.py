@@ -252,7 +252,7 @@ def _step_time(short: bool, say: Talk) -> ClaimFigures:
     from lab.reproduce.virtual import planned_step, step_seconds
     from lab.simulate.virtual_run import RunPlan, simulate
 
-    steps = 3 if short else 8
+    steps = 2 if short else 8
     rows, shares = [], []
     lines: dict[str, list[tuple[float | str, float]]] = {}
     for kind, up in (("fast links", None), ("10 Mb/s up", 10 * MEGABIT)):
