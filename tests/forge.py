@@ -198,17 +198,23 @@ _starting = threading.Lock()
 
 def _forge_for(environment: Mapping[str, str]) -> _Forge | None:
     """The one for programs with such variables. None where there is none."""
-    if _C_LIBRARY is None or os.environ.get(SWITCH) == "no":
+    threads = threads_of(environment)
+    if _C_LIBRARY is None or os.environ.get(SWITCH) == "no" or threads is None:
         return None
+    with _starting:
+        if threads not in _forges:
+            _forges[threads] = _Forge.start(dict.fromkeys(_THREADS, threads) if threads else {})
+        return _forges[threads]
+
+
+def threads_of(environment: Mapping[str, str]) -> str | None:
+    """How many a program with such variables is told to have, "" if that is not said. None if it
+    has to be really started, because other variables that are read at the start are not ours."""
     read, usual = _read_at_start(environment), _read_at_start(os.environ)
     threads = {read.pop(name) for name in _THREADS if name in read}
     if len(threads) > 1 or any(usual.get(name) != value for name, value in read.items()):
         return None
-    number = threads.pop() if threads else ""
-    with _starting:
-        if number not in _forges:
-            _forges[number] = _Forge.start(dict.fromkeys(_THREADS, number) if number else {})
-        return _forges[number]
+    return threads.pop() if threads else ""
 
 
 def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:

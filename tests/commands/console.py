@@ -41,7 +41,6 @@ CHECKOUT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).with_name("potluck")
 COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "node"]
 LABORATORY = [sys.executable, "-m", "lab"]
-MODULES = os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "scripts")])
 
 Completed = subprocess.CompletedProcess[str]
 
@@ -49,7 +48,7 @@ Completed = subprocess.CompletedProcess[str]
 def environment(home: Path, **variables: str) -> dict[str, str]:
     """A child's environment: its home, this checkout's code, and none of the tester's settings."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    return {**kept, "PYTHONPATH": MODULES, "POTLUCK_HOME": str(home), **variables}
+    return {**kept, "POTLUCK_HOME": str(home), **variables}
 
 
 def potluck(*words: str, home: Path, **variables: str) -> Completed:

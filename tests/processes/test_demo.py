@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,7 @@ async def test_on_a_device_twenty_times_as_fast_the_demo_shows_everything_and_en
     assert processes_in(tmp_path) == []
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("demo")
+@pytest.mark.soak
 async def test_the_demo_of_experts_loses_none_of_them(tmp_path: Path) -> None:
     code, events = await played(tmp_path / "t", "--experts")
     summary = events[-1]
@@ -110,10 +110,14 @@ async def test_the_demo_of_experts_loses_none_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_ctrl_c_ends_every_process_of_the_demo_and_removes_its_folder(tmp_path: Path) -> None:
-    async with demo_in(tmp_path / "t", errors_to=subprocess.STDOUT) as child:
+@pytest.mark.parametrize(("flags", "until"), [((), "joining"), (("--experts",), "step")])
+async def test_ctrl_c_ends_every_process_of_the_demo_and_removes_its_folder(
+    flags: Sequence[str], until: str, tmp_path: Path
+) -> None:
+    """The one of experts when its trainers have made a step. The soak plays it to its end."""
+    async with demo_in(tmp_path / "t", *flags, errors_to=subprocess.STDOUT) as child:
         with trio.fail_after(DEMO_SECONDS):
-            await until_it_tells(child, "joining")
+            await until_it_tells(child, until)
             assert len(processes_in(tmp_path)) >= 2
         child.send_signal(signal.SIGINT)
         with trio.fail_after(GONE_SECONDS):
