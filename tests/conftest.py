@@ -23,6 +23,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -56,7 +57,7 @@ def the_demo(tmp_path_factory: pytest.TempPathFactory) -> Played:
 @pytest.fixture
 def really_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of this test start as a user's do, because their start is the point."""
-    monkeypatch.setenv(forge.SWITCH, "no")
+    monkeypatch.setattr(subprocess, "Popen", forge.really_started)
 
 
 @pytest.hookimpl(wrapper=True)

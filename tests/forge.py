@@ -2,16 +2,18 @@
 
 Importing torch and libp2p takes two seconds of a core, and the tests start a thousand programs
 that need them. After `take_over`, which tests/conftest.py calls, `subprocess.Popen` is the one of
-this module. What it starts is a child like any other, with its own memory, signals, descriptors and
-exit code, and a child of the process that asked for it. It has only not started with `exec`: a
-forge, which is a Python process without threads that waits for orders, has forked it. Everything
-that the program itself imports or does is still to come. A program that starts others, as the demo
-and the laboratory do, has a forge of its own from the beginning: another fork of the same.
+this module. What it starts is a child like any other, with its own memory, signals, descriptors,
+words and variables (as /proc shows them, too) and exit code, and a child of the process that asked
+for it. It has only not started with `exec`: a forge, which is a Python process without threads that
+waits for orders, has forked it. Everything that the program itself imports or does is still to
+come. A program that starts others, as the demo and the laboratory do, has a forge of its own from
+the beginning: another fork of the same.
 
 What a fork cannot do is really started: a program at a terminal, one that is given descriptors or
 variables that the interpreter reads as it starts, and all programs where TESTS_FORGE is "no"
-(scripts/test --soak). It can enter a network namespace, as `nsenter` does. A test of how a program
-starts, of how long that takes or of what it loads, has the fixture `really_started`.
+(scripts/test --soak and --fast). It can enter a network namespace, as `nsenter` does, and keep to a
+number of threads. A test of how a program starts, of how long that takes or of what it loads, has
+the fixture `really_started`.
 
 Easy to get wrong: a fork's parent is the forge, and only a parent can wait for a process. So the
 forge forks twice, and the one between ends at once: the kernel gives its child to us, because we
@@ -45,6 +47,7 @@ _SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl(2)
 _C_LIBRARY: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ROOT: Final = Path(__file__).parent.parent
 _LARGEST_ORDER_BYTES: Final = 1 << 20
+_ROOM_BYTES: Final = 1 << 13  # for the words, and for the variables, of a forked program
 _NEW_NETWORK: Final = 0x40000000  # CLONE_NEWNET of setns(2)
 _ADOPTION_SECONDS: Final = 0.0005  # between two looks at who the parent is
 
@@ -54,11 +57,9 @@ _HEAVY: Final = {
 }  # fmt: skip
 
 _OURS: Final = {"node", "lab", "tests"}
-_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
 # What the interpreter or a library reads as it starts. A forge has it as we do, or in that way.
 _READ_AT_START: Final = (
-    "PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "GLIBC_", "LIBP2P_", "LANG",
+    "PYTHON", "LD_", "MALLOC_", "GLIBC_", "LIBP2P_", "LANG", "TZ",
 )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def die_with_parent() -> None:
 
 
 class Popen(subprocess.Popen[Any]):
-    """As `subprocess.Popen`, but quicker for `python -m MODULE …` and `python FILE …`."""
+    """As `subprocess.Popen`, but quicker for modules and files of ours."""
 
     def _execute_child(  # type: ignore[override]
         self,
@@ -93,10 +94,11 @@ class Popen(subprocess.Popen[Any]):
         has_options = pass_fds or shell or executable or gid or gids or uid
         is_plain = close_fds and not has_options and umask == group == -1
         forge, network, words = None, "", _words(args)
-        if words[:1] == ["nsenter"] and words[1].startswith("--net=") and words[2] == "--":
+        if words[:1] == ["nsenter"] and words[1].startswith("--net=") and words[2:3] == ["--"]:
             network, words = words[1].removeprefix("--net="), words[3:]
-        if is_plain and preexec_fn in (None, die_with_parent) and _is_python(words):
-            forge = _forge_for(environment)
+        is_plain = is_plain and preexec_fn in (None, die_with_parent)
+        if is_plain and _is_python(words) and can_be_forked(environment):
+            forge = _the_forge()
         if forge is None or any(os.isatty(one) for one in ends):
             super()._execute_child(  # type: ignore[misc]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
@@ -107,7 +109,7 @@ class Popen(subprocess.Popen[Any]):
             "words": words,
             "network": network,
             "environment": environment,
-            "folder": str(cwd or os.getcwd()),
+            "folder": os.path.abspath(cwd or os.getcwd()),
             "dies_with_parent": preexec_fn is not None,
             "parent": os.getpid(),
             "new_session": new_session,
@@ -119,7 +121,9 @@ class Popen(subprocess.Popen[Any]):
 
 def take_over() -> None:
     """From now on, whatever of this process starts a program starts it in this way."""
-    subprocess.Popen = Popen  # type: ignore[misc]
+    if _C_LIBRARY is not None and os.environ.get(SWITCH) != "no":
+        _usual.update(os.environ)
+        subprocess.Popen = Popen  # type: ignore[misc]
 
 
 def _words(arguments: Any) -> list[str]:
@@ -146,17 +150,16 @@ class _Forge:
     """One process that forks, and the socket on which it is asked to."""
 
     def __init__(self, talk: socket.socket, wait: Callable[[], object]) -> None:
-        self._asking = threading.Lock()
         self._talk, self._wait = talk, wait
         atexit.register(self._end)
 
     @staticmethod
-    def start(environment: Mapping[str, str]) -> _Forge:
+    def start() -> _Forge:
         ours, its = _sockets()
         with its:
-            process = _really_started(
-                [sys.executable, "-m", "tests.forge", str(its.fileno())],
-                env={**os.environ, **environment},
+            process = really_started(
+                [sys.executable, "-m", "tests.forge", str(its.fileno()), "-" * _ROOM_BYTES],
+                env={**_usual, "TESTS_FORGE_ROOM": "-" * _ROOM_BYTES},
                 cwd=_ROOT,
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -168,7 +171,7 @@ class _Forge:
         self._wait()
 
     def fork(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-        with self._asking:
+        with _asking:
             words = json.dumps(order).encode()
             assert len(words) <= _LARGEST_ORDER_BYTES
             _adopt_orphans(True)
@@ -191,30 +194,25 @@ def _sockets() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-_really_started = subprocess.Popen
-_forges: dict[str, _Forge] = {}  # by their number of threads; "" is the usual one
+really_started = subprocess.Popen
+_usual: dict[str, str] = {}  # the variables with which a forge is started
+_forges: list[_Forge] = []  # the one, once it is needed
 _starting = threading.Lock()
+_asking = threading.Lock()  # only one may have this process adopt a child
 
 
-def _forge_for(environment: Mapping[str, str]) -> _Forge | None:
-    """The one for programs with such variables. None where there is none."""
-    threads = threads_of(environment)
-    if _C_LIBRARY is None or os.environ.get(SWITCH) == "no" or threads is None:
-        return None
+def _the_forge() -> _Forge:
     with _starting:
-        if threads not in _forges:
-            _forges[threads] = _Forge.start(dict.fromkeys(_THREADS, threads) if threads else {})
-        return _forges[threads]
+        if not _forges:
+            _forges.append(_Forge.start())
+        return _forges[0]
 
 
-def threads_of(environment: Mapping[str, str]) -> str | None:
-    """How many a program with such variables is told to have, "" if that is not said. None if it
-    has to be really started, because other variables that are read at the start are not ours."""
-    read, usual = _read_at_start(environment), _read_at_start(os.environ)
-    threads = {read.pop(name) for name in _THREADS if name in read}
-    if len(threads) > 1 or any(usual.get(name) != value for name, value in read.items()):
-        return None
-    return threads.pop() if threads else ""
+def can_be_forked(environment: Mapping[str, str]) -> bool:
+    """Whether all that a program with such variables reads as it starts is as usual."""
+    read, usual = _read_at_start(environment), _read_at_start(_usual)
+    same_modules = read.get("PYTHONPATH") == usual.get("PYTHONPATH")
+    return same_modules and all(usual.get(name) == value for name, value in read.items())
 
 
 def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
@@ -252,7 +250,10 @@ def _next_program(talk: socket.socket) -> tuple[dict[str, Any], list[int], int]:
             os.write(writes, str(child).encode())
             os._exit(0)
         os.waitpid(between, 0)  # its child is another's now
-        talk.send(os.read(reads, 64))
+        try:
+            talk.send(os.read(reads, 64))
+        except BrokenPipeError:
+            os._exit(0)
         for one in (reads, writes, *descriptors):
             os.close(one)
 
@@ -263,17 +264,20 @@ def _serve(talk: socket.socket) -> list[str]:
     talk.close()
     _become(order, descriptors, between)
     words: list[str] = order["words"]
-    if words[1:3] != ["-m", "lab"] and words[1:4] != ["-m", "node", "demo"]:
+    if "lab" not in words[2:3] and "demo" not in words[1:4]:
         return words
     ours, its = _sockets()
     own_forge = os.fork()  # of a program that has not begun yet
     if not own_forge:
         ours.close()
+        os.setpgid(0, 0)  # what is sent to the program's group is not meant for it
         os.chdir("/")
+        with open(os.devnull, "r+b") as nothing:
+            for number in range(3):
+                os.dup2(nothing.fileno(), number)
         return _serve(its)
     its.close()
-    threads = os.environ.get(_THREADS[0], "")
-    _forges[threads] = _Forge(ours, lambda: os.waitpid(own_forge, 0))
+    _forges.append(_Forge(ours, lambda: os.waitpid(own_forge, 0)))
     take_over()
     return words
 
@@ -288,6 +292,8 @@ def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None
     os.closerange(3, max(descriptors) + 1)  # the forge itself has no others
     if order["new_session"]:
         os.setsid()
+    else:
+        os.setpgid(0, os.getpgid(order["parent"]))
     if order["dies_with_parent"]:
         die_with_parent()
     if order["network"]:
@@ -295,6 +301,9 @@ def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    _show(order["words"], [f"{name}={value}" for name, value in os.environ.items()])
+    if "OMP_NUM_THREADS" in os.environ:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     tempfile.tempdir = None  # a library has asked for the forge's, and this one may have another
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         errors = "backslashreplace" if name == "stderr" else "strict"
@@ -304,6 +313,15 @@ def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None
         )  # fmt: skip
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _show(words: Sequence[str], variables: Sequence[str]) -> None:
+    """Have the kernel show these as the words and variables of this process."""
+    numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    for lines, first in ((words, 45), (variables, 47)):  # arg_start, env_start, each with its end
+        start, end = map(int, numbers[first : first + 2])
+        text = "".join(f"{line}\0" for line in lines).encode()
+        ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
 
 
 def _enter(network: str) -> None:
@@ -318,6 +336,8 @@ def _run_program(words: list[str]) -> None:
     if words[1:2] == ["-m"]:
         sys.path[0] = os.getcwd()
         sys.argv[:] = words[2:]
+        if not hasattr(sys.modules.get(words[2]), "__path__"):
+            sys.modules.pop(words[2], None)  # it is run anew, as __main__
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
     else:
         file = words[0] if words[0] != sys.executable else words[1]

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.xdist_group("architecture")  # one worker reads the mod
 
 def test_one_worker_has_all_tests_of_a_group(request: pytest.FixtureRequest) -> None:
     """With pytest 9.2.0 they were parted, and nothing but the time that the tests took told it."""
-    if not hasattr(request.config, "workerinput"):
-        pytest.skip("only where workers share the tests")
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("only where workers share the tests in groups")
     assert request.node.nodeid.endswith("@architecture")
 
 

@@ -47,7 +47,11 @@ Completed = subprocess.CompletedProcess[str]
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
     """A child's environment: its home, this checkout's code, and none of the tester's settings."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "LANG", "TMPDIR", "PYTHONPATH")
+        if name in os.environ
+    }
     return {**kept, "POTLUCK_HOME": str(home), **variables}
 
 

@@ -49,6 +49,7 @@ def test_with_json_it_is_one_object(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("really_started")
 @pytest.mark.parametrize("module", ["node", "node.app.main"])
 def test_each_way_to_run_it_as_a_module_is_the_command(module: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -16,6 +16,7 @@ from node.app.demo.processes import Child, Event
 PATIENCE_SECONDS = 30.0
 
 
+@pytest.mark.usefixtures("really_started")  # the forge's own socket would be a new file
 async def test_its_output_is_read_and_no_file_stays_open(tmp_path: Path) -> None:
     told: list[Event] = []
     child = Child("ann", ["version", "--json"], home=tmp_path / "home", folder=tmp_path)

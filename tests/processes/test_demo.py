@@ -123,7 +123,7 @@ async def test_ctrl_c_ends_every_process_of_the_demo_and_removes_its_folder(
         with trio.fail_after(GONE_SECONDS):
             told = await child.read_rest()
             assert await child.exit_code() == 130
-    assert told.splitlines()[-1].startswith(b"stopped: no process of the demo is left")
+    assert told.splitlines()[-1].startswith(b"stopped: all processes of the demo have ended")
     assert processes_in(tmp_path) == []
     assert list((tmp_path / "t").iterdir()) == []
 

@@ -65,6 +65,7 @@ def children_of(parent: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("really_started")  # it looks for the bench's own forge
 async def test_no_process_outlives_a_killed_bench_not_even_a_stopped_one(
     tmp_path: Path,
 ) -> None:

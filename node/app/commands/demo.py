@@ -7,6 +7,7 @@ first the processes, then their files.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import TYPE_CHECKING
 
 from node.app.cli.exit_codes import DONE, FAILED
@@ -52,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     keep, with_experts = arguments.keep, arguments.experts
     code = run_until_signal(lambda: _play(output, keep=keep, with_experts=with_experts))
     if code not in (DONE, FAILED):
-        output.say("stopped: no process of the demo is left" + ("" if keep else ", and no file"))
+        with contextlib.suppress(OSError):  # whoever reads it may have ended by the same signal
+            output.say("stopped: all processes of the demo have ended")
     return code
 
 
