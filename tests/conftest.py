@@ -114,7 +114,6 @@ VerifyingKey.verify = _verified_once  # type: ignore[assignment, method-assign]
 
 # For the children that are of the laboratory; pytest itself has the folder from pyproject.toml.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "scripts"), str(ROOT)])
-forge.take_over()
 
 # Tests do not talk to the router of the machine that they run on.
 os.environ["POTLUCK_NETWORK_MAP_PORT"] = "false"
@@ -126,3 +125,5 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+forge.take_over()

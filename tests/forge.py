@@ -13,7 +13,8 @@ What a fork cannot do is really started: a program at a terminal, one that is gi
 variables that the interpreter reads as it starts, and all programs where TESTS_FORGE is "no"
 (scripts/test --soak and --fast). It can enter a network namespace, as `nsenter` does, and keep to a
 number of threads. A test of how a program starts, of how long that takes or of what it loads, has
-the fixture `really_started`.
+the fixture `really_started`. All forked programs order their sets of strings in the same way: that
+peers do not depend on it is seen where they are really started.
 
 Easy to get wrong: a fork's parent is the forge, and only a parent can wait for a process. So the
 forge forks twice, and the one between ends at once: the kernel gives its child to us, because we
@@ -246,15 +247,18 @@ def _next_program(talk: socket.socket) -> tuple[dict[str, Any], list[int], int]:
             between = os.getpid()
             child = os.fork()
             if not child:
+                os.close(reads)
+                os.close(writes)
                 return json.loads(words), descriptors, between
             os.write(writes, str(child).encode())
             os._exit(0)
         os.waitpid(between, 0)  # its child is another's now
+        os.close(writes)
         try:
             talk.send(os.read(reads, 64))
         except BrokenPipeError:
             os._exit(0)
-        for one in (reads, writes, *descriptors):
+        for one in (reads, *descriptors):
             os.close(one)
 
 
@@ -272,6 +276,7 @@ def _serve(talk: socket.socket) -> list[str]:
         ours.close()
         os.setpgid(0, 0)  # what is sent to the program's group is not meant for it
         os.chdir("/")
+        _show(["forge"], [])  # nobody looks for the program here
         with open(os.devnull, "r+b") as nothing:
             for number in range(3):
                 os.dup2(nothing.fileno(), number)
@@ -285,6 +290,8 @@ def _serve(talk: socket.socket) -> list[str]:
 def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None:
     while os.getppid() == between:
         time.sleep(_ADOPTION_SECONDS)
+    if order["dies_with_parent"]:
+        die_with_parent()
     if os.getppid() != order["parent"]:
         os._exit(1)  # it was killed meanwhile
     for number, one in enumerate(descriptors):
@@ -294,8 +301,6 @@ def _become(order: dict[str, Any], descriptors: list[int], between: int) -> None
         os.setsid()
     else:
         os.setpgid(0, os.getpgid(order["parent"]))
-    if order["dies_with_parent"]:
-        die_with_parent()
     if order["network"]:
         _enter(order["network"])
     os.chdir(order["folder"])
@@ -320,7 +325,7 @@ def _show(words: Sequence[str], variables: Sequence[str]) -> None:
     numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     for lines, first in ((words, 45), (variables, 47)):  # arg_start, env_start, each with its end
         start, end = map(int, numbers[first : first + 2])
-        text = "".join(f"{line}\0" for line in lines).encode()
+        text = os.fsencode("".join(f"{line}\0" for line in lines))
         ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
 
 

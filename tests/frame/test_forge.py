@@ -42,6 +42,7 @@ def test_commands_of_tests_and_processes_of_the_laboratory_are_not_really_starte
     assert not forge.can_be_forked({"PATH": os.environ["PATH"]})
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_the_kernel_shows_the_words_and_variables_that_it_was_given() -> None:
     async with started([*PEER, "--port", "0"], {"POTLUCK_TEST_SEED": "5e" * 32}) as child:
         await child.read_line()
@@ -49,3 +50,11 @@ async def test_the_kernel_shows_the_words_and_variables_that_it_was_given() -> N
         assert b"POTLUCK_TEST_SEED=" + b"5e" * 32 in (shown / "environ").read_bytes().split(b"\0")
         words = (shown / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         assert words == [one.encode() for one in (*PEER, "--port", "0")]
+
+
+@pytest.mark.skipif(subprocess.Popen is forge.really_started, reason="all are really started")
+def test_a_program_of_ours_is_a_fork_of_a_forge(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nprint(*sys.orig_argv)\n")
+    told = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    assert "-m tests.forge" in told.stdout
