@@ -58,7 +58,8 @@ _HEAVY: Final = {
 }  # fmt: skip
 
 _OURS: Final = {"node", "lab", "tests"}
-# What the interpreter or a library reads as it starts. A forge has it as we do, or in that way.
+
+# What the interpreter or a library reads as it starts. A forge has it as we do.
 _READ_AT_START: Final = (
     "PYTHON", "LD_", "MALLOC_", "GLIBC_", "LIBP2P_", "LANG", "TZ",
 )  # fmt: skip
@@ -94,10 +95,10 @@ class Popen(subprocess.Popen[Any]):
         environment = dict(os.environ if env is None else env)
         has_options = pass_fds or shell or executable or gid or gids or uid
         is_plain = close_fds and not has_options and umask == group == -1
-        forge, network, words = None, "", _words(args)
-        if words[:1] == ["nsenter"] and words[1].startswith("--net=") and words[2:3] == ["--"]:
-            network, words = words[1].removeprefix("--net="), words[3:]
         is_plain = is_plain and preexec_fn in (None, die_with_parent)
+        forge, network, words = None, "", _words(args)
+        if words[:1] == ["nsenter"] and words[2:3] == ["--"] and words[1].startswith("--net="):
+            network, words = words[1].removeprefix("--net="), words[3:]
         if is_plain and _is_python(words) and can_be_forked(environment):
             forge = _the_forge()
         if forge is None or any(os.isatty(one) for one in ends):
