@@ -138,7 +138,7 @@ def check(size: int, group_size: int, who: str, every: int, *, silently: bool) -
 @pytest.mark.slow
 def test_a_run_goes_on_when_all_heads_die() -> None:
     """The short form."""
-    check(14, 8, "all heads", 83, silently=False)
+    check(14, 8, "all heads", 120, silently=False)
 
 
 @pytest.mark.soak

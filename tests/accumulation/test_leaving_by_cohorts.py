@@ -29,7 +29,7 @@ from tests.accumulation.test_runs_by_cohorts import (
 from tests.dht.members import SETTINGS as WORLD
 
 NEAR_SECONDS = 0.3  # before a round
-CALM_STEPS = 3
+CALM_STEPS = 2
 
 Leaves = Callable[[Trainer], None]
 

@@ -256,7 +256,7 @@ def _step_time(short: bool, say: Talk) -> ClaimFigures:
     rows, shares = [], []
     lines: dict[str, list[tuple[float | str, float]]] = {}
     for kind, up in (("fast links", None), ("10 Mb/s up", 10 * MEGABIT)):
-        for peers in (4, 8) if short else (4, 8, 16):
+        for peers in (2, 4) if short else (4, 8, 16):
             plan = RunPlan(
                 peers=peers,
                 steps=steps,

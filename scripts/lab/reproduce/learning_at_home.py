@@ -27,7 +27,7 @@ def _throughput(short: bool, say: Talk) -> ClaimFigures:
     from lab.bench.experts_delay import DelayEffort, measure_delays
 
     effort = (
-        DelayEffort((0.0, 20.0), 32, seconds=1.0, turns=3, width=128, inner=256, batch=64)
+        DelayEffort((0.0, 20.0), 16, seconds=0.5, turns=3, width=128, inner=256, batch=64)
         if short
         else DelayEffort((0.0, 50.0, 100.0, 200.0), seconds=12.0, turns=3, inner=384)
     )
@@ -109,7 +109,7 @@ def _convergence(short: bool, say: Talk) -> ClaimFigures:
     from lab.bench.experts_tasks import Arm, DigitsTask, train
 
     torch.set_num_threads(1)  # there are threads enough
-    batches = 150 if short else 1500
+    batches = 100 if short else 1500
     sizes, delays = ((16,), (100.0,)) if short else ((4, 16, 64, 256), (100.0, 1000.0))
     trained = dict[tuple[int, float], dict[str, Any]]()
     rows, lines = [], {}
@@ -331,7 +331,7 @@ CLAIMS: Final = (
         "reaches, with delays of 100 ms and 1 s and a tenth of the calls failing.",
         "1,797 digits of 8 × 8 pixels in place of MNIST, one seed of five, 1,500 batches of four. "
         "4 to 256 experts of a 16th of the paper's width, each with a quarter of the dense "
-        "network's multiplications; in the short form 16, with 100 ms and 150 batches, which are "
+        "network's multiplications; in the short form 16, with 100 ms and 100 batches, which are "
         "too few to compare a mixture with the dense network. The output layer of each expert "
         "begins with zeros; as potluck builds experts, with random ones, 256 experts came to 0.92 "
         "after 1,000 batches without delays. The dense network begins as potluck builds it, which "
