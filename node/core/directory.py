@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
+from auth.refusals import Reason
 from node.core.access.membership import Membership
 from node.core.access.notice import REVOCATIONS
 from node.core.configuration import Configuration
@@ -66,12 +67,33 @@ async def open_directory(
             yield dht
 
 
-async def join_or_be_refused(dht: Dht) -> None:
-    """Wait until a peer of the swarm has answered; NotAllowed if this node may not take part."""
+NO_TOKEN_HELPS = frozenset(
+    {
+        Reason.TOKEN_MISSING,
+        Reason.MALFORMED,
+        Reason.WRONG_RUN,
+        Reason.NOT_THE_PEER,
+        Reason.ROLE,
+    }
+)
+
+
+async def join_or_be_refused(dht: Dht, member: Membership | None = None) -> None:
+    """Wait until a peer of the swarm has answered; NotAllowed if this node may not take part.
+
+    A member whose token all refuse waits for another, because its membership asks the auth server
+    for one when the token is over, or its key was withdrawn. Only the server's own refusal ends
+    that, with MembershipEnded where the membership runs: the peers may be the ones that are wrong.
+    """
     refusals: list[NotAllowed] = []
 
     async def listen_for_a_refusal() -> None:
-        refusals.append(await dht.turned_away())
+        refusal: NotAllowed | None = None
+        while True:
+            refusal = await dht.turned_away(refusal)
+            if member is None or refusal.reason in NO_TOKEN_HELPS:
+                break
+        refusals.append(refusal)
         nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:

@@ -7,8 +7,9 @@ first peer (`begins`) is never stopped: a run begins with one peer.
 
 `blame_of` (pure) looks at the failed attempts. A refused connection comes from a machine that is
 up, so its node is not running. Errors about routes and names come from this machine's own
-connection. Silence has no clear cause: the other machine may be off, or a firewall may drop the
-packets. One answer from any of the addresses shows that this machine is online.
+connection. If all refuse this node, its pass is too old or too new for them. Silence has no clear
+cause: the other machine may be off, or a firewall may drop the packets. One answer from any of the
+addresses shows that this machine is online.
 
 Replacing one link with another is no loss. The network counts as lost only after `LOST_SECONDS` of
 silence, in which dialling the peers to join at has failed. Until then a volunteer computes on; the
@@ -34,6 +35,9 @@ from protocols.network import LinkEvent, Network, Reach
 ELSEWHERE: Final = ("another node answers", "no potluck node")
 THEIRS: Final = (*ELSEWHERE, "connection refused", "listens there", "not allowed")
 OURS: Final = ("no route", "does not resolve", "network is unreachable")
+REFUSED: Final = (
+    "The auth server is asked for a new pass. If they refuse that, too, tell the run's moderators."
+)
 MOST_SHOWN: Final = 3
 LONGEST_CHARACTERS: Final = 160  # of one address and its failure
 
@@ -42,15 +46,18 @@ def blame_of(state: BootstrapState) -> str:
     """The probable cause, in one or two sentences."""
     failures = [(one.address, one.failure) for one in state.addresses if one.failure]
     tried = len(state.addresses)
-    what = f"none of {tried} known addresses answers"
+    is_refused = bool(tried) and all(one.refused for one in state.addresses)
+    does = "lets this node in" if is_refused else "answers"
+    what = f"none of {tried} known addresses {does}"
     if tried == 1:
-        what = "the only known address does not answer"
+        what = f"the only known address {'refuses this node' if is_refused else 'does not answer'}"
     if not tried:
         what = "no peer can be reached"
     if state.cached_peers:
         what += f", nor any of {_count(state.cached_peers, 'peer', 'peers')} known from before"
     shown = "; ".join(_shown(*one) for one in failures[:MOST_SHOWN])
-    return f"{what}{f' ({shown})' if shown else ''}. {_whose(failure for _, failure in failures)}"
+    whose = REFUSED if is_refused else _whose(failure for _, failure in failures)
+    return f"{what}{f' ({shown})' if shown else ''}. {whose}"
 
 
 def _whose(failures: Iterable[str]) -> str:

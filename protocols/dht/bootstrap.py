@@ -55,6 +55,8 @@ class AddressState:
     answered: bool = False
     attempts: int = 0
     failure: str = ""
+    refused: bool = False
+    """It has answered that this node may not take part, and `failure` says why."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +120,15 @@ class Bootstrap:
         else:
             joined = Joined.TRYING if self._addresses or self._cached else Joined.ALONE
         addresses = tuple(
-            AddressState(one.address, one.answered, one.attempts, one.failure)
+            AddressState(one.address, one.answered, one.attempts, one.failure, one.refused)
             for one in self._addresses
         )
         return BootstrapState(joined, addresses, len(self._cached), self._rounds_failed)
 
-    async def turned_away(self) -> NotAllowed:
-        """Wait until the last answer of all greeted peers is that this node may not take part."""
-        while self._refusal is None:
+    async def turned_away(self, after: NotAllowed | None = None) -> NotAllowed:
+        """Wait until the last answer of all greeted peers is that this node may not take part. With
+        `after`, the result of an earlier call, until they say so again."""
+        while self._refusal is None or self._refusal is after:
             await self._turned_away.wait()
         return self._refusal
 
@@ -195,6 +198,7 @@ class Bootstrap:
         if not contacts:
             return
         ended = await self._greet_all(contacts)
+        self._refusal = None
         for address in due:
             if address.contact.peer in ended:  # else it is tried again
                 self._note(address, ended[address.contact.peer])
@@ -207,6 +211,7 @@ class Bootstrap:
         if len(refusals) == len(failures) and all(address.refused for address in self._addresses):
             self._refusal = refusals[0]
             self._turned_away.set()
+            self._turned_away = trio.Event()
         if self._state.is_alone:
             self._log_failures()
 

@@ -241,12 +241,13 @@ class Dht:
         """Wait until this node has met others and looked itself up."""
         await self._bootstrap.joined.wait()
 
-    async def turned_away(self) -> NotAllowed:
-        """Wait until the last answer of all greeted peers is that this node may not take part.
+    async def turned_away(self, after: NotAllowed | None = None) -> NotAllowed:
+        """Wait until the last answer of all greeted peers is that this node may not take part. With
+        `after`, the result of an earlier call, until they say so again.
 
         The node keeps trying: once it has a valid token it is let in.
         """
-        return await self._bootstrap.turned_away()
+        return await self._bootstrap.turned_away(after)
 
     def try_again_now(self) -> None:
         """Retry unanswered peers now: this machine was away, or has moved."""

@@ -31,7 +31,7 @@ from node.core.access.pass_file import load_pass
 from node.core.access.renewal import MembershipEnded
 from node.core.configuration import Configuration
 from node.core.control_client import ask_once
-from node.core.directory import FAMILIES
+from node.core.directory import FAMILIES, join_or_be_refused
 from node.core.failure import failure_of
 from node.core.key_file import load_identity
 from node.core.node import Node
@@ -487,6 +487,47 @@ async def test_when_an_auth_key_is_withdrawn_everybody_gets_a_new_token(
             await eventually(lambda node=node: node.membership.token.key_id == newer.key_id)
         await talks_again(*nodes)
         await talks_again(*reversed(nodes))
+
+
+@pytest.mark.slow
+async def test_a_member_that_was_away_when_its_key_was_withdrawn_gets_in_with_another_token(
+    run: Run,
+) -> None:
+    """Its token is valid by all that it knows, and the only peer refuses it. It once ended."""
+    async with run.nodes("alice") as (alice,):
+        run.impostor.endpoints = tuple(alice.network.addresses())
+        home = await run.member("bob")
+        newer = SigningKey(b"\5" * 32)
+        run.impostor.records += (endorse(RUN, newer.public_key, 1, FAR_FUTURE_MS, ROOT),)
+        run.impostor.key = newer
+        signed = run.impostor.revoke(1, withdrawn=(ROOT.key_id,))
+        alice.membership.following.take(signed, run.impostor.records)
+        alice.membership.renew_within(0.0)
+        await eventually(lambda: alice.membership.token.key_id == newer.key_id)
+        async with running_node(run.world, "bob", home) as bob:
+            refusal = await bob.dht.turned_away()
+            assert refusal.reason is Reason.UNKNOWN_AUTH_KEY
+            with trio.fail_after(PATIENCE_SECONDS):
+                await join_or_be_refused(bob.dht, bob.membership)
+            assert not any(one.refused for one in bob.dht.bootstrap_state().addresses)
+
+
+@pytest.mark.slow
+async def test_a_member_whose_token_was_over_when_it_came_back_waits_for_the_next(run: Run) -> None:
+    """As a laptop that slept for hours: it asks others before the auth server has answered."""
+    async with run.nodes("alice") as (alice,):
+        run.impostor.endpoints = tuple(alice.network.addresses())
+        run.impostor.life_ms, run.impostor.grace_ms = 1, 0
+        home = await run.member("bob")
+        granting = run.impostor.answers["/v1/renew"]
+        run.impostor.answers["/v1/renew"] = lambda *_: response("500 Oh dear")
+        async with running_node(run.world, "bob", home) as bob:
+            refusal = await bob.dht.turned_away()
+            assert refusal.reason is Reason.TOKEN_EXPIRED
+            run.impostor.life_ms = 3_600_000
+            run.impostor.answers["/v1/renew"] = granting
+            with trio.fail_after(PATIENCE_SECONDS):
+                await join_or_be_refused(bob.dht, bob.membership)
 
 
 # -- revocation

@@ -58,5 +58,13 @@ def test_of_a_long_story_the_first_sentence_is_told() -> None:
     assert "(/ip4/192.0.2.7/tcp/4001: The link to it was lost). They may be off" in words
 
 
+def test_where_all_refuse_it_does_not_say_that_they_are_off() -> None:
+    refused = AddressState(FIRST, False, 1, "Your request was refused. It has expired.", True)
+    words = blame_of(BootstrapState(Joined.TRYING, (refused,), 0))
+    assert "the only known address refuses this node" in words
+    assert "The auth server is asked" in words
+    assert "off" not in words
+
+
 def test_a_peers_answer_is_cut_to_a_bearable_length() -> None:
     assert len(blame_of(state((FIRST, "no " * 10_000)))) < 400

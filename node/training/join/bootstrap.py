@@ -5,10 +5,11 @@
     await refuse_if_in_use(node, session, run)       # early, and again just before entering the run
 
 All known addresses are retried with growing pauses. The owner is told which ones, how each failed,
-and whose fault that probably is. Only a signed refusal ends it. Then the peers that answered are
-asked for the definition. That ends with the newest one that any of them has, or with an error: this
-potluck is too old for it, or it has mistakes. If nobody has one, the node goes on asking with
-growing pauses, and reports each reason once.
+and whose fault that probably is. A member that they refuse gets another token; only the auth
+server's own refusal ends it. Then the peers that answered are asked for the definition. That ends
+with the newest one that any of them has, or with an error: this potluck is too old for it, or it
+has mistakes. If nobody has one, the node goes on asking with growing pauses, and reports each
+reason once.
 
 Each key belongs to one node. On one machine a lock ensures this (node/core/running_lock.py). A
 copied home contains the key; on another machine only the run's directory shows it. If this key has
@@ -77,7 +78,7 @@ TELL_SECONDS: Final = 2.0  # between two looks at how the addresses fare
 
 
 async def meet(node: Node, session: TrainingSession) -> None:
-    """Until a peer of the swarm has answered; NotAllowed if they refuse this node."""
+    """Until a peer of the swarm has answered; NotAllowed if they refuse this node for good."""
     if node.dht.bootstrap_state().joined is Joined.ALONE:
         return
     refusal: NotAllowed | None = None
@@ -85,7 +86,7 @@ async def meet(node: Node, session: TrainingSession) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_tell_of_silence, node, session)
         try:
-            await join_or_be_refused(node.dht)
+            await join_or_be_refused(node.dht, node.membership)
         except NotAllowed as error:
             refusal = error
         nursery.cancel_scope.cancel()
