@@ -202,6 +202,8 @@ class Publishing:
         if key != self._key:
             if self._out is not None:
                 self._left = self._key
+            if self._left == key:
+                self._left = None  # back before anything was written elsewhere
             self._key, self._out, self._is_to_say = key, None, True
             self._wants.set()
 

@@ -54,6 +54,7 @@ from protocols.accumulation.lineage import (
     FindingPatience,
     Lineage,
     Voter,
+    needed,
     next_history,
     reached_by,
 )
@@ -433,7 +434,9 @@ class Tracker:
         whether a batch is."""
         self._notice_stop()
         now, before = trio.current_time() - ago, self._mine
-        goes_on = (mine.epoch, mine.history) == (before.epoch, before.history)
+        is_same_state = (mine.epoch, mine.history) == (before.epoch, before.history)
+        # or all have averaged their parameters: those of the last step go on together
+        goes_on = is_same_state or (mine.epoch == before.epoch > 0 and not mine.follows)
         is_step = before.averaging and mine.epoch == before.epoch + 1
         if not goes_on:
             if self._spared == MOST_SPARED and self._noted_batches:
@@ -474,7 +477,7 @@ class Tracker:
         self._mine = mine
         self._in_vain = self._in_vain and not mine.samples
         self._measured(goes_on=goes_on)
-        if not goes_on or mine.averaging != before.averaging:
+        if not is_same_state or mine.averaging != before.averaging:
             self._reckon()
         self._wants_reckoning.set()
         if at_once:
@@ -801,12 +804,22 @@ class Tracker:
         self._wants_look.set()
 
     def _adopt_cohorts(self) -> None:
-        """Have as many cohorts as most of those say that have made this peer's last step; if nobody
-        has, as most that are further."""
-        at, slots = (self._mine.epoch, self._mine.history), self._seen.slots.values()
-        told = [one.slot for one in slots if not one.slot.follows and one.slot.epoch]
-        counts = Counter(one.cohorts for one in told if (one.epoch, one.history) == at)
-        counts = counts or Counter(one.cohorts for one in told if one.epoch > at[0])
+        """Have as many cohorts as most of those say that have made this peer's last step, this peer
+        among them; if no other has, as most that are further, if they are enough to be followed."""
+        mine, slots = self._mine, self._seen.slots.values()
+        told = [
+            one.slot
+            for one in slots
+            if not one.slot.follows and one.slot.epoch and one.slot.signature == mine.signature
+        ]
+        counts = Counter(
+            one.cohorts for one in told if (one.epoch, one.history) == (mine.epoch, mine.history)
+        )
+        if counts:
+            counts[self._cohorts] += bool(mine.epoch) and not mine.follows
+        else:
+            further = [one.cohorts for one in told if one.epoch > mine.epoch]
+            counts.update(further if len(further) >= needed(len(told)) else ())
         if not counts:
             return
         most = max(counts, key=lambda count: (counts[count], count == self._cohorts, count))

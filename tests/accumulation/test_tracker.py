@@ -803,6 +803,63 @@ def test_peers_that_name_a_later_state_for_their_cohorts_move_nobody(cohorts: in
     scenario()
 
 
+@pytest.mark.parametrize("signature", ["that of the run", "another"])
+@pytest.mark.parametrize("epoch", ["the next", "a later one"])
+def test_one_peer_that_names_a_number_of_cohorts_moves_nobody_that_has_made_a_step(
+    epoch: str, signature: str
+) -> None:
+    """Those that make the step first find nobody else there, and once believed whoever was."""
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        liar, *honest = await trackers(world, 6)
+        at = {"epoch": 6, "history": history(7)}
+        where = at if epoch == "the next" else {"epoch": 1 << 40, "history": history(9)}
+        for one in (liar, *honest):
+            one.note(epoch=5, history=history(5), averaging=True)
+        await trio.sleep(10.0)
+        lie = msgspec.structs.replace(liar.tracker.mine(), **where, cohorts=64)
+        if signature == "another":
+            lie = msgspec.structs.replace(lie, signature=OTHER_MODEL)
+        await liar.dht.put(progress_key("poem"), lie, SLOT_SECONDS)
+        with trio.fail_after(10.0):
+            for one in honest:
+                while not is_heard_by(one, liar):
+                    await one.tracker.changed()
+        for one in honest:
+            one.note(**at, averaging=False)
+            assert one.tracker.mine().cohorts == 1
+        await trio.sleep(10.0)
+        assert all(one.tracker.mine().cohorts == 1 for one in honest)
+
+    scenario()
+
+
+def is_heard_by(one: TrackingPeer, liar: TrackingPeer) -> bool:
+    seen = one.tracker._seen.slots.get(liar.network.peer_id)
+    return seen is not None and seen.slot.cohorts == 64
+
+
+@simulated
+async def test_those_that_have_averaged_their_parameters_still_need_most_of_the_last_step(
+    world: SimulatedWorld,
+) -> None:
+    peers = await trackers(world, FEWEST_THAT_WAIT)
+    for one in peers:
+        one.note(epoch=5, history=history(5), averaging=True)
+        one.tracker._next_step_peers = len(peers)
+    for one in peers:
+        one.note(epoch=6, history=history(6), averaging=False)
+    await trio.sleep(5.0)
+    for one in peers:
+        one.note(history=history(60))
+    await trio.sleep(5.0)
+    for one in peers:
+        assert one.tracker.mine().step_peers == len(peers)
+        assert one.tracker.estimate.needs == len(peers) // 2 + 1
+        assert one.tracker.mine().epoch_seconds > 9.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("averaging", "seconds"), [(False, 3.0), (True, 3.0 + OVERDUE_SECONDS)])
 def test_a_peer_learns_that_the_other_cohorts_are_further_also_while_it_averages(
