@@ -139,6 +139,8 @@ class CohortRounds:
         self._heads: frozenset[PeerId] = frozenset()
         """Of the last averaging that has a result. Slots may tell of older heads."""
         self._idle = BoundedMap[PeerId, float](MOST_IDLE)
+        self._without: PeerId | None = None
+        """The head that had no decision for this peer in the last averaging."""
 
     def overtaken(self, epoch: int) -> None:
         """The run has gone on from this epoch: do not wait much longer for its result."""
@@ -176,10 +178,12 @@ class CohortRounds:
         except PotluckError as error:
             log.warning("%s shows no step, though it says that it has made one: %s", peer, error)
             return None
+        if self._without is not None:  # the others have decided: without it, or it says nothing
+            self._is_last_for_now(self._without)
         return said.digest
 
     async def average(self, request: RoundRequest, cohort: Cohort) -> Outcome:
-        layout = request.vector.layout
+        layout, self._without = request.vector.layout, None
         self._asked = _Asked(
             self._terms(request.epoch, request.topic, cohort, layout),
             layout,
@@ -219,7 +223,7 @@ class CohortRounds:
                     try:
                         return await self._from_head(mine, shelf, head, min(patience, left))
                     except NoDecision as error:
-                        reason = error.what
+                        reason, self._without = error.what, head
                         break
                     except PotluckError as error:
                         log.info("the cohort's head %s is lost: %s", head, error)

@@ -331,8 +331,9 @@ class WaitingJoins:
 
     @property
     def until(self) -> list[float]:
-        """Until when each of them waits, the first to go first."""
-        return sorted(join.until for join in self._joins.values())
+        """Until when each waits of those that would be listed, the first to go first. A cohort from
+        which many come has one voice."""
+        return sorted(self._joins[one].until for one in self.seated)
 
     def lacks(self, peers: Iterable[PeerId]) -> bool:
         """Whether one of these has not joined, nor another one with its seat. One that comes for

@@ -664,6 +664,42 @@ def test_a_head_that_hands_down(
     scenario()
 
 
+def test_a_head_that_says_that_nothing_was_decided_is_the_last_in_order_when_a_step_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stayed the first, and its cohort missed one step after the other."""
+    liars: set[PeerId] = set()
+    honest = HandingDown._decide
+
+    async def decide(self: HandingDown, caller: Caller, request: AskResult) -> HeadsDecision:
+        if self._me in liars:
+            raise NoDecision("The heads of the cohorts made no step.")
+        return await honest(self, caller, request)
+
+    monkeypatch.setattr(HandingDown, "_decide", decide)
+
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        peers = await averagers(world, 14)
+        cohorts = Cohorts(peers)
+        cohort = cohorts.largest
+        liars.add(cohort[0].peer)
+        events = {one: cohorts.begin(one) for one in peers}
+        others = [one for one in peers if one not in cohort[1:]]
+        check_same(await ended(others, [events[one] for one in others]))
+        for one in await ended(cohort[1:], [events[one] for one in cohort[1:]]):
+            assert isinstance(one.outcome, Discarded)
+            assert one.outcome.in_doubt
+        asks = cohort[1].averager
+        assert not asks.idle_heads, "nobody knows yet that there was a step"
+        made = next(one for one in others if one.peer not in cohorts.heads)
+        made.averager.confirm(applied=True)
+        assert await asks.step_shown_by(made.peer, 0) is not None
+        assert asks.idle_heads == liars
+
+    scenario()
+
+
 def two_of_a_cohort() -> list[PeerId]:
     names = (PeerId(f"p{number}") for number in itertools.count())
     of_one = (one for one in names if cohort_of(SETTINGS.run, one, COUNT) == 0)

@@ -706,6 +706,17 @@ def test_of_several_with_one_seat_the_one_that_comes_for_most_is_listed() -> Non
     assert one.effects() == [led(C, E)]
 
 
+def test_many_of_one_cohort_that_wait_for_no_time_do_not_close_the_list() -> None:
+    """Two of a cohort could close each list of heads after a second, and no round had enough."""
+    seats = {A: 1, B: 2, C: 3, D: 3, E: 3}
+    one = gathering(A, expected=4, missing=6, seat_of=seats.__getitem__)
+    one.join_came(Candidate(B, peers=2), ticket(B), (), SECONDS, 0.0)
+    for peer in (C, D, E):
+        one.join_came(Candidate(peer), ticket(peer), (), 0.0, 0.0)
+    one.effects()
+    assert passes(one, SECONDS / 2) == []
+
+
 def test_a_peer_in_whose_place_another_one_comes_is_waited_for_as_if_nothing_were_known() -> None:
     """Slots may tell of the head of the last step, when its cohort has another one by now. All
     heads had come and waited up to the deadline for it: it was there, and did not come."""
