@@ -35,7 +35,14 @@ from msgspec import Meta
 from torch import Tensor
 
 from auth.bounded_map import BoundedMap
-from protocols.errors import Busy, DeadlineExceeded, PotluckError, Refused, RemoteMisbehaviour
+from protocols.errors import (
+    Busy,
+    DeadlineExceeded,
+    MalformedMessage,
+    PotluckError,
+    Refused,
+    RemoteMisbehaviour,
+)
 from protocols.guard import Caller
 from protocols.identity import PeerId
 from protocols.moshpit.agreement_messages import Members, Proof, Result
@@ -241,6 +248,8 @@ class HandedResult:
     ) -> None:
         self.decision, self.layout, self.memory = decision, layout, memory
         self.parts = len(decision.parts) if parts is None else parts
+        self.sizes = part_bytes(layout, decision.cut)
+        """Of each part. They are counted once: a large result has tens of thousands of chunks."""
         self._is_given_up = False
         self._news = trio.Event()
 
@@ -274,9 +283,8 @@ class HandedResult:
     def ways(self, entries: Sequence[Entry], head: PeerId) -> dict[PeerId, Way]:
         """How it gets from this head to these members: those with the fastest links hand it on,
         also if they were in no step lately. Behind slow ones they would miss the next step, too."""
-        sizes = part_bytes(self.layout, self.decision.cut)
         fastest_first = sorted(entries, key=lambda one: slowness_of(one.turn))  # a stable sort
-        return ways_to(fastest_first, head, sum(sizes), max(sizes))
+        return ways_to(fastest_first, head, sum(self.sizes), max(self.sizes))
 
     def decode(self, into: Tensor) -> None:
         decode_result(self.memory, self.layout, self.decision.cut, into)
@@ -465,7 +473,7 @@ class HandingDown:
     ) -> None:
         due, cut, layout = trio.current_time() + seconds, offered.decision.cut, offered.layout
         ask = AskBytes(round_id, offered.parts)
-        end = sum(part_bytes(layout, cut)[: offered.parts])
+        end = sum(offered.sizes[: offered.parts])
         transfer: HandedTransfer
         async with self._rpc.open_bulk(peer, HANDED, ask, timeout=seconds) as transfer:
             while not offered.is_whole:
@@ -540,9 +548,11 @@ def _longest(seconds: float) -> float:
 
 async def _send_parts(transfer: HandedTransfer, offered: HandedResult, first: int) -> None:
     """Send the parts from this one on, each as soon as it is here."""
-    await transfer.accept(Empty())
     cut, layout = offered.decision.cut, offered.layout
-    end = sum(part_bytes(layout, cut)[:first])
+    if first > len(cut.parts):
+        raise MalformedMessage(f"It asks for part {first:,} of {len(cut.parts):,}.")
+    await transfer.accept(Empty())
+    end = sum(offered.sizes[:first])
     for place, part in enumerate(cut.parts[first:], first):
         await _with_signs_of_life(transfer, offered, place)
         for chunk in cut.chunks_of(part, layout):
