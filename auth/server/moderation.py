@@ -517,20 +517,22 @@ class Moderation:
         return self._do(operation)
 
     def code_cancel(self, code_id: str, *, actor: str, reason: str = "") -> views.CodeView:
-        """Nobody gets in by this code any more. People who got in keep their access."""
+        """Nobody gets in by this code any more. People who got in keep their access. `code_id`: its
+        number, or its letters, as of a code that was seen where it should not be."""
         number = code_id.strip().lower().removeprefix("c")
+        letters = codes.hash_of(code_id)
 
         def operation(transaction: Transaction) -> views.CodeView:
-            found = (
-                codes.by_number(transaction.connection, int(number))
-                if number.isascii() and number.isdigit() and len(number) <= 18
-                else None
-            )
+            found = None
+            if letters is not None:
+                found = codes.by_hash(transaction.connection, letters)
+            elif number.isascii() and number.isdigit() and len(number) <= 18:
+                found = codes.by_number(transaction.connection, int(number))
             if found is None or found.cancelled_ms is not None:
                 said = "was cancelled already" if found else "does not exist"
                 raise NotDone(
                     f"The code {code_id[:40]!r} {said}.",
-                    why="Codes are named by their number, as in c7, and not by their letters.",
+                    why="Codes are named by their number, as in c7, or by their letters.",
                     advice="`potluck auth codes list` shows them.",
                 )
             codes.cancel(transaction.connection, found.code, transaction.now_ms)

@@ -148,7 +148,8 @@ def node_troubles(status: NodeStatus) -> dict[str, str]:
     troubles = {}
     if not status.addresses:
         troubles["listening"] = "nobody can dial this node: it has no address"
-    if status.directory.joined == "trying":
+    if status.directory.joined == "trying" and status.directory.join_addresses:
+        # peers of an earlier session may be gone for good: others join through this node
         failures = "; ".join(status.directory.cannot_join.values())
         troubles["joined"] = f"it has not met the others: {failures or 'no answer yet'}"
     member = status.membership

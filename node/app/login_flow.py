@@ -9,6 +9,7 @@ either the old one or the new one.
 
 from __future__ import annotations
 
+import logging
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -34,7 +35,12 @@ from node.core.access.auth_client import (
     open_auth_client,
 )
 from node.core.access.login import CODE, choose_provider, finish, kept_pass
-from node.core.access.membership import Membership, membership_on_disk, open_membership
+from node.core.access.membership import (
+    Membership,
+    membership_on_disk,
+    open_membership,
+    refused_by,
+)
 from node.core.access.pass_file import KeptPass, keep_pass, load_pass
 from node.core.access.questions import RELOAD
 from node.core.access.renewal import TokenStanding
@@ -47,6 +53,10 @@ from node.core.wrong_use import WrongUse
 from node.net import machine_clocks
 from protocols.errors import PotluckError, Unreachable
 from protocols.identity import Identity
+
+ASKING_SECONDS = 5.0  # whether a pass that seems good is; without an answer it is taken for good
+
+log = logging.getLogger("potluck.access")
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,11 @@ def log_in(configuration: Configuration, wishes: Wishes, output: Output) -> int:
     refusals: list[AccessDenied] = []
     if present is not None and not wishes.again:
         if present.standing is TokenStanding.VALID and not present.kept.refused:
-            _tell_done(configuration, output, "kept")
-            return DONE
+            code = _still_good(present)
+            if code == DONE:
+                _tell_done(configuration, output, "kept")
+            if code != FAILED:  # Ctrl-C, for one
+                return code
         code = _renew(present, invite, output, refusals)
         if code == DONE:
             _tell_done(configuration, output, "renewed")
@@ -121,6 +134,22 @@ def _present(
         return None
 
 
+def _still_good(present: Membership) -> int:
+    """DONE unless the auth server says that nobody accepts the pass; DONE, too, if it is away."""
+
+    async def ask() -> int:
+        with trio.move_on_after(ASKING_SECONDS):
+            try:
+                async with present.open_client() as client:
+                    await client.meet()
+                    return DONE if await refused_by(client, present) is None else FAILED
+            except (PotluckError, AuthError) as error:
+                log.debug("the auth server was not asked about the pass: %s", error)
+        return DONE
+
+    return run_until_signal(ask)
+
+
 def _renew(
     present: Membership, invite: Invite, output: Output, refusals: list[AccessDenied]
 ) -> int:
@@ -135,6 +164,14 @@ def _renew(
             async with present.open_client() as client:
                 granted = await client.renew(present.access_pass.token)
                 await present.adopt(granted.signed, granted.opened)
+                if present.trouble:  # a running node goes on with what it has in memory
+                    raise UnusableFile(
+                        present.trouble,
+                        why="The auth server has renewed it, and that is lost.",
+                        advice="Make room or repair the folder, and type the same command again.",
+                    )
+        except UnusableFile:
+            raise
         except (PotluckError, AuthError) as error:
             if isinstance(error, Unreachable) and present.kept.auth_url == invite.auth_url:
                 outages.append(error)

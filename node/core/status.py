@@ -44,7 +44,8 @@ class DirectoryStatus(msgspec.Struct, frozen=True):
     """A summary of the directory; `potluck dht stats` has the rest."""
 
     joined: str = ""  # alone, trying or joined
-    cannot_join: dict[str, str] = {}  # bootstrap addresses that do not answer, with the reason
+    join_addresses: int = 0  # how many bootstrap addresses there are
+    cannot_join: dict[str, str] = {}  # those of them that do not answer, with the reason
     peers_known: int = 0
     slots_stored: int = 0
     bytes_stored: int = 0
@@ -203,6 +204,7 @@ def directory_status(dht: Dht) -> DirectoryStatus:
     statistics = dht.statistics()
     return DirectoryStatus(
         joined=joining.joined.value,
+        join_addresses=len(joining.addresses),
         cannot_join={one.address: one.failure for one in joining.addresses if one.failure},
         peers_known=statistics.peers_in_table,
         slots_stored=statistics.slots_stored,

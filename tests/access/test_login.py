@@ -15,6 +15,7 @@ from node.core.access.pass_file import load_pass
 from tests.access.auth_servers import RUN, AuthServerProcess, running_auth_server
 from tests.access.https_servers import make_certificate
 from tests.commands.console import Completed, objects, potluck_here
+from tests.homes import full_disk
 
 pytestmark = pytest.mark.slow  # each command is a process of its own
 
@@ -71,6 +72,21 @@ def test_logging_in_twice_asks_nobody_and_changes_nothing(
     assert data(potluck_here("login", "--json", home=tmp_path))["outcome"] == "kept"
     forced = data(potluck_here("login", invite, "--again", "--json", home=tmp_path))
     assert forced["outcome"] == "new", "a used code is good for the same node again"
+
+
+def test_a_pass_that_nobody_accepts_any_more_is_renewed(tmp_path: Path) -> None:
+    """Its node was off when the key was withdrawn. It was told that it is logged in already."""
+    home = tmp_path / "home"
+    with running_auth_server(tmp_path / "server") as server:
+        data(potluck_here("login", server.invite(server.new_code()), "--json", home=home))
+        (key,) = server.act("keys-list")["keys"]
+        server.act("keys-withdraw", key=key["key_id"], reason="the backup was stolen")
+        with full_disk():  # it said that it is renewed, and nothing was kept
+            told = failure(potluck_here("login", "--json", home=home), 1)
+        assert str(home / "access.pass") in told["what"]
+        assert data(potluck_here("login", "--json", home=home))["outcome"] == "renewed"
+        assert data(potluck_here("login", "--json", home=home))["outcome"] == "kept"
+    assert data(potluck_here("login", "--json", home=home))["outcome"] == "kept", "it is away"
 
 
 def test_a_code_comes_from_a_file_or_the_environment(

@@ -93,12 +93,22 @@ def test_it_is_not_healthy_before_it_has_entered_the_run(clock: Clock) -> None:
 def test_it_is_not_healthy_without_the_others_or_a_pass(record: BackboneRecord) -> None:
     lost = NodeStatus(
         addresses=LISTENS.addresses,
-        directory=DirectoryStatus(joined="trying", cannot_join={"/dns4/a": "refused"}),
+        directory=DirectoryStatus(
+            joined="trying", join_addresses=1, cannot_join={"/dns4/a": "refused"}
+        ),
         membership=MembershipStatus(open=False, standing="over"),
     )
     troubles = record.troubles(lost)
     assert set(troubles) == {"joined", "pass"}
     assert "refused" in troubles["joined"]
+
+
+def test_it_is_healthy_where_the_others_come_to_it_and_none_of_the_last_session_is_left(
+    record: BackboneRecord,
+) -> None:
+    """It could serve every volunteer, and was called unhealthy for ever."""
+    waiting = msgspec.structs.replace(LISTENS, directory=DirectoryStatus(joined="trying"))
+    assert record.troubles(waiting) == {}
 
 
 def test_a_paused_peer_reports_that_it_serves_nobody(record: BackboneRecord) -> None:

@@ -67,8 +67,8 @@ def refuse_to_part(folder: RunFolder, before: SignedDefinition) -> None:
             f"{'has been trained already' if trained else 'is being trained'}.",
             why="Peers with the earlier definition and peers with this one would not train "
             "together: each would refuse the other.",
-            advice="Choose another name below [run]; or, when everybody has left, sign it with "
-            "--apart and start again.",
+            advice="Begin another run in a folder of its own (`potluck run init FOLDER`); or, when "
+            "everybody has left, sign this one with --apart and start again.",
         )
 
 

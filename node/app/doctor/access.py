@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 import trio
 
 from auth.errors import AuthError
-from auth.revocations import Revocations
+from auth.refusals import Reason
 from node.app.doctor.finding import Finding, FindingLevel, finding_of
 from node.app.doctor.surroundings import Surroundings
 from node.app.views.status_view import token_words
 from node.core.access.auth_client import AuthClient, open_auth_client
-from node.core.access.membership import Membership
+from node.core.access.membership import Membership, refused_by
 from node.core.access.renewal import TokenStanding
 from node.core.access.server_time import FAR_OFF_MS, ServerTime, distance
 from node.core.duration import span
@@ -122,18 +122,14 @@ async def check_auth_server(surroundings: Surroundings) -> Sequence[Finding]:
 
 async def _revocation(client: AuthClient, member: Membership) -> Sequence[Finding]:
     """The server's present word about this pass; nothing if it is good."""
-    keyring = client.keyring
-    if keyring is None:
-        return []
-    if keyring.allows(member.token) is None:
-        says = "The auth key behind the pass was withdrawn, so that nobody accepts it."
-        return [Finding("pass", FindingLevel.WARNING, says, LOG_IN)]
-    polled = await client.revocations(after=max(0, member.following.revocations.number))
-    if polled.signed_list is None:
-        return []
-    newest = Revocations(member.run_name)
-    newest.accept(polled.signed_list, keyring)
-    return [_revoked(member)] if newest.refuses(member.token) else []
+    match await refused_by(client, member):
+        case None:
+            return []
+        case Reason.UNKNOWN_AUTH_KEY:
+            says = "The auth key behind the pass was withdrawn, so that nobody accepts it."
+            return [Finding("pass", FindingLevel.WARNING, says, LOG_IN)]
+        case _:
+            return [_revoked(member)]
 
 
 # -- the clock

@@ -36,6 +36,7 @@ import trio
 from auth.errors import AuthError
 from auth.passes import OpenedPass, open_pass
 from auth.refusals import Reason
+from auth.revocations import Revocations
 from auth.roles import may_train
 from node.core.access.auth_client import AuthClient, open_auth_client
 from node.core.access.auth_http import Outage
@@ -335,6 +336,20 @@ class Membership:
             fingerprint=self.kept.fingerprint,
             revocations=max(0, self.following.revocations.number),
         )
+
+
+async def refused_by(client: AuthClient, member: Membership) -> Reason | None:
+    """Why nobody accepts the member's token, by the present word of the server, which the client
+    has met; None if it is good. The member may have been away when it changed."""
+    keyring = client.keyring
+    assert keyring is not None
+    newest = Revocations(member.run_name)
+    polled = await client.revocations(after=max(0, member.following.revocations.number))
+    if polled.signed_list is not None:
+        newest.accept(polled.signed_list, keyring)  # and withdraws keys
+    if keyring.allows(member.token) is None:
+        return Reason.UNKNOWN_AUTH_KEY
+    return Reason.REVOKED if newest.refuses(member.token) else None
 
 
 def open_membership(

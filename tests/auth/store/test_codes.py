@@ -85,6 +85,17 @@ async def test_a_code_that_expired_or_was_cancelled_lets_nobody_new_in(server: S
         server.moderation.code_cancel("C2", actor=ROOT)
 
 
+async def test_a_code_is_cancelled_by_its_letters_too(server: Server) -> None:
+    """Of one that was found in a chat nobody knows the number."""
+    leaked, other = new(server), new(server)
+    assert server.moderation.code_cancel(leaked.lower(), actor=ROOT).state == "cancelled"
+    with refused(JoinReason.CODE_CANCELLED):
+        await Node(1, server).join_by_code(leaked)
+    await Node(1, server).join_by_code(other)
+    with pytest.raises(NotDone, match="does not exist"):
+        server.moderation.code_cancel("AAAAA-AAAAA-AAAAA-AAAAA", actor=ROOT)
+
+
 async def test_an_invalid_code_is_refused_and_makes_no_account(server: Server) -> None:
     for text in ("", "AAAAA-AAAAA-AAAAA-AAAAA", "x" * 100_000, "\ud800", "c1"):
         with refused(JoinReason.CODE_UNKNOWN):
