@@ -20,7 +20,7 @@ all that are awaited are lost.
 Promise: no message can put the deadline off, except for the first join, once and by little: a peer
 that began long before the others must not close its list while they come. Joins bring it nearer: a
 peer that joins says how long it will wait, and the list is closed before more than half of those
-that have joined go away, if with the leader they are more than half of those that are expected.
+that would be listed go away, if with the leader they are more than half of those that are expected.
 Fewer go: one impatient peer, or a liar, may not have all others left behind.
 
 Easy to get wrong: a time in which no arrival could be noticed says nothing. After following another
