@@ -71,6 +71,7 @@ Sources that have just stepped publish a digest within a second. A group that ha
 peer takes seconds to end."""
 
 NO_RUN_SECONDS = 15.0
+UNPROVED_SECONDS = 30.0  # a claim is proved or refuted after some twelve
 """Peers report progress every few seconds, so by then somebody has, if anybody is there."""
 
 TOO_SLOW_SECONDS = 30.0
@@ -382,14 +383,17 @@ class Driver:
 
     def _wait_for_a_run(self) -> None:
         """A peer that does not begin runs waits for a run, or for a peer that keeps its
-        checkpoints. A few peers that began anew would outvote the keeper when it returns."""
+        checkpoints. A few peers that began anew would outvote the keeper when it returns. While
+        others may be further it waits for their proof, but not for one claim after the other."""
         began, told = time.monotonic(), False
-        while self._bridge.estimate.may_be_behind or not (
-            self._bridge.settings.begins or self.standing.at[0] or self._bridge.estimate.keepers
-        ):
+        while True:
+            waited, found = time.monotonic() - began, self._bridge.estimate
+            is_unsure = found.may_be_behind and waited < UNPROVED_SECONDS
+            begins = self._bridge.settings.begins or self.standing.at[0] or found.keepers
+            if begins and not is_unsure:
+                return
             self.wait_for_news(LONGEST_RETRY_SECONDS)
             self.go_on()
-            waited = time.monotonic() - began
             if waited >= NO_RUN_SECONDS and not (told or self._bridge.estimate.keepers):
                 told = True
                 self._bridge.tell(NoRunFound(waited))

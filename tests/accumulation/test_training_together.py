@@ -22,6 +22,7 @@ from node.training.words import words_of
 from protocols.accumulation import accumulator
 from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.bridge import Bridge
+from protocols.accumulation.cohorts_seen import CohortsSeen
 from protocols.accumulation.collaboration import open_collaboration
 from protocols.accumulation.driver import Driver, OtherModel
 from protocols.accumulation.ended import CollaborationEnded
@@ -765,6 +766,30 @@ def test_a_peer_that_begins_no_run_says_so_and_goes_on_when_one_begins(
             (told,) = of_kind(volunteer.bridge, NoRunFound)
             assert isinstance(told, NoRunFound)
             assert "another version of potluck" in words_of(told)
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_run_begins_though_somebody_claims_to_be_further_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("protocols.accumulation.driver.UNPROVED_SECONDS", 0.5)
+    monkeypatch.setattr("protocols.accumulation.driver.LONGEST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(CohortsSeen, "is_open", True)
+
+    def train(bridge: Bridge, _number: int) -> None:
+        began, model = time.monotonic(), model_of()
+        optimizer = optimizer_of(model, bridge)
+        assert time.monotonic() - began > 0.4
+        while not optimizer.epoch:
+            time.sleep(0.05)  # the peer's speed
+            set_gradients(model, 1.0)
+            optimizer.step(samples=1)
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(1, SMALL), train)
 
     trio.run(main)
 
