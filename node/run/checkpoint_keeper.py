@@ -78,8 +78,11 @@ async def open_keeper(settings: CheckpointSettings, run: str) -> AsyncIterator[C
     WrongUse if the checkpoints are another run's; CheckpointBroken if there are some, none whole.
     """
     checkpoints = Checkpoints(settings.folder, settings.policy)
-    found = await in_thread(_newest_of, checkpoints, run, settings.passes_over_broken)
-    keeper = CheckpointKeeper(checkpoints, settings, found)
+    keeper = CheckpointKeeper(
+        checkpoints,
+        settings,  # no name here for the next: this frame would keep the state until the end
+        await in_thread(_newest_of, checkpoints, run, settings.passes_over_broken),
+    )
     failure: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:

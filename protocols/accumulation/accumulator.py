@@ -362,7 +362,9 @@ class Accumulator:
             total = self.samples + contribution.samples
             if self.samples:
                 part = contribution.samples / total
-                mean.lerp_(contribution.values.to(mean.device), part)
+                pieces = (torch.split(one, STAGED_VALUES) for one in (mean, contribution.values))
+                for into, values in zip(*pieces, strict=True):  # a GPU has no room for all
+                    into.lerp_(values.to(mean.device), part)
                 self._extra.lerp_(extra, part)
             else:
                 mean.copy_(contribution.values)

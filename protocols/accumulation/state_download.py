@@ -288,6 +288,10 @@ class FetchAccount:
         self.liars: dict[PeerId, str] = {}
         self._progress_at = trio.current_time()
 
+    def was_busy(self, seconds: float) -> None:
+        """For so long nobody was asked: this peer read what it had kept. It is nobody's silence."""
+        self._progress_at += seconds
+
     def came(self, peer: PeerId, count: int) -> None:
         """This many bytes of a piece have arrived."""
         self.bytes_from[peer] += count

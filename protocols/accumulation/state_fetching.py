@@ -654,7 +654,9 @@ async def fetch_state(
                     raise failure
                 await _until_another(choice, choice_now)
                 continue
+            began = trio.current_time()
             await kept.begin(manifest)
+            account.was_busy(trio.current_time() - began)
             kept_bytes = kept_bytes or kept.bytes_here
             download = Download(account, choice, manifest, kept, choice_now, progress)
             if await both.run(download, manifest, latest):

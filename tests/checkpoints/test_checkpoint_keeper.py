@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, tzinfo
@@ -244,6 +246,21 @@ async def test_it_goes_on_without_a_whole_checkpoint_where_others_have_the_state
     async with open_keeper(CheckpointSettings(tmp_path, passes_over_broken=True), RUN) as keeper:
         assert keeper.newest() is None
     assert path.exists()  # for a person to look at
+
+
+async def test_the_state_that_it_begins_from_takes_no_memory_once_it_is_read(
+    tmp_path: Path,
+) -> None:
+    """It was there until the node ended: gigabytes, with a large model."""
+    do_at_once()  # a thread keeps what it has returned until its next job
+    Checkpoints(tmp_path).save(state_of(3))
+    async with open_keeper(CheckpointSettings(tmp_path), RUN) as keeper:
+        state = keeper.newest()
+        assert state is not None
+        is_there = weakref.ref(state)
+        del state
+        gc.collect()
+        assert is_there() is None
 
 
 async def test_a_removed_folder_does_not_come_back_with_a_checkpoint_alone(tmp_path: Path) -> None:
