@@ -334,6 +334,8 @@ async def _meet_the_others(node: Node) -> None:
     seconds = MEETING_SECONDS if state.addresses else LOOKING_BACK_SECONDS
     with trio.move_on_after(seconds) as patience:
         await join_or_be_refused(node.dht, node.membership)
+    if patience.cancelled_caught and node.dht.refusal is not None:
+        raise node.dht.refusal
     if patience.cancelled_caught and state.addresses:
         raise NobodyAnswers(
             "Nobody of the run answers.",

@@ -7,9 +7,9 @@ first peer (`begins`) is never stopped: a run begins with one peer.
 
 `blame_of` (pure) looks at the failed attempts. A refused connection comes from a machine that is
 up, so its node is not running. Errors about routes and names come from this machine's own
-connection. If all refuse this node, its pass is too old or too new for them. Silence has no clear
-cause: the other machine may be off, or a firewall may drop the packets. One answer from any of the
-addresses shows that this machine is online.
+connection. If none lets this node in, its token is too old or too new for them. Silence has no
+clear cause: the other machine may be off, or a firewall may drop the packets. One answer from any
+of the addresses shows that this machine is online.
 
 Replacing one link with another is no loss. The network counts as lost only after `LOST_SECONDS` of
 silence, in which dialling the peers to join at has failed. Until then a volunteer computes on; the
@@ -36,7 +36,8 @@ ELSEWHERE: Final = ("another node answers", "no potluck node")
 THEIRS: Final = (*ELSEWHERE, "connection refused", "listens there", "not allowed")
 OURS: Final = ("no route", "does not resolve", "network is unreachable")
 REFUSED: Final = (
-    "The auth server is asked for a new pass. If they refuse that, too, tell the run's moderators."
+    "This node asks again, with the next token from the auth server. If it lasts, tell the run's "
+    "moderators."
 )
 MOST_SHOWN: Final = 3
 LONGEST_CHARACTERS: Final = 160  # of one address and its failure
@@ -47,10 +48,10 @@ def blame_of(state: BootstrapState) -> str:
     failures = [(one.address, one.failure) for one in state.addresses if one.failure]
     tried = len(state.addresses)
     is_refused = bool(tried) and all(one.refused for one in state.addresses)
-    does = "lets this node in" if is_refused else "answers"
-    what = f"none of {tried} known addresses {does}"
+    what = f"none of {tried} known addresses {'lets this node in' if is_refused else 'answers'}"
     if tried == 1:
-        what = f"the only known address {'refuses this node' if is_refused else 'does not answer'}"
+        does = "let this node in" if is_refused else "answer"
+        what = f"the only known address does not {does}"
     if not tried:
         what = "no peer can be reached"
     if state.cached_peers:

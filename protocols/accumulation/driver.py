@@ -71,8 +71,9 @@ Sources that have just stepped publish a digest within a second. A group that ha
 peer takes seconds to end."""
 
 NO_RUN_SECONDS = 15.0
-UNPROVED_SECONDS = 30.0  # a claim is proved or refuted after some twelve
 """Peers report progress every few seconds, so by then somebody has, if anybody is there."""
+
+UNPROVED_SECONDS = 30.0  # a claim is proved or refuted after some twelve
 
 TOO_SLOW_SECONDS = 30.0
 """The wait after the run was too fast for this peer's link. Each attempt costs the others' uplinks,
@@ -394,6 +395,7 @@ class Driver:
                 return
             self.wait_for_news(LONGEST_RETRY_SECONDS)
             self.go_on()
+            waited = time.monotonic() - began
             if waited >= NO_RUN_SECONDS and not (told or self._bridge.estimate.keepers):
                 told = True
                 self._bridge.tell(NoRunFound(waited))

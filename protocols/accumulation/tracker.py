@@ -51,6 +51,7 @@ from protocols.accumulation.complaints import Complaints
 from protocols.accumulation.estimate import Estimate
 from protocols.accumulation.known import Known, OtherCohorts, ProgressSettings, Seen
 from protocols.accumulation.lineage import (
+    BACKERS,
     FindingPatience,
     Lineage,
     Voter,
@@ -806,12 +807,13 @@ class Tracker:
     def _adopt_cohorts(self) -> None:
         """Have as many cohorts as most of those say that have made this peer's last step, this peer
         among them; if no other has, as most that are further, if they are enough to be followed."""
-        mine, slots = self._mine, self._seen.slots.values()
-        told = [
-            one.slot
-            for one in slots
-            if not one.slot.follows and one.slot.epoch and one.slot.signature == mine.signature
-        ]
+        mine, said = self._mine, dict[PeerId, ProgressSlot]()
+        for name, one in self._seen.slots.items():
+            peer = publisher_of(name)  # it has one vote, also if it publishes a sum
+            counts_here = not one.slot.follows and one.slot.signature == mine.signature
+            if counts_here and (peer == name or peer not in said):
+                said[peer] = one.slot
+        told = [one for one in said.values() if one.epoch]
         counts = Counter(
             one.cohorts for one in told if (one.epoch, one.history) == (mine.epoch, mine.history)
         )
@@ -819,7 +821,9 @@ class Tracker:
             counts[self._cohorts] += bool(mine.epoch) and not mine.follows
         else:
             further = [one.cohorts for one in told if one.epoch > mine.epoch]
-            counts.update(further if len(further) >= needed(len(told)) else ())
+            has_fresh = len(said) > len(told)  # in a run's first epoch one liar is all that is told
+            others = max(len(told), BACKERS if has_fresh else 0)
+            counts.update(further if len(further) >= needed(others) else ())
         if not counts:
             return
         most = max(counts, key=lambda count: (counts[count], count == self._cohorts, count))

@@ -56,7 +56,7 @@ class AddressState:
     attempts: int = 0
     failure: str = ""
     refused: bool = False
-    """It has answered that this node may not take part, and `failure` says why."""
+    """It does not let this node in, or its answer proves nothing; `failure` says why."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,11 @@ class Bootstrap:
         """Set when this node has met a peer and looked itself up for the first time."""
         self._turned_away = trio.Event()
         self._refusal: NotAllowed | None = None
+
+    @property
+    def refusal(self) -> NotAllowed | None:
+        """What all greeted peers have answered last, if they refuse this node."""
+        return self._refusal
 
     def add_cached(self, contacts: Iterable[Contact]) -> None:
         """Add peers from the cache."""

@@ -249,6 +249,11 @@ class Dht:
         """
         return await self._bootstrap.turned_away(after)
 
+    @property
+    def refusal(self) -> NotAllowed | None:
+        """What all greeted peers have answered last, if they refuse this node."""
+        return self._bootstrap.refusal
+
     def try_again_now(self) -> None:
         """Retry unanswered peers now: this machine was away, or has moved."""
         self._bootstrap.try_again_now()

@@ -141,6 +141,8 @@ class CohortRounds:
         self._idle = BoundedMap[PeerId, float](MOST_IDLE)
         self._without: PeerId | None = None
         """The head that had no decision for this peer in the last averaging."""
+        self._was_without: PeerId | None = None
+        """The one that had none in an earlier averaging, when there was a step."""
 
     def overtaken(self, epoch: int) -> None:
         """The run has gone on from this epoch: do not wait much longer for its result."""
@@ -178,8 +180,10 @@ class CohortRounds:
         except PotluckError as error:
             log.warning("%s shows no step, though it says that it has made one: %s", peer, error)
             return None
-        if self._without is not None:  # the others have decided: without it, or it says nothing
-            self._is_last_for_now(self._without)
+        if self._without is not None:  # an honest one comes too late now and then
+            if self._without == self._was_without:
+                self._is_last_for_now(self._without)
+            self._was_without, self._without = self._without, None
         return said.digest
 
     async def average(self, request: RoundRequest, cohort: Cohort) -> Outcome:
@@ -470,7 +474,7 @@ class CohortRounds:
         offered = await self._down.taken(mine.round_id, shelf, head, said, vector.layout)
         result = vector.values  # the cohort's average is not needed any more
         await in_thread(offered.decode, result)
-        self._has_result, self._decided = True, said
+        self._has_result, self._decided, self._was_without = True, said, None
         return Committed(
             result=result,
             members=said.heads,

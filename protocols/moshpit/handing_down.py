@@ -28,6 +28,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
 from typing import Annotated, Final
 
 import trio
@@ -248,10 +249,13 @@ class HandedResult:
     ) -> None:
         self.decision, self.layout, self.memory = decision, layout, memory
         self.parts = len(decision.parts) if parts is None else parts
-        self.sizes = part_bytes(layout, decision.cut)
-        """Of each part. They are counted once: a large result has tens of thousands of chunks."""
         self._is_given_up = False
         self._news = trio.Event()
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Of each part. They are counted once: a large result has tens of thousands of chunks."""
+        return part_bytes(self.layout, self.decision.cut)
 
     @property
     def is_whole(self) -> bool:

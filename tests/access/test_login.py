@@ -60,9 +60,7 @@ def test_an_invite_with_a_code_is_all_it_takes(server: AuthServerProcess, tmp_pa
     assert server.fingerprint in text
 
 
-def test_logging_in_twice_asks_nobody_and_changes_nothing(
-    server: AuthServerProcess, tmp_path: Path
-) -> None:
+def test_logging_in_twice_changes_nothing(server: AuthServerProcess, tmp_path: Path) -> None:
     invite = server.invite(server.new_code("bob"))
     data(potluck_here("login", invite, "--json", home=tmp_path))
     before = (tmp_path / "access.pass").read_bytes()

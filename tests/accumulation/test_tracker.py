@@ -21,7 +21,12 @@ from protocols.accumulation.claims import (
 )
 from protocols.accumulation.known import LONGEST_READ_SECONDS, PATIENCE_SECONDS
 from protocols.accumulation.progress import FOLLOWER_AGAIN_SECONDS, WAITED_AGAIN
-from protocols.accumulation.progress_slot import SLOT_SECONDS, progress_key, sums_key
+from protocols.accumulation.progress_slot import (
+    SLOT_SECONDS,
+    name_of_sum,
+    progress_key,
+    sums_key,
+)
 from protocols.accumulation.tracker import FEWEST_THAT_WAIT, WAITS_FOR_MOST_SECONDS
 from protocols.dht import contact_of
 from protocols.identity import PeerId
@@ -805,27 +810,34 @@ def test_peers_that_name_a_later_state_for_their_cohorts_move_nobody(cohorts: in
 
 @pytest.mark.parametrize("signature", ["that of the run", "another"])
 @pytest.mark.parametrize("epoch", ["the next", "a later one"])
+@pytest.mark.parametrize("first", [0, 5])
 def test_one_peer_that_names_a_number_of_cohorts_moves_nobody_that_has_made_a_step(
-    epoch: str, signature: str
+    first: int, epoch: str, signature: str
 ) -> None:
-    """Those that make the step first find nobody else there, and once believed whoever was."""
+    """Those that make the step first find nobody else there, and once believed whoever was. It
+    publishes the same as a peer and as the head of a cohort."""
 
     @simulated
     async def scenario(world: SimulatedWorld) -> None:
-        liar, *honest = await trackers(world, 6)
-        at = {"epoch": 6, "history": history(7)}
+        liar, *honest = await trackers(world, 6, slot(epoch=first, at=first))
+        at = {"epoch": first + 1, "history": history(7)}
         where = at if epoch == "the next" else {"epoch": 1 << 40, "history": history(9)}
         for one in (liar, *honest):
-            one.note(epoch=5, history=history(5), averaging=True)
+            one.note(averaging=True)
         await trio.sleep(10.0)
-        lie = msgspec.structs.replace(liar.tracker.mine(), **where, cohorts=64)
+        lie = msgspec.structs.replace(liar.tracker.mine(), **where, cohorts=64, peers=1)
         if signature == "another":
             lie = msgspec.structs.replace(lie, signature=OTHER_MODEL)
-        await liar.dht.put(progress_key("poem"), lie, SLOT_SECONDS)
-        with trio.fail_after(10.0):
+        await liar.dht.put(sums_key("poem"), lie, SLOT_SECONDS)
+        with trio.fail_after(60.0):
             for one in honest:
-                while not is_heard_by(one, liar):
+                while name_of_sum(liar.network.peer_id) not in one.tracker._seen.slots:
                     await one.tracker.changed()
+        own = msgspec.structs.replace(lie, peers=0)
+        with trio.fail_after(60.0):  # its own tracker publishes what is true in between
+            while not all(is_heard_by(one, liar) for one in honest):
+                await liar.dht.put(progress_key("poem"), own, SLOT_SECONDS)
+                await trio.sleep(1.0)
         for one in honest:
             one.note(**at, averaging=False)
             assert one.tracker.mine().cohorts == 1

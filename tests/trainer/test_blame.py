@@ -61,8 +61,8 @@ def test_of_a_long_story_the_first_sentence_is_told() -> None:
 def test_where_all_refuse_it_does_not_say_that_they_are_off() -> None:
     refused = AddressState(FIRST, False, 1, "Your request was refused. It has expired.", True)
     words = blame_of(BootstrapState(Joined.TRYING, (refused,), 0))
-    assert "the only known address refuses this node" in words
-    assert "The auth server is asked" in words
+    assert "the only known address does not let this node in" in words
+    assert "from the auth server" in words
     assert "off" not in words
 
 

@@ -31,7 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "type a short code at an identity provider, log in with a browser, or use an enrolment "
         "code from the moderators, which may be in the invite.\n\n"
         "It stores only the pass, which only you can read. The running node renews it by itself. "
-        "It is safe to repeat: while the pass is valid, nothing is asked. Exit code 3: the server "
+        "It is safe to repeat: while others accept the pass, it is kept. Exit code 3: the server "
         "refused, and says why; 4: the server cannot be reached.",
         example="potluck login invite.txt\npotluck login - < invite.txt\n"
         "potluck login potluck:… --code-file code.txt\n"

@@ -347,9 +347,11 @@ async def refused_by(client: AuthClient, member: Membership) -> Reason | None:
     polled = await client.revocations(after=max(0, member.following.revocations.number))
     if polled.signed_list is not None:
         newest.accept(polled.signed_list, keyring)  # and withdraws keys
-    if keyring.allows(member.token) is None:
+    if keyring.allows(member.token) is None or member.key_was_withdrawn:
         return Reason.UNKNOWN_AUTH_KEY
-    return Reason.REVOKED if newest.refuses(member.token) else None
+    # by the newer list, or by the one that is here already
+    is_revoked = member.is_revoked if polled.signed_list is None else newest.refuses(member.token)
+    return Reason.REVOKED if is_revoked else None
 
 
 def open_membership(

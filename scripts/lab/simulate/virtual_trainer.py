@@ -34,6 +34,7 @@ from protocols.accumulation.driver import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,
     SHORTEST_WAIT_SECONDS,
+    UNPROVED_SECONDS,
     NextBatch,
     in_the_way,
 )
@@ -312,9 +313,10 @@ class Trainer:
     async def _train(self) -> None:
         await self.tracker.looked()
         await self._go_on()
-        while self.tracker.estimate.may_be_behind or not (
-            self.manner.begins or self.epoch or self.tracker.estimate.keepers
-        ):
+        began = trio.current_time()
+        while (
+            self.tracker.estimate.may_be_behind and trio.current_time() - began < UNPROVED_SECONDS
+        ) or not (self.manner.begins or self.epoch or self.tracker.estimate.keepers):
             with trio.move_on_after(LONGEST_RETRY_SECONDS):
                 await self.tracker.changed()
             await self._go_on()
