@@ -82,8 +82,9 @@ async def join_or_be_refused(dht: Dht, member: Membership | None = None) -> None
     """Wait until a peer of the swarm has answered; NotAllowed if this node may not take part.
 
     A member whose token all refuse waits for another, because its membership asks the auth server
-    for one when the token is over, or its key was withdrawn. Only the server's own refusal ends
-    that, with MembershipEnded where the membership runs: the peers may be the ones that are wrong.
+    for one when the token is over, or its key was withdrawn: the peers may be the ones that are
+    wrong. The server's own refusal ends that, with MembershipEnded where the membership runs; and
+    so does a reason that no token mends, as that this is another run.
     """
     refusals: list[NotAllowed] = []
 

@@ -818,7 +818,8 @@ class Tracker:
             one.cohorts for one in told if (one.epoch, one.history) == (mine.epoch, mine.history)
         )
         if counts:
-            counts[self._cohorts] += bool(mine.epoch) and not mine.follows
+            has_made_it = mine.epoch > 0 and not mine.follows
+            counts[self._cohorts] += 1 if has_made_it else 0
         else:
             further = [one.cohorts for one in told if one.epoch > mine.epoch]
             has_fresh = len(said) > len(told)  # in a run's first epoch one liar is all that is told

@@ -5,11 +5,11 @@
     await refuse_if_in_use(node, session, run)       # early, and again just before entering the run
 
 All known addresses are retried with growing pauses. The owner is told which ones, how each failed,
-and whose fault that probably is. A member that they refuse gets another token; only the auth
-server's own refusal ends it. Then the peers that answered are asked for the definition. That ends
-with the newest one that any of them has, or with an error: this potluck is too old for it, or it
-has mistakes. If nobody has one, the node goes on asking with growing pauses, and reports each
-reason once.
+and whose fault that probably is. A member that they refuse waits for another token, unless none
+would help, or the auth server refuses it, too. Then the peers that answered are asked for the
+definition. That ends with the newest one that any of them has, or with an error: this potluck is
+too old for it, or it has mistakes. If nobody has one, the node goes on asking with growing pauses,
+and reports each reason once.
 
 Each key belongs to one node. On one machine a lock ensures this (node/core/running_lock.py). A
 copied home contains the key; on another machine only the run's directory shows it. If this key has
