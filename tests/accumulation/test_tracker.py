@@ -847,6 +847,18 @@ def test_one_peer_that_names_a_number_of_cohorts_moves_nobody_that_has_made_a_st
     scenario()
 
 
+@simulated
+async def test_a_peer_that_moves_to_other_cohorts_and_back_at_once_does_not_withdraw_its_slot(
+    world: SimulatedWorld,
+) -> None:
+    one, other = await trackers(world, 2)
+    for count in (COHORTS, 1):
+        one.tracker._divide(count)
+    for _ in range(20):
+        await trio.sleep(0.1)
+        assert one.network.peer_id in await other.dht.get(progress_key("poem"))
+
+
 def is_heard_by(one: TrackingPeer, liar: TrackingPeer) -> bool:
     seen = one.tracker._seen.slots.get(liar.network.peer_id)
     return seen is not None and seen.slot.cohorts == 64
