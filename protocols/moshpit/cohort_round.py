@@ -87,12 +87,13 @@ tell of a step before this peer's head does."""
 @dataclass(frozen=True)
 class _Asked:
     """What this peer checks a decision with: the terms of the heads' round, the layout, its cohort,
-    and the heads that it knew."""
+    the heads that it knew, and whether one head is enough."""
 
     terms: Terms
     layout: Layout
     cohort: Cohort
     known: tuple[frozenset[PeerId], ...]
+    may_be_one: bool
 
 
 @dataclass(frozen=True)
@@ -188,11 +189,15 @@ class CohortRounds:
 
     async def average(self, request: RoundRequest, cohort: Cohort) -> Outcome:
         layout, self._without = request.vector.layout, None
+        # if a step no longer needs most of the last one, all that are left may be in this cohort
+        may_be_one = not (request.fewest or cohort.heads or cohort.doubted)
+        last = frozenset[PeerId]() if may_be_one else self._heads
         self._asked = _Asked(
             self._terms(request.epoch, request.topic, cohort, layout),
             layout,
             cohort,
-            tuple(heads for heads in (cohort.heads, self._heads) if heads),
+            tuple(heads for heads in (cohort.heads, last) if heads),
+            may_be_one,
         )
         outcome = await self._average(request, cohort)
         if isinstance(outcome, Committed):
@@ -302,6 +307,7 @@ class CohortRounds:
     # -- at the head
 
     async def _as_head(self, mine: CohortAverage, cohort: Cohort, shelf: ResultShelf) -> Outcome:
+        assert self._asked is not None
         known = cohort.heads  # if all that were known are lost, others come in their place
         coming = known | cohort.doubted
         expected = 1 + len(coming) if coming else None
@@ -321,6 +327,7 @@ class CohortRounds:
                 result,
                 splits=False,
                 more_seconds=self._seconds_apart(request.vector.layout),
+                may_be_one=self._asked.may_be_one and bool(mine.entries),
                 seat_of=self._seat_of(cohort),
                 sealed=True,
             )
@@ -492,5 +499,7 @@ class CohortRounds:
     async def _check(self, said: HeadsDecision, asked: _Asked) -> None:
         """PotluckError unless the heads' round has made this result."""
         await said.check(asked.terms, asked.layout, asked.known)
+        if len(said.roster.entries) == 1 and not asked.may_be_one:
+            raise NoDecision("It has decided without any other head, and this peer waits for more.")
         if with_one_seat(said.roster.members, self._seat_of(asked.cohort)):
             raise RemoteMisbehaviour("It hands down a result of a list with a cohort twice.")

@@ -108,7 +108,9 @@ class Gathering:
             awaited=self._awaited,
             closing=self._closing,
         )
-        self._course = LeadOrFollow(parts, reduces=self._reduces, now=now)
+        self._course = LeadOrFollow(
+            parts, reduces=self._reduces, may_be_one=search.may_be_one, now=now
+        )
         self.leader = LeadersWord(parts, self._course)
 
     def effects(self) -> list[Effect]:
@@ -484,7 +486,9 @@ class LeadOrFollow:
     for a peer to follow, and closes nothing.
     """
 
-    def __init__(self, parts: GatheringParts, *, reduces: bool, now: float) -> None:
+    def __init__(
+        self, parts: GatheringParts, *, reduces: bool, may_be_one: bool, now: float
+    ) -> None:
         self.ended = False
         self.following: PeerId | None = None
         self.has_answered = False  # the peer that we follow
@@ -493,7 +497,7 @@ class LeadOrFollow:
         self._splits = parts.splits
         self._known, self._joins = parts.known, parts.joins
         self._awaited, self._closing = parts.awaited, parts.closing
-        self._reduces = reduces
+        self._reduces, self._may_be_one = reduces, reduces and may_be_one
         self._ticked = self._follows_since = now
         self._probe_at = math.inf
         self._effects: list[Effect] = []
@@ -569,7 +573,8 @@ class LeadOrFollow:
 
     def end(self, ending: Ending) -> None:
         self.ended = True
-        self.add(End(ending))
+        is_group = self._may_be_one and isinstance(ending, Nobody)
+        self.add(Lead({}) if is_group else End(ending))
 
     # -- following
 

@@ -82,14 +82,15 @@ async def check_finite(vector: Vector) -> None:
 class GridRound:
     """One round of an averaging: the key under which its group meets, the request, and memory for
     the result. `splits`: more peers than fit into a group become several, because other rounds
-    follow. `more_seconds`: by how much the deadline of its list is later than usual. `seat_of`: as
-    for `Search`. `sealed`: as for `Task`."""
+    follow. `more_seconds`: by how much the deadline of its list is later than usual. `may_be_one`
+    and `seat_of`: as for `Search`. `sealed`: as for `Task`."""
 
     key: str
     request: RoundRequest
     result: Tensor
     splits: bool
     more_seconds: float = 0.0
+    may_be_one: bool = False
     seat_of: Callable[[PeerId], int] | None = None
     sealed: bool = False
 
@@ -346,6 +347,7 @@ class GroupRounds:
             most_peers=request.most_peers,
             fewest=request.fewest,
             for_more_seconds=FOR_MORE_SECONDS if waits_for_more else 0.0,
+            may_be_one=this.may_be_one,
             seat_of=this.seat_of,
             matchmaking_seconds=settings.matchmaking_seconds,
             more_seconds=min(

@@ -84,6 +84,7 @@ from protocols.moshpit.matchmaking_messages import (
     short_enough,
 )
 from protocols.moshpit.roster import (
+    FEWEST_MEMBERS,
     LARGEST_LIST,
     NONCE_BYTES,
     Entry,
@@ -774,7 +775,8 @@ class ListsShown:
         if await self.take(roster):
             return
         context = self._context
-        await check_with_pauses(roster, context.terms, None, LARGEST_GROUP)
+        fewest = 1 if context.search.may_be_one else FEWEST_MEMBERS
+        await check_with_pauses(roster, context.terms, None, LARGEST_GROUP, fewest)
         before, self._started = self._started, (by, roster)
         earlier = context.me in roster.members
         most, now = context.search.most_peers, trio.current_time()

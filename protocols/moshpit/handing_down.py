@@ -192,7 +192,7 @@ class HeadsDecision(Message, frozen=True):
         # elsewhere, some codecs need as many bytes for a part of other values
         if not self.cut.covers(layout) or any(one.start % CUT_VALUES for one in self.parts):
             raise RemoteMisbehaviour("It hands down a result of another vector.")
-        await check_with_pauses(roster, terms)
+        await check_with_pauses(roster, terms, fewest=1)
         result = Result(self.attempt, self.members, self.digest)
         if not (is_proof(self.proof, roster, roster.round_id, result) and most_hold(self.proof)):
             raise RemoteMisbehaviour("It hands down a result that most heads do not hold.")

@@ -56,6 +56,7 @@ DIGEST_BYTES = 32
 NONCE_BYTES = 16
 LONGEST_KEY = 256  # characters, as in the directory
 LARGEST_LIST = 1_024  # members that a list may have on the wire; a group has fewer (ballots.py)
+FEWEST_MEMBERS = 2  # a head that finds no other one makes a list of itself alone
 LARGEST_WEIGHT = 1e15  # samples: beyond it float64 sums lose whole samples
 LARGEST_RATE = 1 << 50  # bytes per second: a petabyte, so that sums stay far inside 64 bits
 LARGEST_EPOCH = (1 << 63) - 1
@@ -323,14 +324,16 @@ def check_entry(entry: Entry, terms: Terms, leader: PeerId) -> None:
         )
 
 
-def check_list(roster: Roster, ours: Terms, largest: int = LARGEST_LIST) -> None:
+def check_list(
+    roster: Roster, ours: Terms, largest: int = LARGEST_LIST, fewest: int = FEWEST_MEMBERS
+) -> None:
     """Checks everything in a list except its entries' signatures: terms, size, order, leader, and
     the leader's own signature. Quick."""
     check_terms(roster.terms, ours)
-    if not 2 <= len(roster.entries) <= largest:
+    if not fewest <= len(roster.entries) <= largest:
         raise TooMany(
             f"The list of {roster.leader} has {len(roster.entries)} members.",
-            why=f"A group has 2 to {largest} here.",
+            why=f"A group has {fewest} to {largest} here.",
             advice="Give all peers the same group size.",
         )
     if len(set(roster.members)) != len(roster.entries):
@@ -378,10 +381,14 @@ def check_roster(
 
 
 async def check_with_pauses(
-    roster: Roster, ours: Terms, mine: Entry | None = None, largest: int = LARGEST_LIST
+    roster: Roster,
+    ours: Terms,
+    mine: Entry | None = None,
+    largest: int = LARGEST_LIST,
+    fewest: int = FEWEST_MEMBERS,
 ) -> None:
     """`check_roster`, which takes 25 ms for 256 members, with pauses for other tasks."""
-    check_list(roster, ours, largest)
+    check_list(roster, ours, largest, fewest)
     if mine is not None:
         check_own_entry(roster, mine)
     others = [entry for entry in roster.entries if entry != mine]

@@ -221,7 +221,7 @@ class Round:
         excluded = dict(self._agreement.excluded)
         if not isinstance(self._verdict, Commit):
             return Finished(self._verdict, excluded, self._course)
-        proof = None if self._proven is None else self._proven[1]
+        proof = self._proof_of_one if self._proven is None else self._proven[1]
         return Finished(self._verdict, excluded, self._course, self._cut, proof)
 
     async def _run(self) -> None:
@@ -450,6 +450,15 @@ class Round:
         if own := self._own_seal(ballot):
             seals[own.member] = own
         return proof_of(seals.values(), ballot, len(self._peers)) if seals else None
+
+    @property
+    def _proof_of_one(self) -> Proof | None:
+        """The proof of a peer that is a group by itself: it has nobody to tell."""
+        accepted = self._agreement.accepted
+        if len(self._peers) > 1 or accepted is None:
+            return None
+        seal = self._own_seal(accepted.ballot)
+        return None if seal is None else proof_of([seal], accepted.ballot, 1)
 
     # -- what the agreement asks for
 

@@ -184,6 +184,26 @@ async def test_the_run_goes_on_when_heads_die_and_is_one_group_again_when_few_ar
 
 @pytest.mark.slow
 @simulated
+async def test_the_run_goes_on_when_all_that_are_left_are_in_one_cohort(
+    world: SimulatedWorld,
+) -> None:
+    """Their head finds no other one."""
+    run = await begun(world)
+    await stepped(run, 1)
+    cohorts = [cohort_with(run, head) for head in heads(run)]
+    left = max(cohorts, key=len)[:2]
+    for one in run:
+        if one not in left:
+            one.kill()
+    assert len(left) == 2
+    before = furthest(run)
+    await until(run, lambda: all(furthest([one]) >= before + 3 for one in left), 240.0)
+    assert [count_of(one) for one in left] == [1, 1]
+    check_one_line(run)
+
+
+@pytest.mark.slow
+@simulated
 async def test_a_step_reaches_all_at_once_though_a_part_of_the_run_was_just_cut_off(
     world: SimulatedWorld,
 ) -> None:

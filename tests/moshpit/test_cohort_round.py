@@ -899,6 +899,33 @@ def test_heads_make_no_step_if_all_that_were_known_have_died(needs: int) -> None
     scenario()
 
 
+@simulated
+async def test_a_cohort_that_is_all_that_is_left_makes_the_step_by_itself(
+    world: SimulatedWorld,
+) -> None:
+    """But not those of it that wait for most of the last step."""
+    peers = await averagers(world, 14)
+    cohorts = Cohorts(peers)
+    left = cohorts.largest
+    assert len(left) > 3
+    for one in peers:
+        if one not in left:
+            one.kill()
+    cohort = Cohort(cohort_of(SETTINGS.run, left[0].peer, COUNT), COUNT)
+    waits = left[1]
+    events = [
+        one.begin(expected=len(left), cohort=cohort, fewest=8 if one is waits else 0)
+        for one in left
+    ]
+    found = await ended(left, events)
+    refused = found.pop(1).outcome
+    assert isinstance(refused, Discarded)
+    assert "without any other head" in refused.reason
+    check_same(found)
+    assert isinstance(found[0].outcome, Committed)
+    assert found[0].outcome.peers == len(left)
+
+
 @pytest.mark.slow
 @simulated
 async def test_a_stranger_learns_no_decision(world: SimulatedWorld) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from protocols.moshpit.group import Late, NobodyElse, NoGroup
+from protocols.moshpit.group import Group, Late, NobodyElse, NoGroup
 from protocols.moshpit.group_search import SHORTEST_SILENCE_SECONDS
 from protocols.moshpit.matchmaking import group_key
 from protocols.testing.world import SimulatedWorld
@@ -216,6 +216,25 @@ async def test_a_straggler_is_late_and_is_shown_the_list(world: SimulatedWorld) 
     assert found.seconds[cast[3].peer] < 1.0
     assert late.why
     assert late.advice
+
+
+@simulated
+async def test_a_peer_that_may_be_a_group_by_itself_shows_its_list_to_those_that_come_later(
+    world: SimulatedWorld,
+) -> None:
+    cast = await gatherers(world, 3)
+    first, *others = cast
+    searches = [replace(one.search(seconds=2.0), may_be_one=one is not others[1]) for one in cast]
+    found = Found()
+    group = await find(first, searches[0], found)
+    assert isinstance(group, Group)
+    assert group.members == (first.peer,)
+    late = await find(others[0], searches[1], found)
+    assert isinstance(late, Late)
+    assert late.roster == group.roster
+    refuses = await find(others[1], searches[2], found)
+    assert isinstance(refuses, NoGroup)
+    assert "has 1 members" in str(refuses)
 
 
 @simulated
