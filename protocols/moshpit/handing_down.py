@@ -451,7 +451,9 @@ class HandingDown:
                     return offered
                 except PotluckError as error:
                     log.info("%s has not handed down all: %s", source, error)
-            await self._take(head, round_id, offered, OPEN_SECONDS, longest)
+            # one that has taken a lost head's place may still be receiving it itself
+            due = OPEN_SECONDS + (0.0 if head in decision.heads else way.seconds)
+            await self._take(head, round_id, offered, due, longest)
             return offered
         finally:
             if not offered.is_whole:

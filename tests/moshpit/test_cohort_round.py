@@ -39,6 +39,7 @@ from protocols.moshpit.handing_down import (
     DECISION,
     MOST_HELD_OF_PEER,
     MOST_SHOWN_TO_PEER,
+    OPEN_SECONDS,
     AskBytes,
     AskResult,
     AskShown,
@@ -365,6 +366,31 @@ async def test_a_member_that_asks_while_a_result_is_taken_back_gets_the_next_one
             assert not found
             shelf.offer(next_one)
     assert found == [next_one]
+
+
+async def test_a_head_that_may_still_receive_the_result_has_time_for_it() -> None:
+    """Those that were in the heads' round have all of it."""
+    decided, took_its_place, me, *_ = GOOD.members
+    layout = Layout((Segment("values", VALUES),))
+    decision = replaced(DECIDED, parts=(DecidedPart(0, 0, VALUES, bytes(32)),))
+    assert decision.heads == (decided,)
+    nobody = SimpleNamespace(serve=lambda *_: None, serve_bulk=lambda *_: None)
+    down = HandingDown(SimpleNamespace(peer_id=me), nobody)  # type: ignore[arg-type]
+    given: list[float] = []
+
+    async def take(*arguments: Any) -> None:
+        *_, offered, seconds, _longest = arguments
+        given.append(seconds)
+        offered.part_came()
+
+    down._take = take  # type: ignore[method-assign]
+    for head in (decided, took_its_place):
+        await down.taken(bytes(32), ResultShelf(GOOD.entries), head, decision, layout)
+    seconds = (
+        HandedResult(decision, layout, memoryview(b"")).ways(GOOD.entries, decided)[me].seconds
+    )
+    assert seconds > 0.0
+    assert given == [OPEN_SECONDS, pytest.approx(OPEN_SECONDS + seconds)]
 
 
 @pytest.mark.slow
