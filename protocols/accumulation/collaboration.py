@@ -73,6 +73,7 @@ from protocols.moshpit.settings import (
 )
 from protocols.network import Network
 from protocols.rpc import Rpc
+from protocols.tensors import NoMemory
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -463,7 +464,7 @@ class Collaboration:
                 fetched = error  # raised below, where no nursery wraps it
             nursery.cancel_scope.cancel()
         if isinstance(fetched, PotluckError):
-            if not isinstance(fetched, TooSlow):  # that is the link's fault, not a peer's
+            if not isinstance(fetched, TooSlow | NoMemory):  # those are no peer's fault
                 to_blame = frozenset(wanted.peers)
                 if isinstance(fetched, FetchFailed):
                     to_blame -= fetched.served_by

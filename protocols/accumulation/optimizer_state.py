@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -172,7 +172,7 @@ def optimizer_tree(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[s
 def prepared(
     optimizer: torch.optim.Optimizer, names: list[str], tree: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A state_dict for this optimizer, with copies of the tree's values."""
+    """A state_dict for this optimizer, checked. Its tensors are those of the tree."""
     own = optimizer.state_dict()
     groups, statistics = tree["groups"], tree["statistics"]
     if len(groups) != len(own["param_groups"]):
@@ -197,24 +197,26 @@ def prepared(
             expected.check(name, parameters[number], group_of[number], one)
     return {
         **{key: cloned(shaped_like(one, own.get(key))) for key, one in tree["rest"].items()},
-        "state": {
-            numbers[name]: _placed(
-                one, optimizer.state.get(parameters[numbers[name]], {}),
-                parameters[numbers[name]], group_of[numbers[name]],
-            )
-            for name, one in statistics.items()
-        },
+        "state": {numbers[name]: one for name, one in statistics.items()},
         "param_groups": [
             _merged(theirs, mine) for theirs, mine in zip(groups, own["param_groups"], strict=True)
         ],
-    }  # fmt: skip
+    }
 
 
 def load(optimizer: torch.optim.Optimizer, loadable: dict[str, Any]) -> None:
-    """Load the state_dict that `prepared` returned."""
-    optimizer.load_state_dict(loadable)
+    """Load the state_dict that `prepared` returned, into the memory that the optimizer has already
+    where that fits: a large state is not held twice."""
     parameters = _parameters(optimizer)
-    for number, statistics in loadable["state"].items():
+    group_of = [group for group in optimizer.param_groups for _ in group["params"]]
+    placed: dict[int, dict[str, Any]] = {}
+    with torch.no_grad():
+        for number, one in loadable["state"].items():
+            parameter = parameters[number]
+            present = optimizer.state.get(parameter, {})
+            placed[number] = _placed(one, present, parameter, group_of[number])
+    optimizer.load_state_dict({**loadable, "state": placed})
+    for number, statistics in placed.items():
         kept = optimizer.state[parameters[number]]
         for key, value in statistics.items():
             if isinstance(value, Tensor) and (
@@ -232,13 +234,16 @@ def _merged(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any
 def _placed(
     statistics: Any, present: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Copies of one parameter's statistics, on the device where this optimizer needs them."""
+    """One parameter's statistics: in the memory of those that are present where they are of the
+    same kind, otherwise copies, on the device where this optimizer needs them."""
+    memory = Counter(_memory_of(one) for one in present.values() if isinstance(one, Tensor))
 
-    def place(value: Any, key: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def place(value: Tensor, key: Any) -> Tensor:
         own = present.get(key)
         if isinstance(own, Tensor):
+            is_alike = (own.dtype, own.shape) == (value.dtype, value.shape)
+            if is_alike and memory[_memory_of(own)] == 1:
+                return own.copy_(value)
             return value.detach().to(own.device, copy=True)
         on_device = value.dim() > 0 or group.get("capturable") or group.get("fused")
         return value.detach().to(parameter.device if on_device else "cpu", copy=True)
@@ -247,6 +252,10 @@ def _placed(
         key: place(value, key) if isinstance(value, Tensor) else cloned(value)
         for key, value in shaped_like(statistics, present).items()
     }
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def cloned(tree: Any) -> Any:

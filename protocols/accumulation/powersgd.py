@@ -427,7 +427,7 @@ class PowerSGD:
 
     def restore(self, factors: Tensor) -> None:
         """Go on from the factors of a fetched state. What was not sent yet is of another one."""
-        self.factors = factors
+        self.factors = factors.clone()
         self.forget()
 
     def extra(self) -> dict[str, Any]:

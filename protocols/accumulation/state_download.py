@@ -49,7 +49,7 @@ from protocols.blocking import in_thread
 from protocols.errors import DeadlineExceeded, MalformedMessage, PotluckError, ProtocolMisuse
 from protocols.identity import PeerId
 from protocols.rpc import Empty, Rpc, Transfer
-from protocols.tensors import raw_bytes
+from protocols.tensors import raw_bytes, unset_bytes
 
 # ---- which state to fetch
 #
@@ -532,7 +532,8 @@ class KeptPieces:
         return piece_span(number, self.manifest.piece_bytes, len(self._memory))
 
     async def begin(self, manifest: Manifest) -> None:
-        """Keep pieces of this state from now on. Finds those that are here, in memory and file."""
+        """Keep pieces of this state from now on. Finds those that are here, in memory and file.
+        NoMemory if there is none for it."""
         await in_thread(self._begin, manifest)
 
     def put(self, number: int, data: memoryview) -> None:
@@ -565,9 +566,10 @@ class KeptPieces:
         before, here = self._manifest, self.here
         self._manifest, self.here, self._unwritten = manifest, set(), []
         if before is None or before.stream_bytes != manifest.stream_bytes:
+            self._manifest, self.here = None, set()
             self._memory = torch.empty(0, dtype=torch.uint8)  # free it before taking more
-            self._memory = torch.empty(manifest.stream_bytes, dtype=torch.uint8)
-            here = set()
+            self._memory, here = unset_bytes(manifest.stream_bytes), set()
+            self._manifest = manifest
         elif before.piece_bytes == manifest.piece_bytes:
             self.here = {
                 number

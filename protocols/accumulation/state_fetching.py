@@ -106,6 +106,7 @@ from protocols.identity import PeerId
 from protocols.moshpit.encoded_result import encoded_bytes, memory_of
 from protocols.moshpit.layout import SMALLEST_CHUNK_BYTES, Layout, PartCut, PartHash, ResultCut
 from protocols.rpc import Empty, Rpc
+from protocols.tensors import NoMemory
 
 # ---- results that follow a state
 
@@ -292,7 +293,11 @@ class Following:
             size = encoded_bytes(layout, cut)
             if not self._has_room(size):
                 return None
-            memory = memory_of(size)
+            try:
+                memory = memory_of(size)
+            except NoMemory as error:
+                log.warning("%s", error)
+                return None
             await self._receive_parts(peer, transfer, layout, cut, memory)
             await transfer.finish(Empty())
         first = said.links[0]

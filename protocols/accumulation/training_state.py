@@ -191,8 +191,8 @@ class TrainingState:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """The `extra` that was given to `capture`. Its tensors are copies."""
-        extra: dict[str, Any] = cloned(self.tree()["extra"])
+        """The `extra` that was given to `capture`. Its tensors are views of the stream."""
+        extra: dict[str, Any] = self.tree()["extra"]
         return extra
 
     def piece(self, number: int) -> memoryview:
@@ -377,7 +377,7 @@ def restore(
     optimizer: torch.optim.Optimizer | None = None,
     scheduler: Any | None = None,
 ) -> dict[str, Any]:
-    """Replace the present state by this one, and return its `extra`.
+    """Replace the present state by this one, and return its `extra`, as `TrainingState.extra`.
 
     Everything is checked by name before anything is touched: StateRefused lists the differences.
     Without an optimizer (or scheduler) its part of the state is left alone. Call it under

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from protocols.moshpit.layout import Chunk, Layout, PartHash, ResultCut
-from protocols.tensors import decode_into, encode_into, raw_bytes
+from protocols.tensors import decode_into, encode_into, raw_bytes, unset_bytes
 
 
 def chunks(layout: Layout, cut: ResultCut) -> Iterator[Chunk]:
@@ -36,9 +35,8 @@ def encoded_bytes(layout: Layout, cut: ResultCut) -> int:
 
 
 def memory_of(size: int) -> memoryview:
-    """Memory for a result of so many bytes, with anything in it: to clear 1.5 GB takes most of a
-    second, in which nothing else happens."""
-    return raw_bytes(torch.empty(size, dtype=torch.uint8))
+    """Memory for a result of so many bytes, with anything in it. NoMemory if there is none."""
+    return raw_bytes(unset_bytes(size))
 
 
 def encode_result(values: Tensor, layout: Layout, cut: ResultCut) -> memoryview:

@@ -16,6 +16,7 @@ from protocols.tensors.codecs import (
 from protocols.tensors.gpu import GPUS, gpu_of, is_on_gpu, record
 from protocols.tensors.messages import (
     DtypeName,
+    NoMemory,
     TensorHeader,
     TensorReader,
     accumulate,
@@ -27,6 +28,7 @@ from protocols.tensors.messages import (
     encode_into,
     encoded_bytes,
     raw_bytes,
+    unset_bytes,
 )
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "WIDE",
     "CodecName",
     "DtypeName",
+    "NoMemory",
     "NotFinite",
     "TensorHeader",
     "TensorReader",
@@ -55,5 +58,6 @@ __all__ = [
     "is_on_gpu",
     "raw_bytes",
     "record",
+    "unset_bytes",
     "within",
 ]

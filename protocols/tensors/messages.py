@@ -26,7 +26,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from protocols.errors import LimitExceeded, MalformedMessage, ProtocolMisuse
+from protocols.errors import LimitExceeded, MalformedMessage, PotluckError, ProtocolMisuse
 from protocols.rpc import Message
 from protocols.tensors.codecs import (
     CODECS,
@@ -232,6 +232,25 @@ def decode(header: TensorHeader, encoded: Buffer, *, limit_bytes: int) -> Tensor
     tensor = torch.empty(header.shape, dtype=dtype)
     decode_into(tensor, header.codec, encoded, header.dtype)
     return tensor
+
+
+class NoMemory(PotluckError):
+    """There is no memory for something large that this peer was about to take."""
+
+    exit_code = 3
+
+
+def unset_bytes(size: int) -> Tensor:
+    """Memory for so many bytes, with anything in it: to clear 1.5 GB takes most of a second.
+    NoMemory if the system, or the limit that the owner has set, refuses it."""
+    try:
+        return torch.empty(size, dtype=torch.uint8)
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError
+        raise NoMemory(
+            f"There is no memory for {size:,} bytes more.",
+            why="The system refuses it, or limits.max_memory (--max-memory) does.",
+            advice="Allow more, end other programs, or take part in a smaller run.",
+        ) from error
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:

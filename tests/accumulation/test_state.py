@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from protocols.accumulation.optimizer_state import _memory_of
 from protocols.accumulation.signature import Signature, TensorSpec, differences, torch_release
 from protocols.accumulation.state_manifest import (
     MOST_DEPTH,
@@ -100,6 +101,37 @@ def test_a_peer_that_takes_a_state_goes_on_as_its_donor_does(optimizer: Optimize
     donor.train(3, seed=4)
     newcomer.train(3, seed=4)
     assert newcomer.capture().digest == donor.capture().digest != state.digest
+
+
+def test_a_peer_that_takes_a_state_holds_it_once() -> None:
+    """Beside the state itself, which is three times the model with AdamW."""
+    donor, other = Training(), Training(seed=1)
+    donor.train(1, seed=2)
+    other.train(2, seed=3)
+    parameter = next(other.model.parameters())
+    statistics = dict(other.optimizer.state[parameter])
+    places = {key: one.data_ptr() for key, one in statistics.items()}
+    assert len(places) == 4
+    state = donor.capture({"momentum": torch.arange(3.0)})
+    taken = restore(state, *other.parts())
+    now = other.optimizer.state[parameter]
+    assert {key: one.data_ptr() for key, one in now.items()} == places
+    assert torch.equal(now["exp_avg"], state.tensor("optimizer/statistics/0.weight/exp_avg"))
+    assert _memory_of(taken["momentum"]) == _memory_of(state.memory)
+
+
+def test_statistics_that_share_memory_are_taken_over_apart() -> None:
+    donor, other = Training(), Training(seed=1)
+    donor.train(1, seed=2)
+    other.train(1, seed=3)
+    for kept in other.optimizer.state.values():
+        kept["max_exp_avg_sq"] = kept["exp_avg_sq"] = (
+            kept["exp_avg_sq"].view(-1).view_as(kept["exp_avg_sq"])
+        )
+    donor.train(2, seed=4)
+    state = donor.capture()
+    restore(state, *other.parts())
+    assert other.capture().digest == state.digest
 
 
 def test_the_kinds_of_containers_come_back() -> None:

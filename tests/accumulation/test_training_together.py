@@ -19,7 +19,7 @@ import trio
 from torch import Tensor, nn
 
 from node.training.words import words_of
-from protocols.accumulation import accumulator
+from protocols.accumulation import accumulator, state_download
 from protocols.accumulation.batch_plan import MOST_SPARED
 from protocols.accumulation.bridge import Bridge
 from protocols.accumulation.cohorts_seen import CohortsSeen
@@ -45,6 +45,7 @@ from protocols.errors import ProtocolMisuse
 from protocols.guest import GuestCall
 from protocols.moshpit.matchmaking import GROUP
 from protocols.rpc import open_rpc
+from protocols.tensors import unset_bytes
 from protocols.testing.world import SimulatedNetwork
 from tests.accumulation.training_peers import (
     SETTINGS,
@@ -626,6 +627,49 @@ def test_an_invented_state_of_one_peer_ends_nobodys_training() -> None:
             await world.train(await world.peers(3, SMALL), train)
 
     trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_peer_without_memory_for_the_state_says_so_and_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The peer that offers the state is not to blame."""
+    is_ahead, is_in = threading.Event(), threading.Event()
+    sizes: list[int] = []
+
+    def refused_once(size: int) -> torch.Tensor:
+        sizes.append(size)
+        return unset_bytes(size if len(sizes) > 1 else 1 << 60)
+
+    monkeypatch.setattr(state_download, "unset_bytes", refused_once)
+
+    def train(bridge: Bridge, number: int) -> None:
+        model = model_of()
+        if number:
+            is_ahead.wait()
+        optimizer = optimizer_of(model, bridge)
+        if not number:
+            while optimizer.epoch < 2:
+                set_gradients(model, 1.0)
+                optimizer.step(samples=8)
+            is_ahead.set()
+            is_in.wait()
+            return
+        while optimizer.epoch < 2:
+            assert not bridge.estimate.ignored
+            optimizer.step(samples=0)
+        failed = of_kind(bridge, FetchingFailed)
+        assert len(failed) == 1
+        assert "no memory for" in failed[0].reason
+        assert "--max-memory" in failed[0].reason
+        is_in.set()
+
+    async def main() -> None:
+        async with training_world() as world:
+            await world.train(await world.peers(2, SMALL), train)
+
+    trio.run(main)
+    assert len(sizes) == 2
 
 
 @pytest.mark.slow
