@@ -491,7 +491,7 @@ def _expected(source: _Source, place: int, now: float) -> float:
 #     kept = KeptPieces(folder)                # None: in memory only
 #     await kept.begin(manifest)               # `kept.here` has the pieces that are here already
 #     kept.put(number, data); await kept.write_down()
-#     state = kept.finish()
+#     state = await kept.finish()
 #
 # An interrupted download continues where it was: in the same process with the same object, in
 # another one through the file. Pieces are found again by their digests, so the file need not be
@@ -548,7 +548,7 @@ class KeptPieces:
         if self._unwritten and self._file is not None:
             await in_thread(self._write_down)
 
-    def finish(self) -> TrainingState:
+    async def finish(self) -> TrainingState:
         """Return the whole state. The file is removed, and nothing is kept any more."""
         if len(self.here) != self.manifest.piece_count:
             raise ProtocolMisuse("Not all pieces of the state are here.")
@@ -556,9 +556,8 @@ class KeptPieces:
         self._manifest, self.here, self._unwritten = None, set(), []
         self._memory = torch.empty(0, dtype=torch.uint8)
         if self._file is not None:
-            with contextlib.suppress(OSError):  # the next download writes over a file that is left
-                self._file.unlink(missing_ok=True)
-                self._file.parent.rmdir()
+            with trio.CancelScope(shield=True):  # or the state would be lost
+                await in_thread(_remove_with_folder, self._file)
         return state
 
     def _begin(self, manifest: Manifest) -> None:
@@ -568,16 +567,16 @@ class KeptPieces:
         if before is None or before.stream_bytes != manifest.stream_bytes:
             self._manifest, self.here = None, set()
             self._memory = torch.empty(0, dtype=torch.uint8)  # free it before taking more
-            self._memory, here = unset_bytes(manifest.stream_bytes), set()
+            self._memory = unset_bytes(manifest.stream_bytes)
             self._manifest = manifest
+            if self._file is not None:
+                self._read_back(self._file, manifest)
         elif before.piece_bytes == manifest.piece_bytes:
             self.here = {
                 number
                 for number in here
                 if before.piece_digest(number) == manifest.piece_digest(number)
             }
-        if self._file is not None:
-            self._read_back(self._file, manifest)
 
     def _read_back(self, file: Path, manifest: Manifest) -> None:
         memory = raw_bytes(self._memory)
@@ -631,6 +630,13 @@ class KeptPieces:
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)
         self._file = None
+
+
+def _remove_with_folder(file: Path) -> None:
+    """In a worker thread: with some gigabytes, it takes a second."""
+    with contextlib.suppress(OSError):  # the next download writes over a file that is left
+        file.unlink(missing_ok=True)
+        file.parent.rmdir()
 
 
 def _write_at(descriptor: int, memory: memoryview, span: slice) -> None:

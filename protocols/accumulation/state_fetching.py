@@ -681,7 +681,7 @@ async def fetch_state(
         raise chosen
     seconds = trio.current_time() - began
     fetched = FetchedState(
-        kept.finish(),
+        await kept.finish(),
         _named_by(chosen),
         dict(account.bytes_from),
         kept_bytes,

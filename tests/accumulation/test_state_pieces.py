@@ -310,20 +310,23 @@ async def test_pieces_survive_in_a_file_and_are_believed_only_by_their_digest(
     assert again.here == {0, 5}
     for number in set(range(state.manifest.piece_count)) - again.here:
         again.put(number, state.piece(number))
-    assert again.finish().digest == state.digest
+    assert (await again.finish()).digest == state.digest
     assert not (tmp_path / "new").exists()
     with pytest.raises(ProtocolMisuse):
-        again.finish()
+        await again.finish()
 
 
-async def test_pieces_that_did_not_change_from_one_state_to_the_next_stay() -> None:
+async def test_pieces_that_did_not_change_from_one_state_to_the_next_stay(tmp_path: Path) -> None:
     first, second = pieces_of(1), pieces_of(2)
-    kept = KeptPieces()
+    kept = KeptPieces(tmp_path / "new")
     await kept.begin(first.manifest)
     for number in range(first.manifest.piece_count):
         kept.put(number, first.piece(number))
+    await kept.write_down()
     await kept.begin(second.manifest)
     assert kept.here == {0, 1}  # the parameter that is frozen
+    await kept.begin(first.manifest)
+    assert kept.here == {0, 1}, "the file is read only once"
 
 
 async def test_a_disk_that_cannot_be_written_does_not_stop_the_download(
@@ -336,7 +339,7 @@ async def test_a_disk_that_cannot_be_written_does_not_stop_the_download(
     for number in range(state.manifest.piece_count):
         kept.put(number, state.piece(number))
         await kept.write_down()
-    assert kept.finish().digest == state.digest
+    assert (await kept.finish()).digest == state.digest
     assert sum("not kept on disk" in record.message for record in caplog.records) == 1
 
 
