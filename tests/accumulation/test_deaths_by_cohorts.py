@@ -123,6 +123,7 @@ async def sweep(
         swept.patched(patch)
         messages = await swept.messages_of(who(run)[0])
         for message in range(1, messages + 1, every):
+            print(f"message {message} of {messages}")  # shown if it fails
             await swept.strike(who(run), message)
     check_one_line(run, until_before_death=LAST_MOMENT_SECONDS if who is all_heads else 0.0)
     assert max(swept.back) < BACK_SECONDS, swept.back

@@ -71,9 +71,25 @@ def living(all_of_them: Sequence[Trainer]) -> list[Trainer]:
 async def until(
     all_of_them: Sequence[Trainer], happens: Callable[[], bool], seconds: float = 120.0
 ) -> None:
-    with trio.fail_after(seconds):
+    with trio.move_on_after(seconds):
         while not happens():
             await living(all_of_them)[0].tracker.changed()
+        return
+    stand = "\n".join(how_it_is(one) for one in living(all_of_them))
+    raise AssertionError(f"This has not happened within {seconds:g} seconds. At the end:\n{stand}")
+
+
+def how_it_is(one: Trainer) -> str:
+    life, found = one.lifecycle.life, one.tracker.estimate
+    return (
+        f"{one.name} {one.network.peer_id[-6:]}: {life.phase.name} at {life.epoch}, "
+        f"{life.samples}+{life.in_round} samples, steps to {[it.epoch for it in one.steps[-1:]]}, "
+        f"cohort {found.cohort and found.cohort.number} of {count_of(one)}, "
+        f"sum {found.sum is not None}, needs {found.needs}, company {found.company}, "
+        f"behind {found.behind is not None}, fork {found.fork is not None}, "
+        f"ahead {len(life.ahead)}/{len(life.may_be_ahead)}, unproved {len(found.unproved)}, "
+        f"passed by {len(life.passed_by)}, ignores {len(found.ignored)}"
+    )
 
 
 def furthest(all_of_them: Sequence[Trainer]) -> int:
