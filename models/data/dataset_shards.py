@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from models.data.clock import Clock
-from models.data.errors import DataSettingsError, Interrupted, ShardBroken
+from models.data.errors import DataSettingsError, Interrupted, ShardBroken, SourceAway
 from models.data.examples import Document, Mark, OnRetry, Reading, SkippedDocument
 from models.data.formats import TOO_LONG
 from models.data.retrying import Attempts
@@ -105,6 +105,12 @@ def _opened(source: SourceSettings, from_strangers: bool) -> Any:
         )
         return _undecoded(datasets, dataset, source.field)
     except Exception as error:
+        if _is_away(error):
+            raise SourceAway(
+                f"The data set {source.dataset!r} cannot be reached.",
+                why=f"{type(error).__name__}: {_words(error)}.",
+                advice="Check this machine's connection. It is tried again.",
+            ) from error
         raise DataSettingsError(
             f"The data set {source.dataset!r} cannot be opened.",
             why=f"{type(error).__name__}: {_words(error)}.",
@@ -118,6 +124,14 @@ def _undecoded(datasets: Any, dataset: Any, field: str) -> Any:
     if isinstance(feature, datasets.Image):
         return dataset.cast_column(field, datasets.Image(decode=False))
     return dataset
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether its server cannot be reached for now, and does not refuse this data set."""
+    status = getattr(getattr(error, "response", None), "status_code", 503)
+    is_of_now = status == 429 or status >= 500
+    is_network = isinstance(error, ConnectionError | TimeoutError) or _is_of_a_connection(error)
+    return is_network and is_of_now
 
 
 def _is_of_a_connection(error: BaseException) -> bool:

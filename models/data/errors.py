@@ -38,6 +38,10 @@ class TokenizerAway(NoDataLeft):
     """The tokenizer's server does not give it for now."""
 
 
+class SourceAway(NoDataLeft):
+    """A source cannot be opened for now, because its server cannot be reached."""
+
+
 class ShardBroken(DataError):
     """A shard cannot be read beyond here, and trying again would not change that."""
 

@@ -16,6 +16,7 @@ from models.data.errors import DataSettingsError
 from models.data.settings import Kind, is_address
 
 MOST_SHARDS = 100_000  # names of 100 bytes and their order are 20 MB; more are better packed
+MOST_NAMED_BYTES = 32 << 20
 MOST_BRACES = 3
 
 COUNTED = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
@@ -29,16 +30,18 @@ ENDINGS = {
 def shard_names(paths: tuple[str, ...], kind: Kind, folder: Path) -> tuple[str, ...]:
     """The shards of these paths; those on the disk are looked up beneath `folder`."""
     found: dict[str, None] = {}
-    named = 0  # also those named before: a path that is repeated a thousand times takes time, too
+    named = size = 0  # also those named before: a path that is repeated often takes time, too
     for written in paths:
         before = len(found)
         for path in _counted(written):
             for name in [path] if is_address(path) else _on_disk(path, kind, folder):
                 found[name] = None
                 named += 1
-                if named > MOST_SHARDS:
+                size += len(name)
+                if named > MOST_SHARDS or size > MOST_NAMED_BYTES:
                     raise DataSettingsError(
-                        f"{written[:200]!r} names more than {MOST_SHARDS:,} shards.",
+                        f"{written[:200]!r} names more than {MOST_SHARDS:,} shards, or names with "
+                        f"more than {MOST_NAMED_BYTES >> 20} MiB.",
                         advice="Pack the documents into fewer files.",
                     )
         if len(found) == before and written not in found:

@@ -157,7 +157,8 @@ class RunTask:
         made_of: Any
         if self.model.window:
             shape = (samples, self.model.window)
-            made_of = torch.randint(1, 128, shape, generator=chance).to(torch.uint8)
+            ids = min(128, self.model.vocabulary or 128)
+            made_of = torch.randint(min(1, ids - 1), ids, shape, generator=chance).to(torch.uint8)
         else:
             made_of = synthetic_images(0, range(samples))
         return on_device(self._batch_of(made_of, chance), self.devices[0])

@@ -152,6 +152,7 @@ class CheckpointKeeper:
             log.info("writing a last checkpoint, of epoch %d", self._holder.at[0])
         if self._marked is not None:
             await self._write()
+            self._marked = None
         await self._write()
 
     async def _until_due(self) -> None:
@@ -194,6 +195,7 @@ class CheckpointKeeper:
             path = await in_thread(self._checkpoints.save, state, self._settings.model)
         except CheckpointFailed as error:
             log.warning("%s Training goes on.", error)
+            self._marked = self._marked or marked  # it is to be kept forever
             tell(CheckpointMissed(epoch, str(error)))
         except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory is out
             log.warning("The checkpoint of epoch %d was not written: %s", epoch, error)

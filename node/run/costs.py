@@ -35,7 +35,7 @@ COMPILER_BYTES = 280_000_000
 layer held 180 MB more, and one with the tiny GPT 270."""
 FLOAT_BYTES, HALF_BYTES = 4, 2
 KEPT_APART = 1.25  # what allocators hold beyond what is requested: 1.2 to 1.35 measured
-STATISTICS = {"sgd": 0, "lars": 1, "lamb": 2, "adamw": 2}  # tensors of each parameter's size
+STATISTICS = {"sgd": 0, "lars": 1, "lamb": 2, "adamw": 2}  # without momentum
 IN_FLIGHT = 2  # with experts: the parameters of each batch in flight, and its gradients
 HEADERS = 1.02  # frames, encryption, TCP: measured on loopback
 EXAMPLE_OVERHEAD_BYTES = 200  # of an example in the shuffle buffer, beside its text
@@ -190,7 +190,7 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     task = task_to_look_at(definition, trusted or {})
     model, training = task.model, definition.training
     parameters = parameter_count(model)
-    statistics = STATISTICS.get(str(definition.optimizer.get("name")), 2)
+    statistics = statistics_of(definition.optimizer)
     plain, offloaded = (
         copies_of(
             delayed=training.delayed,
@@ -250,6 +250,13 @@ def costs_of(definition: RunDefinition, trusted: Mapping[str, Path] | None = Non
     )
 
 
+def statistics_of(optimizer: Mapping[str, object]) -> int:
+    """How many tensors of its size the optimizer of this section keeps for each parameter."""
+    if optimizer.get("name") == "sgd" and optimizer.get("momentum"):
+        return 1
+    return STATISTICS.get(str(optimizer.get("name")), 2)
+
+
 def _is_coarse(definition: RunDefinition) -> bool:
     """Whether a codec is so coarse that peers with local steps keep what it has lost."""
     from protocols.tensors import CODECS
@@ -286,12 +293,12 @@ def _factor_values(definition: RunDefinition, model: Trainable) -> int:
 def _buffer_bytes(data: DataSettings | object, model: Trainable) -> int:
     """All sources' shuffle buffers when full, one document of each as it is read, and the
     tokenizer."""
-    from models.data.opening import PIECE_BYTES, piece_bytes_of
+    from models.data.opening import piece_bytes_of
     from models.data.settings import DataSettings
 
     if not isinstance(data, DataSettings):
         return 0
-    piece = piece_bytes_of(data, model.window) or PIECE_BYTES
+    piece = piece_bytes_of(data, model.window) or data.largest_document_bytes  # whole documents
     examples = data.shuffle_examples * len(data.source)
     shuffled = min(data.shuffle_bytes, examples * piece) + examples * EXAMPLE_OVERHEAD_BYTES
     usual = DataSettings().largest_document_bytes  # included in the measured size of a process

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from blake3 import blake3
 
 from node.core.caps.memory import PROCESS_BYTES
-from node.run.costs import FLOAT_BYTES, HEADERS, KEPT_APART, STATISTICS
+from node.run.costs import FLOAT_BYTES, HEADERS, KEPT_APART, statistics_of
 from protocols.errors import ProtocolMisuse
 from protocols.experts import ExpertGrid, Uid
 
@@ -151,7 +151,7 @@ def parameters_of_an_expert(definition: RunDefinition, trusted: Trusted = NOTHIN
 def saved_bytes(definition: RunDefinition, trusted: Trusted = NOTHING) -> int:
     """What one expert takes on a disk, and on the way to another server: its parameters and the
     statistics of its optimizer."""
-    statistics = STATISTICS.get(str(section_of(definition).optimizer.get("name")), 2)
+    statistics = statistics_of(section_of(definition).optimizer)
     return FLOAT_BYTES * parameters_of_an_expert(definition, trusted) * (1 + statistics)
 
 

@@ -28,6 +28,7 @@ import importlib.util
 import os
 import re
 import stat
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -182,8 +183,13 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with blamed_on(str(path), "loading it"):
-        spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # dataclasses look their own module up there
+    try:
+        with blamed_on(str(path), "loading it"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
     return module
 
 

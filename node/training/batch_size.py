@@ -226,11 +226,12 @@ class BatchSize:
         self._limit = max(1, limit)
         self._quick = self._slow = 0
 
-    def took(self, seconds: float) -> None:
-        """A batch of this size took this many seconds."""
+    def took(self, seconds: float, *, may_grow: bool = True) -> None:
+        """A batch of this size took this many seconds. Without `may_grow`, it was smaller, because
+        memory is short."""
         self._quick = self._quick + 1 if seconds < QUICK_SECONDS else 0
         self._slow = self._slow + 1 if seconds > SLOW_SECONDS else 0
-        if self._quick >= STEADY and self.size < self._limit:
+        if self._quick >= STEADY and self.size < self._limit and may_grow:
             self._become(min(self._limit, 2 * self.size))
         elif self._slow >= STEADY and self.size > 1:
             self._become(self.size // 2)

@@ -325,7 +325,7 @@ class Loop:
             self._make_room(optimizer)
             return
         if (seconds := self._pass_clock.newest()) is not None:
-            self._batch_size.took(seconds)
+            self._batch_size.took(seconds, may_grow=self._share() >= 1.0)
         tell_trouble(self._task, self._session)
         optimizer.step(samples=samples, loss=loss)
         self._write_on()

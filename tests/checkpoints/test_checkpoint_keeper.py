@@ -167,6 +167,23 @@ async def test_a_failed_checkpoint_is_reported_and_tried_again_when_due(
         assert autojump_clock.current_time() - began == pytest.approx(28 * 5.0)
 
 
+async def test_a_checkpoint_to_be_kept_for_ever_that_failed_is_written_later(
+    tmp_path: Path,
+    autojump_clock: MockClock,  # noqa: ARG001
+) -> None:
+    folder = tmp_path / "folder"
+    folder.write_text("a file is in its place")
+    policy = KeepPolicy(keep_last=1, keep_every=10)
+    async with training(CheckpointSettings(folder, every_seconds=60.0, policy=policy)) as one:
+        for _ in range(12):
+            await one.step(seconds=1.0)
+        assert [type(event) for event in one.events] == [CheckpointMissed]
+        folder.unlink()
+        await trio.sleep(70.0)
+        assert one.saved() == [10]
+    assert one.saved() == [10, 12]
+
+
 async def test_a_failed_checkpoint_of_the_last_step_is_tried_again(
     tmp_path: Path,
     autojump_clock: MockClock,  # noqa: ARG001

@@ -212,6 +212,11 @@ def test_more_shards_than_fit_into_memory_are_an_error() -> None:
         shard_names(("https://x/{0..99999}", "https://y/{0..9}"), "text", Path("/"))
 
 
+def test_shards_with_names_that_take_gigabytes_are_an_error() -> None:
+    with pytest.raises(DataSettingsError, match="more than 32 MiB"):
+        shard_names(("https://x/" + 4000 * "a" + "{0..99999}",), "text", Path("/"))
+
+
 @pytest.mark.slow
 def test_the_same_shards_named_again_and_again_take_no_longer() -> None:
     with pytest.raises(DataSettingsError, match="more than 100,000"):

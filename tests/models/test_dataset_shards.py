@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from models.data.errors import DataSettingsError, NoDataLeft
+from models.data.errors import DataSettingsError, NoDataLeft, SourceAway
 from models.data.events import Retrying, SourceEvent
 from models.data.settings import DataSettings, SourceSettings
 from tests.models.openers import contents, opened, sentences
@@ -67,11 +67,44 @@ def test_a_field_that_is_not_there_is_named() -> None:
     assert "no field 'title', but: text, label" in sentences(heard)
 
 
+def answered(status: int) -> httpx2.HTTPStatusError:
+    request = httpx2.Request("GET", "https://hub.example")
+    return httpx2.HTTPStatusError("", request=request, response=httpx2.Response(status))
+
+
 @pytest.mark.usefixtures("described")
-def test_a_data_set_that_is_not_there_is_a_settings_error() -> None:
+def test_a_data_set_that_is_not_here_while_the_library_is_offline_is_away() -> None:
     missing = SourceSettings("datasets", dataset="owner/missing")
-    with pytest.raises(DataSettingsError, match="'owner/missing' cannot be opened"):
+    with pytest.raises(SourceAway, match="'owner/missing' cannot be reached"):
         opened(DataSettings((missing,)))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_away"),
+    [
+        (ConnectionError("Couldn't reach the Hub"), True),
+        (httpx2.ConnectTimeout(""), True),
+        (answered(503), True),
+        (answered(429), True),
+        (answered(404), False),
+        (FileNotFoundError("no such data set"), False),
+    ],
+    ids=["no connection", "timeout", "503", "429", "404", "missing"],
+)
+def test_a_data_set_that_is_away_for_now_is_no_wrong_setting(
+    error: Exception, is_away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that had trained for hours ended for good when it opened its data again."""
+
+    def load_dataset(*_: object, **__: object) -> None:
+        raise error
+
+    library = types.ModuleType("datasets")
+    library.__dict__.update(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    kind = SourceAway if is_away else DataSettingsError
+    with pytest.raises(kind, match="'owner/name' cannot be"):
+        opened(DataSettings((SourceSettings("datasets", dataset="owner/name"),)))
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

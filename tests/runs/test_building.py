@@ -213,6 +213,13 @@ def test_a_trusted_module_is_the_model_and_the_data(tmp_path: Path) -> None:
     assert task.plain_model == {}
 
 
+def test_a_module_may_have_dataclasses(tmp_path: Path) -> None:
+    file = tmp_path / "poem_model.py"
+    record = "from dataclasses import dataclass\n@dataclass\nclass Verse:\n    feet: int = 5\n"
+    file.write_text("from __future__ import annotations\n" + record + POEM_MODEL)
+    task_of(MODULE, trusted=trusted_modules([str(file)]))
+
+
 def test_a_module_must_be_the_file_that_the_organiser_meant(tmp_path: Path) -> None:
     file = tmp_path / "poem_model.py"
     trusted = {"poem_model": file}
@@ -422,6 +429,27 @@ def test_a_document_as_large_as_memory_is_counted_as_that() -> None:
     plain = costs_of(read_definition(TEXT)).fixed_bytes
     large = costs_of(read_definition(TEXT + b"[data]\nlargest_document_bytes = 1_000_000_000"))
     assert large.fixed_bytes - plain > 900_000_000
+
+
+def test_pictures_fill_the_shuffle_buffer_with_whole_documents() -> None:
+    source = b'[[data.source]]\nkind = "parquet"\npaths = ["https://x.org/pictures.parquet"]\n'
+    data = CLASSIFIER + b"[data]\npiece_bytes = 0\nshuffle_bytes = %d\n" + source
+    small, large = (costs_of(read_definition(data % size)) for size in (10_000_000, 900_000_000))
+    assert large.fixed_bytes - small.fixed_bytes == 890_000_000
+
+
+def test_the_momentum_of_sgd_is_part_of_the_state() -> None:
+    plain = changed('name = "adamw"', 'name = "sgd"')
+    with_momentum = plain.replace(b'"sgd"', b'"sgd"\nmomentum = 0.9')
+    state, larger = (costs_of(read_definition(one)).state_bytes for one in (plain, with_momentum))
+    assert larger == 2 * state
+
+
+def test_a_made_up_batch_has_only_ids_that_the_model_knows() -> None:
+    task = task_of(changed('name = "gpt"\n', 'name = "gpt"\nvocabulary = 65\n'))
+    batch = task.made_up_batch(16)
+    assert 32 < int(batch.max()) < 65
+    assert task.loss(batch).item() > 0
 
 
 def test_a_run_of_a_terabyte_is_looked_at_without_its_memory() -> None:

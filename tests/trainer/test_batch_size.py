@@ -90,6 +90,13 @@ def test_a_size_that_did_not_fit_is_not_tried_again_because_batches_are_quick() 
         size.took(machine.seconds(size.size))
 
 
+def test_batches_that_are_quick_because_memory_is_short_do_not_grow() -> None:
+    size = BatchSize(8, limit=64)
+    for _ in range(5 * STEADY):
+        size.took(QUICK_SECONDS / 10, may_grow=False)
+    assert size.size == 8
+
+
 def test_a_size_that_did_not_fit_is_the_limit_from_then_on() -> None:
     size = BatchSize(16, limit=32)
     size.did_not_fit(16)
