@@ -573,7 +573,7 @@ class LeadOrFollow:
 
     def end(self, ending: Ending) -> None:
         self.ended = True
-        is_group = self._may_be_one and isinstance(ending, Nobody)
+        is_group = self._may_be_one and isinstance(ending, Nobody) and not ending.unreachable
         self.add(Lead({}) if is_group else End(ending))
 
     # -- following

@@ -75,8 +75,8 @@ class Search:
       `for_more_seconds`: so much longer than that deadline it stays open for them.
     - `unwelcome`: peers that this peer does not list, because they have held up its rounds.
     - `unled`: peers that this peer does not follow, because rounds that they led came to nothing.
-    - `may_be_one`: if nobody else comes, this peer is a group by itself, and its list tells those
-      that come later.
+    - `may_be_one`: if nobody else looks for the group, this peer is one by itself, and its list
+      tells those that come later.
     - `seat_of`: of peers with the same seat, this peer lists only one (known_peers.py).
     - `matchmaking_seconds`: the deadline of the list. The search ends then, or one short timeout
       (`closing_time.FOLLOWER_GRACE_SECONDS`) later. `more_seconds`: by so much it is later.
