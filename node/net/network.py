@@ -29,7 +29,7 @@ from contextlib import (
 
 import trio
 
-from nat.addresses import is_global
+from nat.addresses import ip_of, is_global, without_peer
 from nat.circuits import ask_for_circuit
 from node.net.clocks import machine_clocks
 from node.net.libp2p import negotiation, traversal
@@ -388,9 +388,9 @@ class Libp2pNetwork(TraversableNetwork):
         try:
             async with self._as_stranger(stream, peer) as muxed:
                 seen = await traversal.observed_by(muxed)
-        except HANDSHAKE_ERRORS as error:
+        except (*HANDSHAKE_ERRORS, trio.ClosedResourceError) as error:
             raise Unreachable(f"{peer} did not say from where we come.", why=str(error)) from error
-        if not seen:
+        if ip_of(without_peer(seen)) is None:
             raise Unreachable(f"{peer} does not say from where we come.")
         return Sighting(local_port, seen)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 
 import pytest
 import trio
 
 from nat.addresses import host_of
-from node.net.libp2p import negotiation
+from node.net.libp2p import negotiation, traversal
 from node.net.libp2p.addresses import parse
+from node.net.libp2p.dial_failure import DialFailure
 from node.net.network import Libp2pSettings, open_libp2p_network
 from protocols.errors import Unreachable
 from protocols.identity import Identity
@@ -53,6 +55,36 @@ async def test_over_ipv6_alone_the_link_is_followed_whatever_is_wanted() -> None
         nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{alone.peer_id}"
         we.learn_addresses(alone.peer_id, [nobody])
         assert host_of((await we.sighting(alone.peer_id, ipv4=True)).address) == "::1"
+
+
+@pytest.mark.parametrize("said", ["", "/dns4/x.example/tcp/1", "/ip4/1.2.3.4/udp/1/quic-v1"])
+async def test_a_peer_that_names_no_tcp_address_of_ours_is_no_witness(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name ended the node that had asked."""
+
+    async def observed_by(_muxed: object) -> str:
+        return said
+
+    monkeypatch.setattr(traversal, "observed_by", observed_by)
+    async with (
+        open_libp2p_network(Identity.generate(), BOTH) as we,
+        open_libp2p_network(Identity.generate(), BOTH) as they,
+    ):
+        await linked_over_ipv6(we, they)
+        with pytest.raises(Unreachable, match="does not say from where"):
+            await we.sighting(they.peer_id)
+
+
+async def test_without_a_descriptor_a_punch_fails_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(trio.socket, "socket", none_left)
+    with pytest.raises(DialFailure):
+        await traversal.connect_from(parse("/ip4/127.0.0.1/tcp/1"), 0)
 
 
 class Raw:

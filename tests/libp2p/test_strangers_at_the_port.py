@@ -10,12 +10,19 @@ from dataclasses import replace
 
 import pytest
 import trio
+from libp2p.crypto import secp256k1
+from libp2p.transport.upgrader import TransportUpgrader
 
+from node.net.libp2p.host import library_id, speed_up
 from node.net.libp2p.negotiation import HEADER, encode
+from node.net.libp2p.upgrading import HANDSHAKE_ERRORS, upgrade
 from node.net.network import Libp2pNetwork, Libp2pSettings, open_libp2p_network
-from node.net.transport import YamuxSettings
+from node.net.transport import YamuxSettings, security_options
+from node.net.transport.keep_alive import Beats
 from node.net.transport.packets import SMALL_BUFFER_BYTES
+from node.net.transport.plugin import YamuxNegotiation
 from node.net.transport.settings import INITIAL_WINDOW_BYTES, MIB
+from node.net.transport.traffic import Traffic
 from protocols.errors import Unreachable
 from protocols.identity import Identity
 from protocols.network import Stream
@@ -95,6 +102,29 @@ GREETINGS = {
     "Noise, a frame of no bytes": encode(HEADER) + encode(b"/noise") + b"\x00\x00",
     "Noise, a frame of 64 KiB": encode(HEADER) + encode(b"/noise") + b"\xff\xff" + bytes(65_535),
 }
+
+
+async def test_a_key_of_another_kind_is_refused() -> None:
+    """Its peer id has no place in the directory, which ended with it."""
+    async with host_to_strangers() as network:
+        upgrader = TransportUpgrader(security_options(secp256k1.create_new_key_pair()), {})
+        timeout = upgrader.muxer_multistream.negotiate_timeout
+        upgrader.muxer_multistream = YamuxNegotiation(timeout, YamuxSettings(), Beats(1.0))
+        speed_up(upgrader)
+        events = network.link_events()
+        with events as seen:
+            async with calling(network) as stream:
+                upgraded = upgrade(
+                    upgrader, stream, Traffic(), initiator=True, peer=library_id(network.peer_id)
+                )
+                with suppress(*HANDSHAKE_ERRORS, trio.ClosedResourceError):
+                    await upgraded
+                with suppress(trio.ClosedResourceError):
+                    await is_hung_up_on(stream)
+            await still_serves(network)
+            async for event in seen:
+                assert event.peer.startswith("12D3KooW")
+                break
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
-from node.net.libp2p.addresses import Address, AddressKind, parse, relay_of
+from node.net.libp2p.addresses import LONGEST_ADDRESS, Address, AddressKind, parse, relay_of
 from protocols.errors import MalformedMessage
 from protocols.identity import PeerId
 
@@ -108,4 +108,5 @@ def _of_peer(text: str, peer: PeerId) -> str | None:
         address = parse(text)
     except MalformedMessage:
         return None
-    return address.of_peer(peer) if address.peer in (None, peer) else None
+    spelt = address.of_peer(peer)
+    return spelt if address.peer in (None, peer) and len(spelt) <= LONGEST_ADDRESS else None

@@ -179,7 +179,10 @@ async def settle(
     async with trio.open_nursery() as nursery:
         for connection in older:
             nursery.start_soon(_ask_for_life, links, connection, settings.sign_of_life_seconds)
-    while (surplus := _dialled_surplus(links, newcomer)) is not None:
+    while not newcomer.ended.is_set():  # the other side may open and close them for ever
+        surplus = _dialled_surplus(links, newcomer)
+        if surplus is None:
+            return
         await trio.sleep(settings.surplus_idle_seconds)
         if surplus is _dialled_surplus(links, newcomer) and not surplus.open_stream_count:
             log.debug("Closing %r, which another link has made surplus", surplus)

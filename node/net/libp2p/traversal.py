@@ -18,7 +18,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -47,7 +47,10 @@ async def connect_from(address: Address, port: int) -> trio.SocketStream:
     if address.kind is not AddressKind.IP:
         raise DialFailure(address.text, DialReason.OTHER_KIND, "not an IP address with a TCP port")
     family = socket.AF_INET if address.family == 4 else socket.AF_INET6
-    connection = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection = trio.socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:  # no descriptor is left
+        raise of_os_error(address.text, error) from error
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(AttributeError, OSError):  # a system without it cannot punch holes
@@ -77,7 +80,8 @@ async def as_stranger(
     settings: YamuxSettings,
     nursery: trio.Nursery,
 ) -> AsyncIterator[YamuxConnection]:
-    """Use a new TCP connection to this peer under a fresh identity; it ends with the block.
+    """Use a new TCP connection to this peer under a fresh identity; it ends with the block. The
+    other side can open no streams on it.
 
     Its muxer runs in the `nursery`. Raises HANDSHAKE_ERRORS if the handshake fails.
     """
@@ -86,6 +90,7 @@ async def as_stranger(
         key_pair = create_new_key_pair(Identity.generate().seed)
         upgrader = TransportUpgrader(security_options(key_pair), {})
         timeout = upgrader.muxer_multistream.negotiate_timeout
+        settings = replace(settings, inbound_stream_limit=0)
         upgrader.muxer_multistream = YamuxNegotiation(timeout, settings, Beats(1.0))
         speed_up(upgrader)
         try:

@@ -27,6 +27,7 @@ from node.net.transport import YamuxConnection
 from node.net.transport.traffic import Traffic
 from node.net.transport.wires import CountedTcpStream
 from protocols.errors import MalformedMessage, RemoteMisbehaviour
+from protocols.identity import public_key_of
 from protocols.network import Stream
 
 # What a handshake raises if the other side, or the way to it, fails.
@@ -128,6 +129,7 @@ async def _upgrade(
 ) -> Upgraded:
     try:
         secured = await upgrader.upgrade_security(raw, initiator, peer)
+        public_key_of(secured.get_remote_peer().to_base58())  # MalformedMessage for another kind
         muxed = await upgrader.upgrade_connection(secured, secured.get_remote_peer())
     except BaseException:
         await trio.aclose_forcefully(below)
