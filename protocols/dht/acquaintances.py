@@ -130,7 +130,10 @@ class Acquaintances:
         is_due = is_in_table and now - known.sampled_at >= SAMPLE_SECONDS
         if is_due and asked_ms is not None:
             known.sampled_at = now
-            far_off = state.swarm_time.sample(peer, response.time_ms, asked_ms, state.local_ms())
+            running_ms = int(now * 1000)
+            far_off = state.swarm_time.sample(
+                peer, response.time_ms, asked_ms, state.local_ms(), running_ms
+            )
             if far_off is not None and state.settings.tells_of_clock:
                 log.warning("%s", far_off)
 

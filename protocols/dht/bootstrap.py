@@ -203,10 +203,14 @@ class Bootstrap:
         if not contacts:
             return
         ended = await self._greet_all(contacts)
+        if not ended:
+            return  # cut short before anybody had answered or failed
         self._refusal = None
         for address in due:
             if address.contact.peer in ended:  # else it is tried again
                 self._note(address, ended[address.contact.peer])
+                if self._changed.is_set():
+                    address.next_try = 0.0  # it may have failed before the change
         failures = {peer: error for peer, error in ended.items() if error is not None}
         if len(failures) < len(ended):
             self._rounds_failed, self._logged = 0, set()
@@ -221,8 +225,9 @@ class Bootstrap:
             self._log_failures()
 
     async def _greet_all(self, contacts: Iterable[Contact]) -> dict[PeerId, PotluckError | None]:
-        """Greet these, in this order, and return their errors; None: it answered. Once one has, the
-        others get MORE_SECONDS: peers of an old cache may all be gone, and take ten seconds each.
+        """Greet these, in this order, and return their errors; None: it answered. Once one has, or
+        something has changed, the others get MORE_SECONDS: peers of an old cache may all be gone,
+        and take ten seconds each.
         """
         ended: dict[PeerId, PotluckError | None] = {}
         waiting = deque(contacts)
@@ -236,12 +241,22 @@ class Bootstrap:
                     ended[contact.peer] = error
                 else:
                     ended[contact.peer] = None
-                    scope.deadline = min(scope.deadline, trio.current_time() + MORE_SECONDS)
+                    end_soon()
+
+        def end_soon() -> None:
+            scope.deadline = min(scope.deadline, trio.current_time() + MORE_SECONDS)
+
+        async def end_when_changed() -> None:
+            await self._changed.wait()
+            end_soon()
 
         with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                for _ in range(GREETED_AT_ONCE):
-                    nursery.start_soon(greet_on)
+            async with trio.open_nursery() as watching:
+                watching.start_soon(end_when_changed)
+                async with trio.open_nursery() as greeting:
+                    for _ in range(GREETED_AT_ONCE):
+                        greeting.start_soon(greet_on)
+                watching.cancel_scope.cancel()
         return ended
 
     def _note(self, address: _Address, failure: PotluckError | None) -> None:

@@ -67,6 +67,8 @@ from protocols.identity import PeerId
 # under one key.
 PAGES_PER_KEY = 64
 
+CATCH_UP_SECONDS = 20.0  # for each peer; an answer of 64 KiB takes so long at 26 kbit/s
+
 SLOTS_PER_CHECKPOINT = 8  # a millisecond of signatures; an answer can have thousands of slots
 
 # A slot may be replaced between being named and being asked for; so may two or three. A peer that
@@ -270,8 +272,12 @@ class SlotReader:
     async def _fetch_missing(self, operations: Sequence[SlotRead]) -> None:
         """Ask for slots that were named and not sent, one peer after the other.
 
-        Mostly the first peer has all of them.
+        Mostly the first peer has all of them. If nobody sends in time what one key needs, our own
+        line may be the slow one, and would be so the next time, too: then they are fetched in the
+        background, in more time, for the next look.
         """
+        if any(operation.view.catching_up for operation in operations):
+            return
         contacts = {
             node_id: reply.contact
             for operation in operations
@@ -279,30 +285,52 @@ class SlotReader:
         }
         in_any_order = list(contacts.values())
         self._state.network.random.shuffle(in_any_order)  # else all readers ask the same one
+        slow: list[Contact] = []
+        some_were_quick = False
         for contact in in_any_order:
-            wanted = []
-            for operation in operations:
-                reply = operation.replies.get(contact.node_id)
-                missing = operation.missing_at(reply) if reply is not None else []
-                for start in range(0, len(missing), WANTED_PER_QUERY):
-                    wanted.append((operation, missing[start : start + WANTED_PER_QUERY]))
+            wanted = _wanted_from(contact, operations)
             if not wanted:
                 continue
             try:
                 with trio.move_on_after(self._state.settings.slow_seconds) as patience:
-                    await self._fetch(contact, wanted)
-                    await self._fetch_replaced(contact, operations)
+                    await self._fetch_from(contact, wanted, operations)
                 if patience.cancelled_caught:
-                    for operation, _ in wanted:
-                        operation.view.failed(contact)
+                    slow.append(contact)
+                else:
+                    some_were_quick = True
             except PotluckError as error:
-                log.debug("%s did not send slots that it had named: %s", contact.peer, error)
-                for operation, _ in wanted:
-                    operation.view.failed(contact)
+                _could_not_send(contact, operations, error)
+        if slow and not some_were_quick and len(operations) == 1:
+            view = operations[0].view
+            view.catching_up = self._state.chore(self._catch_up, slow, operations[0])
+            return
+        for contact in slow:
+            for operation in operations:
+                operation.view.failed(contact)
 
-    async def _fetch(
-        self, contact: Contact, wanted: Sequence[tuple[SlotRead, Sequence[bytes]]]
+    async def _catch_up(self, contacts: Sequence[Contact], operation: SlotRead) -> None:
+        try:
+            for contact in contacts:
+                wanted = _wanted_from(contact, [operation])
+                if not wanted:
+                    return
+                try:
+                    with trio.move_on_after(CATCH_UP_SECONDS) as patience:
+                        await self._fetch(contact, wanted)
+                    if patience.cancelled_caught:
+                        operation.view.failed(contact)
+                except PotluckError as error:
+                    _could_not_send(contact, [operation], error)
+        finally:
+            operation.view.catching_up = False
+
+    async def _fetch_from(
+        self, contact: Contact, wanted: Wanted, operations: Sequence[SlotRead]
     ) -> None:
+        await self._fetch(contact, wanted)
+        await self._fetch_replaced(contact, operations)
+
+    async def _fetch(self, contact: Contact, wanted: Wanted) -> None:
         """Fetch slots by their names, in as many messages as necessary."""
         while wanted:
             some: list[tuple[SlotRead, Sequence[bytes]]] = []
@@ -479,6 +507,8 @@ class View:
         self._witness: int | None = None
         self._source_is_new = True
         self._turn_ends = float("-inf")
+        self.catching_up = False
+        """Whether slots that were named are being fetched in the background."""
 
     @property
     def is_blank(self) -> bool:
@@ -846,6 +876,27 @@ class NewsRead(SlotRead):
         since = self.view.cursors.get(contact.node_id, b"")
         brings = bool(since) and contact.node_id == self._source
         return self._query(since, named=not brings)
+
+
+Wanted = Sequence[tuple[SlotRead, Sequence[bytes]]]
+"""Operations, with names of slots; one may come several times."""
+
+
+def _wanted_from(contact: Contact, operations: Sequence[SlotRead]) -> Wanted:
+    """What this peer has named and nobody has sent."""
+    wanted = []
+    for operation in operations:
+        reply = operation.replies.get(contact.node_id)
+        missing = operation.missing_at(reply) if reply is not None else []
+        for start in range(0, len(missing), WANTED_PER_QUERY):
+            wanted.append((operation, missing[start : start + WANTED_PER_QUERY]))
+    return wanted
+
+
+def _could_not_send(contact: Contact, operations: Sequence[SlotRead], error: PotluckError) -> None:
+    log.debug("%s did not send slots that it had named: %s", contact.peer, error)
+    for operation in operations:
+        operation.view.failed(contact)
 
 
 def _query_bytes(operation: SlotRead) -> int:

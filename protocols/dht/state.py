@@ -30,6 +30,8 @@ log = logging.getLogger("potluck.dht")
 
 CHORES_AT_ONCE = 8
 CHORES_WAITING = 512
+HANDOVERS_AT_ONCE = 2  # to newcomers, each for up to a minute: other work must not wait for it
+HANDOVERS_WAITING = 128
 CHECKS_AT_ONCE = 4  # checks of others' addresses, each a few dials
 CHECKS_WAITING = 128
 
@@ -78,6 +80,7 @@ class DhtState:
         self._is_client = False
         self.dialability = Dialability()
         self.chores = Chores(nursery, CHORES_AT_ONCE, CHORES_WAITING)
+        self.handovers = Chores(nursery, HANDOVERS_AT_ONCE, HANDOVERS_WAITING)
         self.checks = Chores(nursery, CHECKS_AT_ONCE, CHECKS_WAITING)
 
     def local_ms(self) -> int:

@@ -64,6 +64,8 @@ class SwarmTime:
         self.offset_ms = 0
         self._samples = BoundedMap[PeerId, _Sample](PEERS_SAMPLED)
         self._has_warned = False
+        self._ahead_ms = 0
+        """How far this machine's clock was ahead of the running one at the last sample."""
 
     @property
     def peers(self) -> int:
@@ -74,8 +76,12 @@ class SwarmTime:
         """Swarm time at the time `local_ms` of this machine's clock."""
         return local_ms + self.offset_ms
 
-    def sample(self, peer: PeerId, said_ms: int, asked_ms: int, heard_ms: int) -> FarOff | None:
+    def sample(
+        self, peer: PeerId, said_ms: int, asked_ms: int, heard_ms: int, running_ms: int
+    ) -> FarOff | None:
         """Take a peer's swarm time from an exchange that our own clock has timed.
+
+        `running_ms` is the time now of a clock that nobody sets.
 
         May return a warning for a person, once. Invalid measurements are ignored: a round trip of
         many seconds, a clock that was set back in between, an impossible time.
@@ -84,15 +90,18 @@ class SwarmTime:
             0 <= said_ms <= LARGEST_TIME_MS
         ):
             return None
+        self._forget_outdated(heard_ms, running_ms)
         self._samples[peer] = _Sample(said_ms - (asked_ms + heard_ms) // 2, heard_ms)
-        self._forget_old(heard_ms)
         self.offset_ms = offset_from([one.offset_ms for one in self._samples.values()])
         return self._warn_once()
 
-    def _forget_old(self, local_ms: int) -> None:
-        """Drop samples that are old, or from before this machine's clock was set back."""
+    def _forget_outdated(self, local_ms: int, running_ms: int) -> None:
+        """Drop samples that are old, or all if this machine's clock was set since the last one."""
+        before, self._ahead_ms = self._ahead_ms, local_ms - running_ms
+        if abs(self._ahead_ms - before) > RIGHT_WITHIN_MS:
+            self._samples.clear()
         for peer, one in list(self._samples.items()):
-            if not 0 <= local_ms - one.taken_ms <= SAMPLE_LIFE_MS:
+            if local_ms - one.taken_ms > SAMPLE_LIFE_MS:
                 del self._samples[peer]
 
     def _warn_once(self) -> FarOff | None:

@@ -40,6 +40,7 @@ LINK_CHECK_SECONDS = 15.0
 PINGED_AT_ONCE = 4
 CLOSED_AT_ONCE = 16
 TIDY_SECONDS = 10.0
+HANDOVER_SECONDS = 60.0
 HANDOVER_REPLICAS = 3  # replicas of a key that hand over to a newcomer: one may be down, or lie
 KEYS_PER_CHECKPOINT = 64  # some two milliseconds of table lookups
 KEYS_SKIMMED_PER_CHECKPOINT = 1024  # half a millisecond of comparing distances
@@ -169,13 +170,18 @@ class Upkeep:
         if state.lost.found(contact, trio.current_time()):
             self._is_back(contact)
         if len(state.storage):
-            state.chore(self._hand_over, contact)
+            state.handovers.add(self._hand_over, contact)
 
     async def _look_up(self, target: int) -> None:
         await self._reader.closest([target])
 
     async def _hand_over(self, newcomer: Contact) -> None:
-        """Send a newcomer the slots of the keys that it is closer to than we are."""
+        """Send a newcomer the slots of the keys that it is closer to than we are, as many as it
+        takes in `HANDOVER_SECONDS`: others do so, too."""
+        with trio.move_on_after(HANDOVER_SECONDS):
+            await self._hand_over_all(newcomer)
+
+    async def _hand_over_all(self, newcomer: Contact) -> None:
         state = self._state
         keys = await self._keys_for(newcomer)
         for start in range(0, len(keys), KEYS_PER_CHECKPOINT):

@@ -232,8 +232,8 @@ class CallStream:
         return stream
 
     async def _leave(self, stream: Stream) -> None:
-        """Close a retired stream; reset it in any other case."""
-        if self._retired:
+        """Close a retired stream if all was sent; reset it in any other case."""
+        if self._retired and self._sender.finished:
             with trio.move_on_after(CLOSE_SECONDS):
                 await stream.aclose()
                 return
@@ -460,6 +460,8 @@ class AnsweringStream:
                 async with trio.open_nursery() as self._handlers:
                     await self._receive(already_read, self._handlers)
                 self._sender.finish()
+        if not self._sender.finished:  # it may have stopped inside a frame: an end there is blamed
+            self._stream.reset()
 
     async def _send(self) -> None:
         try:

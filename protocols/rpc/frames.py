@@ -445,7 +445,11 @@ class Turnstile:
 # pushed never cuts a frame, which would break the framing of the stream.
 #
 # The queue is bounded if producers check `congested` before a push and wait for `room` if it is
-# True. If the stream takes nothing for `stall_seconds`, `run` ends with DeadlineExceeded.
+# True.
+#
+# A batch is sent in slices. If the stream does not take one in `stall_seconds`, `run` ends with
+# DeadlineExceeded. Slices are small at first, and as large as the stream takes in a second later:
+# a slow line that many streams share is no stall.
 #
 # All senders of a node count their queues in one `QueuedBytes`. Otherwise a peer that asks much and
 # reads nothing would get a megabyte for each stream that it may open.
@@ -454,8 +458,9 @@ class Turnstile:
 # `was_sent` is False, the other side certainly never saw it.
 
 
-BATCH_BYTES = 256 << 10  # one send; also how often a stall is checked for
-SHORT_REST_BYTES = 64 << 10  # sent with the batch before it: alone it would wake the reader again
+BATCH_BYTES = 256 << 10  # the largest slice
+LEAST_SLICE_BYTES = 16 << 10  # in a stall period of 30 s: 4 kbit/s
+QUICK_SECONDS = 1.0  # for a slice; the next one after a slower one is half as large
 CONGESTED_BYTES = 1 << 20  # queued for one stream; above it producers wait
 CROWDED_BYTES = 64 << 10  # instead, while all streams together hold too much: a few answers
 
@@ -483,7 +488,10 @@ class FrameSender:
         self._ended = False
         self._pushed = 0
         self._taken = 0
+        self._slice_bytes = LEAST_SLICE_BYTES
         self._finishing = False
+        self.finished = False
+        """Whether all was sent, and our side of the stream has ended between two frames."""
         self._abandoned = False
         self._work = Turnstile()
         self._room = trio.lowlevel.ParkingLot()
@@ -547,6 +555,7 @@ class FrameSender:
                     self._room.unpark_all()
             if self._finishing:
                 await stream.send_eof()
+                self.finished = True
                 return
             await self._work.wait()
 
@@ -566,18 +575,19 @@ class FrameSender:
         return b"".join(frames)
 
     async def _send(self, stream: Stream, batch: bytes) -> None:
-        if len(batch) <= BATCH_BYTES:
+        if len(batch) <= self._slice_bytes:
             await self._send_slice(stream, batch)
-        else:
-            view, start = memoryview(batch), 0
-            while start < len(view):
-                end = start + BATCH_BYTES
-                if len(view) - end < SHORT_REST_BYTES:
-                    end = len(view)
-                await self._send_slice(stream, view[start:end])
-                start = end
+            return
+        view, start = memoryview(batch), 0
+        while start < len(view):
+            end = start + self._slice_bytes
+            if len(view) - end < self._slice_bytes // 4:  # a short rest would wake the reader again
+                end = len(view)
+            await self._send_slice(stream, view[start:end])
+            start = end
 
     async def _send_slice(self, stream: Stream, data: bytes | memoryview) -> None:
+        began = trio.current_time()
         with trio.move_on_after(self._stall_seconds) as scope:
             await stream.send_all(data)
         if scope.cancelled_caught:
@@ -586,5 +596,9 @@ class FrameSender:
                 f"for {self._stall_seconds:g} seconds.",
                 why="It has stopped reading, or the link carries nothing.",
             )
+        if trio.current_time() - began > QUICK_SECONDS:
+            self._slice_bytes = max(LEAST_SLICE_BYTES, self._slice_bytes // 2)
+        elif self._slice_bytes < BATCH_BYTES and len(data) >= self._slice_bytes:
+            self._slice_bytes *= 2
         self._queued_bytes -= len(data)
         self._of_node.total -= len(data)

@@ -283,6 +283,26 @@ async def test_a_replica_that_has_begun_anew_tells_all_that_it_holds(
 
 
 @simulated
+async def test_a_reader_at_a_slow_line_gets_all_slots_after_a_few_looks(
+    world: SimulatedWorld,
+) -> None:
+    """Each peer takes longer than a second for them, so all were given up, at each look again."""
+    members = await swarm(world, 3, families=[CROWD])
+    expires = now_of(members[0]) + HOUR
+    await held_by(members, fresh(300, expires, "crowd/all"))
+    reader = await reader_of(world, members, "reader")
+    assert len((await reader.dht.look("crowd/all"))[0]) == 300
+    await held_by(members, fresh(300, expires, "crowd/all", sequence=2))
+    world.throttle(reader.network, download_bytes_per_second=8_000)
+    found = []
+    for _ in range(6):
+        entries, _ = await reader.dht.look("crowd/all")
+        found.append(sum(one.sequence == 2 for one in entries.values()))
+        await trio.sleep(10)
+    assert found[-1] == 300, found
+
+
+@simulated
 async def test_a_look_goes_on_where_a_source_is_gone(world: SimulatedWorld) -> None:
     members = await swarm(world, 6)
     await held_by(members, fresh(4, now_of(members[0]) + HOUR))

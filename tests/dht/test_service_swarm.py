@@ -317,6 +317,31 @@ async def test_a_cache_of_peers_that_are_all_gone_does_not_delay_a_node_whose_bo
     assert trio.current_time() - began < 3.0
 
 
+@simulated
+async def test_a_node_whose_network_is_back_does_not_first_try_all_that_it_knew(
+    world: SimulatedWorld,
+) -> None:
+    """With 128 of them, eight at once and twenty seconds each, it took five minutes."""
+    first = member(world, "first")
+    await joined(first)
+    keeper = MemoryKeeper()
+    for number in range(100):
+        gone = member(world, f"gone-{number}")
+        await gone.ready.wait()
+        body, _, peer = gone.address.rpartition("/p2p/")
+        keeper.contacts.append(contact_of(peer, (body,)))
+        world.crash(gone.network, silently=True)
+    world.crash(first.network, silently=True)
+    one = member(world, "one", [first], keeper=keeper)
+    await one.ready.wait()
+    await trio.sleep(11)
+    first.restart()
+    began = trio.current_time()
+    one.dht.try_again_now()
+    await joined(one)
+    assert trio.current_time() - began < 3.0
+
+
 class FullDisk(MemoryKeeper):
     def save_contacts(self, contacts: Sequence[Contact]) -> None:  # noqa: ARG002
         raise KeepingFailed("The disk is full.")

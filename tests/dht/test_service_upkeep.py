@@ -12,7 +12,7 @@ from protocols.dht.messages import FIND, FindRequest, Query
 from protocols.dht.routing import FAILURES_TO_FORGET, LONGEST_RETRY_SECONDS, QUIET_SECONDS
 from protocols.errors import Unreachable
 from protocols.testing.world import NodeSettings, SimulatedWorld
-from tests.dht.impostors import Impostor, that_never_answers
+from tests.dht.impostors import Impostor, that_greets, that_never_answers
 from tests.dht.members import Member, joined, member, simulated, swarm, table_sizes
 from tests.dht.publishers import HOUR, note
 from tests.dht.test_service_faults import bring, now_of, put_in_table
@@ -143,6 +143,31 @@ async def test_a_peer_that_failed_once_and_answers_again_is_no_longer_sought(
 
 
 @pytest.mark.slow
+@simulated
+async def test_newcomers_that_take_slots_slowly_keep_nothing_else_waiting(
+    world: SimulatedWorld,
+) -> None:
+    members = await swarm(world, 3)
+    for number in range(30):
+        await members[0].dht.put(f"note/{number}", "here", 600)
+    slow = [Impostor(world, f"slow-{one}", that_greets(wait_seconds=9.0)) for one in range(12)]
+    for one in slow:
+        await one.ready.wait()
+        put_in_table(members[0].dht, one)
+    await trio.sleep(1)
+    assert sum(one.questions for one in slow)
+    done = trio.Event()
+
+    async def work() -> None:
+        done.set()
+
+    with trio.fail_after(0.1):
+        members[0].dht._state.chore(work)
+        await done.wait()
+    await trio.sleep(600)
+    assert members[0].dht._state.handovers._unfinished == 0
+
+
 @simulated
 async def test_expired_slots_are_dropped_although_nothing_new_is_stored(
     world: SimulatedWorld,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import trio
 import trio.testing
 
+from protocols.errors import DeadlineExceeded
 from protocols.rpc.frames import (
     BATCH_BYTES,
     CONGESTED_BYTES,
     CROWDED_BYTES,
-    SHORT_REST_BYTES,
+    LEAST_SLICE_BYTES,
     FrameSender,
     QueuedBytes,
 )
@@ -79,28 +83,78 @@ async def test_a_stream_that_ends_gives_back_what_it_held_and_takes_no_more() ->
     assert of_node.total == 0
 
 
-@pytest.mark.parametrize(
-    ("size", "sends"),
-    [
-        (BATCH_BYTES, [BATCH_BYTES]),
-        (BATCH_BYTES + 100, [BATCH_BYTES + 100]),
-        (BATCH_BYTES + SHORT_REST_BYTES, [BATCH_BYTES, SHORT_REST_BYTES]),
-        (2 * BATCH_BYTES + 1, [BATCH_BYTES, BATCH_BYTES + 1]),
-    ],
-)
-async def test_a_large_frame_is_sent_in_parts_of_which_none_is_short(
-    size: int, sends: list[int]
-) -> None:
+async def sends_of(
+    sizes: list[int], seconds_of: Callable[[int], float] = lambda _size: 0.0
+) -> list[int]:
+    """What is sent at once if frames of these sizes are pushed one after the other."""
     seen: list[int] = []
 
     async def note() -> None:
         seen.append(len(near.send_stream.get_data_nowait()))
+        await trio.sleep(seconds_of(seen[-1]))
 
     near = trio.StapledStream(
         trio.testing.MemorySendStream(note), trio.testing.MemoryReceiveStream()
     )
     sender = FrameSender(STALL_SECONDS, QueuedBytes(64 << 20))
-    sender.push(bytes(size))
-    sender.finish()
-    await sender.run(near)
-    assert seen == sends
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.run, near)
+        for size in sizes:
+            sender.push(bytes(size))
+            with trio.fail_after(3600):
+                while sender.queued_bytes:  # noqa: ASYNC110  it tells nobody, and time is virtual
+                    await trio.sleep(1)
+        sender.finish()
+    assert sender.finished
+    return seen
+
+
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("size", "sends"),
+    [
+        (BATCH_BYTES, [BATCH_BYTES]),
+        (BATCH_BYTES + 100, [BATCH_BYTES + 100]),
+        (BATCH_BYTES + BATCH_BYTES // 4, [BATCH_BYTES, BATCH_BYTES // 4]),
+        (2 * BATCH_BYTES + 1, [BATCH_BYTES, BATCH_BYTES + 1]),
+    ],
+)
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_large_frame_is_sent_in_parts_of_which_none_is_short(
+    size: int, sends: list[int]
+) -> None:
+    assert (await sends_of([2 * BATCH_BYTES, size]))[-len(sends) :] == sends
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_the_first_parts_are_small() -> None:
+    assert await sends_of([600 * KIB]) == [size * KIB for size in (16, 32, 64, 128, 256, 104)]
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_line_that_carries_little_is_no_stall() -> None:
+    """Ten streams of full windows on a line of 1 Mb/s that something else fills too."""
+    one_kilobyte_a_second = await sends_of([320 * KIB], lambda size: size / 1000)
+    assert set(one_kilobyte_a_second) == {LEAST_SLICE_BYTES}
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_parts_become_smaller_when_the_line_becomes_slow() -> None:
+    begun = trio.current_time()
+
+    def seconds_of(size: int) -> float:
+        return size / (1e6 if trio.current_time() < begun + 5 else 10e3)
+
+    sends = await sends_of([8 << 20], seconds_of)
+    assert BATCH_BYTES in sends
+    assert sends[-5:-1] == [LEAST_SLICE_BYTES] * 4
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_stream_that_takes_nothing_is_given_up() -> None:
+    begun = trio.current_time()
+    with pytest.RaisesGroup(pytest.RaisesExc(DeadlineExceeded, match="took none of 16,384")):
+        await sends_of([320 * KIB], lambda _size: math.inf)
+    assert trio.current_time() - begun == pytest.approx(STALL_SECONDS)

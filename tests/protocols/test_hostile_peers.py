@@ -296,6 +296,23 @@ def test_a_peer_that_does_not_read_its_answers_is_not_read_either_and_then_reset
     between_two(scenario)
 
 
+def test_an_answer_that_is_given_up_half_way_ends_with_a_reset_for_which_nobody_is_blamed() -> None:
+    """An end inside a frame would be our fault in the eyes of the peer that was slow."""
+
+    async def scenario(pair: Pair) -> None:
+        pair.answering.serve(BLOB, _echo_blob)
+        stream = await pair.alice.open(pair.bob_id, PROTOCOL)
+        large = [request(n, "blob", encode(Blob(bytes(60_000)))) for n in range(1, 20)]
+        with trio.move_on_after(40):
+            for one in large:
+                await stream.send_all(one)
+        data, was_reset = await everything_from(stream)
+        assert data
+        assert was_reset
+
+    between_two(scenario)
+
+
 # Answers of a node that serves
 
 Answer = Callable[[Stream], Awaitable[None]]
@@ -465,6 +482,31 @@ def test_a_peer_that_never_reads_makes_callers_wait_within_bounds_and_their_dead
         assert pair.asking.statistics().calls_in_flight == 0
 
     between_two(scenario)
+
+
+def test_a_retired_stream_with_half_a_request_on_it_ends_with_a_reset() -> None:
+    """An end inside the request would make the peer, which was only slow, avoid us."""
+    ends: list[bool] = []
+
+    async def scenario(pair: Pair) -> None:
+        async def slow(stream: Stream) -> None:
+            await trio.sleep(25)
+            ends.append((await everything_from(stream))[1])
+
+        pair.bob.serve("/potluck/slow/1.0.0", slow)
+        method = type(BLOB)("/potluck/slow/1.0.0", "blob", Blob, Blob)
+
+        async def ask() -> None:
+            with pytest.raises(DeadlineExceeded):
+                await pair.asking.call(pair.bob_id, method, Blob(bytes(60_000)), timeout=3)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(ask)
+        await trio.sleep(24)
+
+    between_two(scenario, limits=RpcLimits(idle_seconds=5))
+    assert ends == [True]
 
 
 def test_a_peer_that_does_not_serve_the_protocol_is_not_blamed() -> None:
