@@ -163,6 +163,7 @@ class Connectivity:
         self._dial_backs = DialBacks(network)
         self._contacted: dict[PeerId, float] = {}  # from the listening port
         self._listening = _Seen()
+        self._contacting = trio.Lock()  # only one connection at once can go from a port to a helper
         self._mode = ReachMode.UNKNOWN
         self._nobody = True
         self._keeps_places = False
@@ -212,8 +213,9 @@ class Connectivity:
 
     def helpers(self) -> tuple[PeerId, ...]:
         """The peers that may help: bootstrap peers, then others that this node has dialled."""
-        linked = self._linked_helpers()
-        return tuple(dict.fromkeys([*linked, *self._bootstrap()]))
+        bootstrap, linked = tuple(self._bootstrap()), self._linked_helpers()
+        first = [one for one in linked if one in bootstrap]
+        return tuple(dict.fromkeys([*first, *bootstrap, *linked]))
 
     def network_changed(self) -> None:
         """The machine has another address, or slept, or its router forgot: look again at once."""
@@ -226,6 +228,9 @@ class Connectivity:
 
     def mapping_changed(self) -> None:
         """The router forwards another port to us, or none any more."""
+        mapped = self._mapped()
+        if mapped is not None:
+            self._verdicts.keep([one for one in self._judged if one != mapped])
         self._woken.set()
 
     async def outside(self) -> Outside:
@@ -257,7 +262,7 @@ class Connectivity:
                     known = await self._look(nursery)
                     self.looked.set()
                     pause = LOOK_AGAIN_SECONDS if known else LOOK_AGAIN_UNKNOWN_SECONDS
-                    with trio.move_on_after(pause):
+                    with trio.move_on_after(self._seconds_to_mapping() or pause):
                         await self._woken.wait()
         finally:
             self._network.stop_serving(STOP)
@@ -289,7 +294,7 @@ class Connectivity:
                 return False
             self._judged = self._worth_judging(sightings)
             self._verdicts.keep(list(self._judged))
-            known = await self._let_judge(helpers)
+            known = await self._let_judge(helpers) and bool(sightings)
             if mode_of(self.facts()).is_dialable:
                 self.nat = Nat.NONE
                 self.reservations.need(is_needed=False)
@@ -298,9 +303,10 @@ class Connectivity:
                 self._knows_filter = False
                 await self._take_places(nursery)
                 self._restate()
-                if self.nat is Nat.PORT_RESTRICTED and await self._filters_by_address():
-                    self.nat = Nat.CONE
-                self._knows_filter = True
+                if self.nat is Nat.PORT_RESTRICTED and not self._seconds_to_mapping():
+                    if await self._filters_by_address():
+                        self.nat = Nat.CONE
+                    self._knows_filter = True
         self._restate()
         return known and self._mode is not ReachMode.UNKNOWN
 
@@ -394,6 +400,20 @@ class Connectivity:
                     nursery.start_soon(ask, helper, address)
         return counted != {False}
 
+    def _seconds_to_mapping(self) -> float:
+        """For how long nobody can judge what the router forwards to us, because all helpers have
+        been contacted from our listening port; 0 if somebody can, or has."""
+        mapped, now = self._mapped(), trio.current_time()
+        helpers = self._linked_helpers()[:HELPERS_ASKED]
+        if not helpers or mapped not in self._judged:
+            return 0.0
+        if self._verdicts.of(mapped) is not DialVerdict.UNKNOWN:
+            return 0.0
+        clean_at = [
+            self._contacted.get(one, float("-inf")) + LISTENING_CONTACT_SECONDS for one in helpers
+        ]
+        return max(0.0, min(clean_at) - now)
+
     async def _is_prompt(self, helper: PeerId) -> bool:
         with trio.move_on_after(PROMPT_SECONDS), suppress(Unreachable):
             await self._network.ping(helper)
@@ -410,6 +430,10 @@ class Connectivity:
 
     async def _listening_address(self) -> _Seen:
         """How our listening port looks from outside, by a helper's word."""
+        async with self._contacting:
+            return await self._look_at_listening_address()
+
+    async def _look_at_listening_address(self) -> _Seen:
         now = trio.current_time()
         if now - self._listening.at < SIGHTING_KEPT_SECONDS:
             return self._listening

@@ -229,31 +229,33 @@ class Puncher:
                 own = await self._outside()
                 stream = await self._network.open(peer, DCUTR)
                 async with stream:
-                    addresses, wait_seconds = await self._agree(stream, own)
+                    addresses, wait_seconds, can_ever = await self._agree(stream, own)
         except ProtocolNotServed:
             return PunchOutcome.NOT_SPOKEN
         except (PotluckError, trio.BrokenResourceError, trio.TooSlowError) as error:
             log.debug("no agreement with %s: %r", peer, error)
             return PunchOutcome.FAILED
         if not addresses:
-            return PunchOutcome.HOPELESS
+            return PunchOutcome.FAILED if can_ever else PunchOutcome.HOPELESS
         await trio.sleep(wait_seconds)
         punched = await self._connect(peer, addresses, PUNCH_SECONDS, initiates=False)
         return PunchOutcome.PUNCHED if punched else PunchOutcome.FAILED
 
-    async def _agree(self, stream: Stream, own: Outside) -> tuple[tuple[str, ...], float]:
-        """The addresses to connect to, and when; no addresses if that would be of no use."""
+    async def _agree(self, stream: Stream, own: Outside) -> tuple[tuple[str, ...], float, bool]:
+        """The addresses to connect to, and when; no addresses if that would be of no use, and then
+        whether it may be otherwise soon, because a side does not know its own address now."""
         asked_at = trio.current_time()
         await messages.send(stream, _connect_message(own))
         said = await _read(stream, PunchType.CONNECT)
         round_trip = min(trio.current_time() - asked_at, LONGEST_ROUND_TRIP_SECONDS)
-        addresses = worth_punching(messages.unpacked(said.addrs), own, _nat_of(said))
+        claimed = messages.unpacked(said.addrs)
+        addresses = worth_punching(claimed, own, _nat_of(said))
         if not addresses:
-            return (), 0.0
+            return (), 0.0, not (claimed and own.addresses)
         # the other side may have asked a helper before it answered; a ping only takes the way
         round_trip = min(round_trip, await self._network.ping(stream.remote_peer))
         await messages.send(stream, HolePunch(type=PunchType.SYNC))
-        return addresses, round_trip / 2
+        return addresses, round_trip / 2, True
 
     # ---- the side that asked the relay for the circuit
 

@@ -104,9 +104,10 @@ class Stream(HalfCloseableStream):
     The trio contract holds. `receive_some` returns b"" after the other side's `send_eof`, however
     often it is called. `trio.ClosedResourceError` is raised after our own close or reset, and for
     sending after our own `send_eof`; `trio.BrokenResourceError` when the other side reset the
-    stream or the link is gone. One task may send while another receives. If two tasks send at once,
-    or two receive, `trio.BusyResourceError` is raised. A task that waits when the stream ends is
-    woken with the error. Sending nothing is a checkpoint and sends nothing.
+    stream, the link is gone, or the network dropped the stream because too much was unread. One
+    task may send while another receives. If two tasks send at once, or two receive,
+    `trio.BusyResourceError` is raised. A task that waits when the stream ends is woken with the
+    error. Sending nothing is a checkpoint and sends nothing.
 
     Cancellation: a cancelled receive loses no bytes. A cancelled send may have sent part of its
     data; the stream is still sound, but the sender of a framed protocol should reset it.

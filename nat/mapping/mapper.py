@@ -266,23 +266,18 @@ class PortMapper:
 
         RFC 6886, 3.2.1 and RFC 6887, 14.1: by multicast to 224.0.0.1, which every machine receives.
         """
-        with udp_socket() as link:
-            link.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
-            if sys.platform == "darwin":  # where several nodes need it to hear the same
-                link.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEPORT, 1)
-            try:
+        try:
+            with udp_socket() as link:
+                link.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
+                if sys.platform == "darwin":  # where several nodes need it to hear the same
+                    link.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEPORT, 1)
                 await link.bind(("", self._announcement_port))
-            except OSError as error:
-                log.debug("restarts of the router are noticed late: %s", error)
-                return
-            while True:
-                try:
+                while True:
                     data, source = await link.recvfrom(LARGEST_DATAGRAM_BYTES)
-                except OSError as error:
-                    log.debug("restarts of the router are noticed late from now on: %s", error)
-                    return
-                if self._router is not None and source[0] == self._router.host:
-                    self._hear(lease, data)
+                    if self._router is not None and source[0] == self._router.host:
+                        self._hear(lease, data)
+        except OSError as error:
+            log.debug("restarts of the router are noticed late from now on: %s", error)
 
     def _hear(self, lease: Lease, data: bytes) -> None:
         now = trio.current_time()

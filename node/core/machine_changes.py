@@ -22,6 +22,7 @@ from typing import Final
 
 import trio
 
+from nat.addresses import ip_of
 from node.core.duration import span
 from node.net import machine_clocks
 from protocols.dht import Dht
@@ -66,12 +67,12 @@ class MachineWatch:
 
     async def run(self) -> None:
         """Watch, for ever."""
-        places = frozenset(self._network.listened_addresses())
+        places = self._places()
         while True:
             began = self._elapsed()
             await trio.sleep(LOOK_SECONDS)
             slept = self._elapsed() - began - LOOK_SECONDS
-            places_before, places = places, frozenset(self._network.listened_addresses())
+            places_before, places = places, self._places()
             if slept > ASLEEP_SECONDS:
                 self._tell(
                     f"this machine slept for {span(slept)}: checking which peers are still there"
@@ -84,6 +85,11 @@ class MachineWatch:
                 continue
             self._dht.try_again_now()
             await self._ask_for_life()
+
+    def _places(self) -> frozenset[str]:
+        """Where others could reach this machine. Loopback stays when a cable is pulled."""
+        listened = self._network.listened_addresses()
+        return frozenset(one for one in listened if (ip := ip_of(one)) and not ip.is_loopback)
 
     def _tell(self, words: str) -> None:
         log.info("%s", words)

@@ -181,10 +181,11 @@ def _contradictions_of_tables(
         yield from _said_by(fits, "[model]")
         settings = model_settings(definition.model)
         own = isinstance(settings, AlbertSettings) and settings.vocabulary != BYTE_VOCABULARY
-        if own and "module" not in definition.data:
+        if own and not definition.data.keys() & {"module", "tokenizer"}:
             yield (
-                "This model needs ids of its own vocabulary, but text data gives bytes: use the "
-                "size base-bytes or large-bytes, or a [data] module that makes the ids."
+                "This model needs ids of its own vocabulary, but text data gives bytes: name the "
+                "vocabulary's [data.tokenizer], use the size base-bytes or large-bytes, or a "
+                "[data] module that makes the ids."
             )
     yield from _mistakes_of_modules(definition, trusted)
 

@@ -116,6 +116,7 @@ class CheckpointKeeper:
         self._written = (0, b"")
         self._marked: TrainingState | None = None
         """A copy of an epoch that is kept forever, and was not written yet."""
+        self._passed_over: list[int] = []  # epochs that were to be kept forever, too
         self._tried_at, self._has_failed = trio.current_time(), False
 
     # -- for the optimizer, in its thread
@@ -129,9 +130,12 @@ class CheckpointKeeper:
 
     def advanced(self) -> None:
         holder, every = self._holder, self._settings.policy.keep_every
-        if holder is not None and every and holder.at[0] % every == 0 and self._marked is None:
-            with suppress(MemoryError, RuntimeError):  # the next checkpoint tells of it
-                self._marked = _copy_of(holder)
+        if holder is not None and every and holder.at[0] % every == 0:
+            if self._marked is not None:
+                self._passed_over.append(holder.at[0])
+            else:
+                with suppress(MemoryError, RuntimeError):  # the next checkpoint tells of it
+                    self._marked = _copy_of(holder)
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._note, idempotent=True)
 
@@ -204,6 +208,12 @@ class CheckpointKeeper:
             self._written, self._has_failed = (state.epoch, state.history), False
             seconds = trio.current_time() - began
             log.info("the checkpoint of epoch %d is at %s", epoch, path)
+            passed_over, self._passed_over = self._passed_over, []
+            for missed in passed_over:
+                if missed != holder.at[0]:  # else it is written next
+                    why = "an earlier one that is kept forever was not written yet"
+                    log.warning("The checkpoint of epoch %d was not written: %s", missed, why)
+                    tell(CheckpointMissed(missed, why))
             tell(CheckpointSaved(epoch, str(path), len(state.memory), seconds))
 
 

@@ -57,6 +57,9 @@ class Training:
     def saved(self) -> list[int]:
         return [one.epoch for one in self.events if isinstance(one, CheckpointSaved)]
 
+    def missed(self) -> list[int]:
+        return [one.epoch for one in self.events if isinstance(one, CheckpointMissed)]
+
 
 @asynccontextmanager
 async def training(settings: CheckpointSettings) -> AsyncIterator[Training]:
@@ -136,6 +139,21 @@ async def test_a_checkpoint_that_is_kept_for_ever_is_of_its_step_however_fast_th
         for _ in range(17):
             one.step_now()
     assert one.saved() == [10, 20, 30], "and the last ones when it ends"
+    assert one.missed() == []
+
+
+async def test_a_checkpoint_that_comes_while_two_are_to_be_written_is_reported_as_missed(
+    tmp_path: Path,
+    autojump_clock: MockClock,  # noqa: ARG001
+) -> None:
+    """There is memory for one copy. It was left out without a word."""
+    policy = KeepPolicy(keep_last=1, keep_every=10)
+    async with training(CheckpointSettings(tmp_path, every_seconds=60.0, policy=policy)) as one:
+        for _ in range(32):
+            one.step_now()
+        await trio.sleep(1.0)
+        assert one.saved() == [10]
+        assert one.missed() == [20, 30]
 
 
 async def test_the_step_that_completes_the_run_is_written_at_once(

@@ -106,3 +106,27 @@ async def test_a_busy_machine_has_not_slept(world: SimulatedWorld) -> None:
         laptop.slept += ASLEEP_SECONDS / 3
         await trio.sleep(LOOK_SECONDS)
     assert laptop.told == []
+
+
+def test_a_cable_that_is_pulled_and_put_back_is_noticed_although_loopback_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @simulated
+    async def scenario(world: SimulatedWorld) -> None:
+        _, laptop = await swarm(world)
+        loopback = "/ip4/127.0.0.1/tcp/4001"
+        outside = laptop.one.network.listened_addresses()
+
+        def listened(*places: str) -> None:
+            monkeypatch.setattr(laptop.one.network, "listened_addresses", lambda: places)
+
+        listened(*outside, loopback)
+        await trio.sleep(2 * LOOK_SECONDS)
+        listened(loopback)
+        await trio.sleep(2 * LOOK_SECONDS)
+        assert laptop.told == []
+        listened(*outside, loopback)
+        await trio.sleep(2 * LOOK_SECONDS)
+        assert laptop.told == ["this machine has an address again: looking for the others"]
+
+    scenario()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.net.libp2p.address_book import CUT_SECONDS, AddressBook
-from node.net.libp2p.addresses import parse
+from node.net.libp2p.addresses import LONGEST_ADDRESS, parse
 from protocols.identity import Identity, PeerId
 
 PEERS = [Identity.from_seed(bytes([number]) * 32).peer_id for number in range(8)]
@@ -86,6 +86,18 @@ def test_garbage_and_addresses_of_others_are_left_out() -> None:
     book.learn(PEER, ["", "garbage", whole(1, STRANGER), "/ip4/300.0.0.1/tcp/1"])
     assert book.addresses_of(PEER) == ()
     assert len(book) == 0
+
+
+def test_an_address_that_would_be_too_long_with_its_peer_is_left_out() -> None:
+    """Others would refuse the whole message in which it is passed on."""
+    name = ".".join(["x" * 60] * 4)
+    circuit = f"/dns/{name}/tcp/4001/p2p/{STRANGER}/p2p-circuit"
+    padding = "/tcp/1" * ((LONGEST_ADDRESS - len(circuit)) // len("/tcp/1"))
+    assert len(circuit + padding) <= LONGEST_ADDRESS < len(f"{circuit}{padding}/p2p/{PEER}")
+    assert parse(circuit + padding)
+    book = AddressBook(peers=4, addresses_per_peer=4)
+    book.learn(PEER, [circuit + padding, address(1)])
+    assert book.addresses_of(PEER) == (whole(1),)
 
 
 def test_the_peer_not_heard_of_for_longest_is_forgotten_but_never_a_linked_one() -> None:

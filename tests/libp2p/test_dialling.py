@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,6 +19,8 @@ from node.net.libp2p.dialler import (
     CONNECT_HEAD_START_SECONDS,
     HANDSHAKE_HEAD_START_SECONDS,
     LATER_SECONDS,
+    LOOKUPS,
+    MOST_NAMES,
     Race,
     connect_tcp,
 )
@@ -284,22 +287,18 @@ async def test_a_name_that_stands_for_an_address_leads_there() -> None:
         await near.connect(far.peer_id)
 
 
-class Names(trio.abc.HostnameResolver):
+def this_machine(_host: object, port: object, **_: object) -> Any:
     """Every name stands for this machine, with both versions of IP, IPv4 first."""
-
-    async def getaddrinfo(self, _host: object, port: object, *_: object) -> Any:
-        await trio.lowlevel.checkpoint()
-        return [
-            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)),
-            (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", port, 0, 0)),
-        ]
-
-    async def getnameinfo(self, *_: object) -> Any:
-        raise NotImplementedError
+    return [
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)),
+        (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", port, 0, 0)),
+    ]
 
 
-async def test_both_versions_of_ip_are_tried_for_a_name_if_one_is_silent() -> None:
-    trio.socket.set_custom_hostname_resolver(Names())
+async def test_both_versions_of_ip_are_tried_for_a_name_if_one_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", this_machine)
     with silence() as port, socket.socket(socket.AF_INET6) as listener:
         listener.bind(("::1", port))
         listener.listen()
@@ -307,6 +306,45 @@ async def test_both_versions_of_ip_are_tried_for_a_name_if_one_is_silent() -> No
             stream = await connect_tcp(parse(f"/dns/node.example/tcp/{port}"))
         async with stream:
             assert stream.socket.getpeername()[0] == "::1"
+
+
+async def test_name_servers_that_do_not_answer_keep_few_threads_and_other_work_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look-up goes on in its thread after it was given up."""
+    asked: list[object] = []
+    answer = threading.Event()
+
+    def silent(host: object, *_: object, **__: object) -> Any:
+        asked.append(host)
+        answer.wait(PATIENCE_SECONDS)
+        raise socket.gaierror("nobody answers")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    default = trio.to_thread.current_default_thread_limiter()
+    try:
+        async with networks(1) as (network,):
+            for _ in range(12):
+                peer = Identity.generate().peer_id
+                names = [f"/dns/{number}.example/tcp/1" for number in range(6)]
+                network.learn_addresses(peer, names)
+                with trio.move_on_after(0.2):
+                    await network.connect(peer)
+            assert LOOKUPS.borrowed_tokens == LOOKUPS.total_tokens
+            assert default.borrowed_tokens == 0
+    finally:
+        answer.set()
+    assert len(asked) == LOOKUPS.total_tokens
+    assert len(set(asked)) == MOST_NAMES
+    with trio.fail_after(PATIENCE_SECONDS):
+        while LOOKUPS.borrowed_tokens:  # noqa: ASYNC110  it tells nobody
+            await trio.sleep(0.01)
+
+
+async def test_a_name_that_cannot_be_one_is_told_as_such() -> None:
+    """By the rules of 2003; those of 2008, which addresses follow, allow a number after Hebrew."""
+    with pytest.raises(DialFailure, match="not a valid name"):
+        await connect_tcp(parse("/dns/\u05d01.example/tcp/1"))
 
 
 @pytest.mark.slow

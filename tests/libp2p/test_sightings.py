@@ -13,9 +13,11 @@ from node.net.libp2p import negotiation, traversal
 from node.net.libp2p.addresses import parse
 from node.net.libp2p.dial_failure import DialFailure
 from node.net.network import Libp2pSettings, open_libp2p_network
+from node.net.transport import YamuxConnection
 from protocols.errors import Unreachable
 from protocols.identity import Identity
-from protocols.network import TraversableNetwork
+from protocols.network import LinkEvent, TraversableNetwork
+from tests.waiting import PATIENCE_SECONDS
 
 BOTH = Libp2pSettings(("/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"))
 IPV6_ALONE = Libp2pSettings(("/ip6/::1/tcp/0",))
@@ -74,6 +76,39 @@ async def test_a_peer_that_names_no_tcp_address_of_ours_is_no_witness(
         await linked_over_ipv6(we, they)
         with pytest.raises(Unreachable, match="does not say from where"):
             await we.sighting(they.peer_id)
+
+
+async def test_on_a_connection_of_a_stranger_of_ours_the_other_side_opens_no_streams(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """Nobody takes them, and nobody looks after what they hold."""
+    tried = trio.Event()
+    taken: list[int] = []
+
+    async def observed_by(muxed: YamuxConnection) -> str:
+        await tried.wait()
+        taken.append(len(muxed._streams))
+        return "/ip4/127.0.0.1/tcp/1"
+
+    monkeypatch.setattr(traversal, "observed_by", observed_by)
+    async with (
+        open_libp2p_network(Identity.generate(), BOTH) as we,
+        open_libp2p_network(Identity.generate(), BOTH) as they,
+    ):
+        await linked_over_ipv6(we, they)
+
+        async def open_streams_to_strangers(events: trio.MemoryReceiveChannel[LinkEvent]) -> None:
+            async for event in events:
+                for _ in range(3):
+                    with pytest.raises((Unreachable, trio.BrokenResourceError)):
+                        await they.open(event.peer, "/anything/1")
+                tried.set()
+
+        with they.link_events() as events:
+            nursery.start_soon(open_streams_to_strangers, events)
+            with trio.fail_after(PATIENCE_SECONDS):
+                await we.sighting(they.peer_id)
+    assert taken == [0]
 
 
 async def test_without_a_descriptor_a_punch_fails_and_nothing_else(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from nat.connectivity import (
+    LISTENING_CONTACT_SECONDS,
     LOOK_AGAIN_SECONDS,
     LOOK_AGAIN_UNKNOWN_SECONDS,
     Connectivity,
@@ -68,9 +69,13 @@ class Town:
         self.judges.append(connectivity.judge)
         return relay
 
-    async def add_home(self, name: str, nat: Nat) -> Home:
+    async def add_home(
+        self, name: str, nat: Nat, *, mapped: Callable[[], str | None] = lambda: None
+    ) -> Home:
         network = self.world.add_node(name, NodeSettings(nat=nat))
-        connectivity = Connectivity(network, lambda: [one.peer_id for one in self.backbones])
+        connectivity = Connectivity(
+            network, lambda: [one.peer_id for one in self.backbones], mapped=mapped
+        )
         for backbone in self.backbones:
             network.learn_addresses(backbone.peer_id, backbone.addresses())
             await network.connect(backbone.peer_id)
@@ -175,6 +180,94 @@ async def test_what_is_known_still_counts_if_a_look_tells_nothing(
         before = looks
         await trio.sleep(2 * LOOK_AGAIN_UNKNOWN_SECONDS)
         assert looks > before, "it looks again soon"
+
+
+@simulated
+async def test_a_first_look_that_tells_nothing_is_repeated_soon(
+    world: SimulatedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with town(world) as here:
+
+        async def no_sighting(*_arguments: object, **_named: object) -> Sighting:
+            await trio.sleep(1.0)
+            raise Unreachable("The line is full.")
+
+        with monkeypatch.context() as full:
+            full.setattr(SimulatedNetwork, "sighting", no_sighting)
+            home = await here.add_home("home", Nat.NONE)
+            await home.connectivity.looked.wait()
+        assert not home.connectivity.mode.is_dialable
+        await trio.sleep(LOOK_AGAIN_UNKNOWN_SECONDS + STATED_SECONDS)
+        assert home.connectivity.mode is ReachMode.DIRECT
+
+
+@simulated
+async def test_a_router_that_forwards_a_port_later_is_noticed_with_one_helper_alone(
+    world: SimulatedWorld,
+) -> None:
+    """The helper was contacted from the listening port, so its dial would prove nothing yet."""
+    async with town(world, backbones=1) as here:
+        forwarded: list[str] = []
+        home = await here.add_home(
+            "home", Nat.PORT_RESTRICTED, mapped=lambda: forwarded[0] if forwarded else None
+        )
+        await home.connectivity.looked.wait()
+        assert home.connectivity.mode is ReachMode.PUNCHED
+        home.network.settings = NodeSettings(nat=Nat.NONE)
+        forwarded.append(home.network.place)
+        home.connectivity.mapping_changed()
+        await trio.sleep(LISTENING_CONTACT_SECONDS + STATED_SECONDS)
+        assert home.connectivity.mode is ReachMode.MAPPED
+
+
+@simulated
+async def test_two_that_ask_at_once_how_it_looks_from_outside_get_the_same_answer(
+    world: SimulatedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one connection can go from a port to the same place: the second one failed."""
+    async with town(world, backbones=1) as here:
+        home = await here.add_home("home", Nat.PORT_RESTRICTED)
+        await home.connectivity.looked.wait()
+        home.connectivity.network_changed()
+        usual, at_once = home.network.sighting, 0
+
+        async def one_at_once(peer: str, *, port: int = 0, ipv4: bool = False) -> Sighting:
+            nonlocal at_once
+            if port and at_once:
+                raise Unreachable("The address is in use.")
+            at_once += bool(port)
+            try:
+                return await usual(peer, port=port, ipv4=ipv4)
+            finally:
+                at_once -= bool(port)
+
+        monkeypatch.setattr(home.network, "sighting", one_at_once)
+        seen = []
+
+        async def ask() -> None:
+            seen.append((await home.connectivity.outside()).addresses)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(ask)
+        assert len(set(seen)) == 1
+        assert seen[0]
+
+
+@simulated
+async def test_bootstrap_peers_are_asked_for_help_before_volunteers_that_are_linked(
+    world: SimulatedWorld,
+) -> None:
+    async with town(world, backbones=2) as here:
+        home = await here.add_home("home", Nat.PORT_RESTRICTED)
+        for number in range(3):
+            volunteer = world.add_node(f"volunteer-{number}")
+            home.network.learn_addresses(volunteer.peer_id, volunteer.addresses())
+            await home.network.connect(volunteer.peer_id)
+        first, second = (one.peer_id for one in here.backbones)
+        await home.network.disconnect(first)
+        assert home.connectivity.helpers()[:2] == (second, first)
+        assert len(home.connectivity.helpers()) == 5
 
 
 def full_line(usual: LinkSettings) -> LinkSettings:

@@ -252,6 +252,23 @@ async def test_a_router_that_changes_its_mind_is_met_at_the_next_attempt(
         assert right.puncher.attempts == {PunchOutcome.FAILED: 1, PunchOutcome.PUNCHED: 1}
 
 
+@pytest.mark.parametrize("who", ["left", "right"])
+@simulated
+async def test_a_side_that_does_not_know_its_address_now_is_no_verdict(
+    world: SimulatedWorld, who: str
+) -> None:
+    async with street(world) as here:
+        left, right = await here.home("left"), await here.home("right")
+        unsure = left if who == "left" else right
+        unsure.outside = Outside(Nat.PORT_RESTRICTED, ())
+        await left.calls(right)
+        await trio.sleep(3)
+        assert right.puncher.attempts == {PunchOutcome.FAILED: 2}, right.asked_outside_at
+        unsure.outside = Outside(Nat.PORT_RESTRICTED, (unsure.network.place,))
+        await trio.sleep(10)
+        assert right.puncher.attempts == {PunchOutcome.FAILED: 2, PunchOutcome.PUNCHED: 1}
+
+
 @simulated
 async def test_a_peer_that_does_not_speak_it_is_not_asked_again(world: SimulatedWorld) -> None:
     async with street(world) as here:

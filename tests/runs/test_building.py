@@ -283,6 +283,10 @@ def test_only_a_python_file_can_be_trusted(name: str, tmp_path: Path) -> None:
         trusted_modules([str(tmp_path / name)])
 
 
+ALBERT_BASE = changed('name = "gpt"\nsize = "tiny"', 'name = "albert"\nsize = "base"').replace(
+    b"context = 16\nwidth = 16\nlayers = 1\nheads = 2\n", b""
+)
+
 MISTAKES = {
     "a size that there is not": (changed('"tiny"', '"tony"'), "Did you mean tiny?"),
     "a setting of the model": (with_line("widht = 3", "model"), "Did you mean width?"),
@@ -304,9 +308,7 @@ MISTAKES = {
         "before the schedule's warm-up",
     ),
     "ids without a vocabulary": (
-        changed('name = "gpt"\nsize = "tiny"', 'name = "albert"\nsize = "base"').replace(
-            b"context = 16\nwidth = 16\nlayers = 1\nheads = 2\n", b""
-        ),
+        ALBERT_BASE,
         "needs ids of its own vocabulary",
     ),
     "a model called by a list": (
@@ -500,6 +502,14 @@ def test_a_run_reads_its_text_with_a_tokenizer_of_the_cache(
     assert set(torch.cat(batches).flatten().tolist()) == {0, 299}
     with pytest.raises(DataSettingsError, match="300 ids, and the model 256"):
         batches_of(task_of(TEXT + table), 1)
+
+
+def test_albert_with_its_own_vocabulary_reads_ids_of_its_tokenizer() -> None:
+    """The published sizes could be used with a module alone."""
+    table = b'[data.tokenizer]\npath = "albert/albert-base-v2"\n'
+    definition, mistakes = check(ALBERT_BASE + table)
+    assert mistakes == []
+    assert definition is not None
 
 
 def test_the_queue_of_swav_is_in_the_memory_that_a_volunteer_is_told() -> None:

@@ -490,7 +490,7 @@ async def test_what_a_peer_has_ended_can_be_dropped_while_nobody_reads_it(end: i
                     await peer.send_frame(WINDOW_UPDATE, flag, stream_id, 0)
             await trio.testing.wait_all_tasks_blocked()
         assert connection.unread_bytes == 50_000, "that of the first was dropped"
-        with pytest.raises(trio.ClosedResourceError):
+        with pytest.raises(trio.BrokenResourceError):
             await streams[0].receive_some()
         assert await streams[1].receive_some()
 
@@ -553,6 +553,34 @@ async def test_a_thousand_full_streams_that_nobody_reads_stay_within_the_budget(
         assert connection.unread_bytes <= budget + len(piece)
         assert not connection.is_closed
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+async def test_to_its_reader_a_stream_that_is_dropped_is_broken_and_not_closed_or_at_its_end(
+    at_the_end: bool,
+) -> None:
+    """Nobody expects that a stream which he has not closed is closed."""
+    settings = YamuxSettings(
+        stream_window_limit_bytes=INITIAL_WINDOW_BYTES,
+        connection_window_budget_bytes=2 * INITIAL_WINDOW_BYTES,
+    )
+    async with hostile_pair(settings) as (connection, peer):
+        streams = []
+        for stream_id in (1, 3, 5):
+            await peer.send_frame(WINDOW_UPDATE, SYN, stream_id, 0)
+            streams.append(await connection.accept_stream())
+            flags = FIN if at_the_end else 0
+            for last in (False, False, False, True):
+                piece = bytes(60_000)
+                await peer.send_frame(DATA, flags if last else 0, stream_id, len(piece), piece)
+        await trio.testing.wait_all_tasks_blocked()
+        dropped = [one for one in streams if one.is_closed()]
+        assert dropped
+        for stream in dropped:
+            with pytest.raises(trio.BrokenResourceError, match="too much was unread"):
+                await stream.receive_some()
+            with pytest.raises(trio.BrokenResourceError, match="too much was unread"):
+                await stream.send_all(b"answer")
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
@@ -53,6 +54,10 @@ HANDSHAKE_HEAD_START_SECONDS = 1.0
 # For all others together, before an address that did not keep what it promised.
 LATER_SECONDS = 3.0
 MOST_OF_A_NAME = 8  # addresses: its owner is a stranger, and a server has two
+MOST_NAMES = 2  # of one peer
+# A stranger's name server may not answer, and a look-up cannot be ended: each keeps a thread for
+# up to a minute. Other work must not wait for these threads.
+LOOKUPS = trio.CapacityLimiter(8)
 
 T = TypeVar("T")
 
@@ -175,8 +180,17 @@ async def _connect_ip(host: str, port: int, version: int) -> trio.SocketStream:
 async def _connect_name(address: Address) -> trio.SocketStream:
     """Look the name up, and race its addresses of both versions of IP."""
     family = {0: socket.AF_UNSPEC, 4: socket.AF_INET, 6: socket.AF_INET6}[address.family]
-    found = await trio.socket.getaddrinfo(
-        address.host, address.port, family=family, type=socket.SOCK_STREAM
+    try:
+        host = address.host.encode("idna")
+    except UnicodeError as error:
+        raise DialFailure(address.text, DialReason.OTHER_KIND, "not a valid name") from error
+    look_up = partial(
+        socket.getaddrinfo, host, address.port, family=family, type=socket.SOCK_STREAM
+    )
+    found = await trio.to_thread.run_sync(
+        look_up,
+        limiter=LOOKUPS,
+        abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
     )
     places = in_order([parse(of_socket(str(to[0]), int(to[1]))) for *_, to in found])
 
@@ -218,7 +232,11 @@ class Dialler:
         async def attempt(address: Address, on_connected: Callable[[], None]) -> Upgraded:
             return await self.connect(address, expected, on_connected)
 
-        return await Race(attempt, _discard).run(addresses, later)
+        names = [one for one in addresses if one.kind is AddressKind.NAME]
+        left_out = frozenset(names[MOST_NAMES:])
+        return await Race(attempt, _discard).run(
+            [one for one in addresses if one not in left_out], later
+        )
 
     async def connect(
         self, address: Address, expected: ID, on_connected: Callable[[], None]

@@ -134,6 +134,7 @@ class ChannelEnding(enum.Enum):
     """Why a stream can do nothing more, if it has ended."""
 
     RESET_BY_US = "this side reset the stream"
+    DROPPED = "this side dropped the stream, because too much was unread"
     RESET_BY_PEER = "the other side reset the stream"
     CONNECTION_LOST = "the connection is gone"
 
@@ -279,6 +280,14 @@ class YamuxChannel:
         self._stop_receiving()
 
     # ---- calls from the connection; none of these ever waits
+
+    def drop_now(self) -> None:
+        """Reset the stream because of what waits unread. To its user it is broken, not closed."""
+        self._connection.count_unread(-self._unread.clear())
+        if self._ending is None and not (self._is_done and not self.queue.frames):
+            self._connection.outgoing.abandon(self.queue)
+        self._peer_finished = False  # else it would seem to end where the bytes are cut off
+        self._end(ChannelEnding.DROPPED)
 
     def on_refused(self) -> None:
         """A stream made for a peer's SYN was not accepted: give its window back."""

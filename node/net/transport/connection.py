@@ -265,7 +265,7 @@ class YamuxConnection(IMuxedConn):  # type: ignore[misc]  # the library is untyp
         if fullest is None:
             return False
         logger.debug("%r is reset: too much is unread on this node", fullest)
-        fullest.reset_now()
+        fullest.drop_now()
         return True
 
     # ---- pings

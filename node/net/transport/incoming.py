@@ -104,7 +104,7 @@ class Incoming:
             connection = self._connection
             budget = connection.settings.connection_window_budget_bytes
             if connection.unread_bytes > budget or not connection.of_node.keep_limit():
-                stream.reset_now()
+                stream.drop_now()
                 self._payload_stream = None
         self._payload_left -= len(piece)
         if not self._payload_left:
