@@ -52,9 +52,10 @@ SMALL = (2, 3)  # two dimensions, for optimizers that keep statistics for each d
 
 @dataclass(frozen=True)
 class _Kept:
-    """One statistic. If neither flag is set, its shape follows from the parameter's in another way
-    (factored statistics). `dtype`: None is the parameter's."""
+    """One statistic. If neither `is_like_parameter` nor `is_one_value`, its shape follows from the
+    parameter's in another way (factored statistics). `dtype`: None is the parameter's."""
 
+    sort: str
     is_like_parameter: bool
     is_one_value: bool
     dtype: torch.dtype | None
@@ -83,8 +84,11 @@ class ExpectedStatistics:
                 advice="Take the optimizer that the run's organiser has published.",
             )
         for key, value in statistics.items():
+            what = f"The state's statistic {key} of {name}"
+            if (there := _sort_of(value)) != (here := known[key].sort):
+                raise StateRefused(f"{what} is {there}, where {here} is expected.")
             if isinstance(value, Tensor):
-                _check_one(f"The state's statistic {key} of {name}", parameter, value, known[key])
+                _check_one(what, parameter, value, known[key])
 
     def _of_group(self, group: Mapping[str, Any], dtype: torch.dtype) -> dict[str, _Kept] | None:
         if id(group) not in self._known:
@@ -100,7 +104,8 @@ def _check_one(what: str, parameter: Tensor, value: Tensor, kept: _Kept) -> None
     if kept.is_one_value and value.numel() != 1:
         raise StateRefused(f"{what} is {shape_text(value.shape)}, where one value is expected.")
     dtype = parameter.dtype if kept.dtype is None else kept.dtype
-    if not kept.is_one_value and value.dtype not in (dtype, torch.float32):
+    is_other = not kept.is_one_value and value.dtype not in (dtype, torch.float32)
+    if is_other or value.is_floating_point() != dtype.is_floating_point:
         here, there = (str(one).removeprefix("torch.") for one in (dtype, value.dtype))
         raise StateRefused(f"{what} is {there}, where {here} is expected.")
 
@@ -124,14 +129,21 @@ def _after_a_step(
         return None
     return {
         str(key): _Kept(
+            sort=_sort_of(value),
             is_like_parameter=value.shape == small.shape,
             is_one_value=value.numel() == 1,
             dtype=None if value.dtype is dtype else value.dtype,
         )
         if isinstance(value, Tensor)
-        else _Kept(is_like_parameter=False, is_one_value=True, dtype=None)
+        else _Kept(_sort_of(value), is_like_parameter=False, is_one_value=True, dtype=None)
         for key, value in trial.state[small].items()
     }
+
+
+def _sort_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "a tensor"
+    return "a number" if isinstance(value, bool | int | float) else f"a {type(value).__name__}"
 
 
 def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -163,28 +163,40 @@ def shaped_like(tree: Any, own: Any) -> Any:
     return tree
 
 
+AS_PUBLISHED = "Take the optimizer and the schedule that the run's organiser has published."
+
+
 def check_kinds(theirs: Any, own: Any, what: str) -> None:
     """StateRefused if this peer's own settings have another kind of value in the same place. Such
     settings would break a later step, when nobody remembers where they came from."""
-    if theirs is None or own is None:
+    if own is None:
         return
     here, there = _kind(own), _kind(theirs)
     if here != there:
         raise StateRefused(
             f"In the state, {what} is {there}; here it is {here}.",
             why="The peers of a run make their optimizer and its schedule in the same way.",
-            advice="Take the optimizer and the schedule that the run's organiser has published.",
+            advice=AS_PUBLISHED,
         )
     if isinstance(own, Mapping):
         for name in own.keys() & theirs.keys():
             check_kinds(theirs[name], own[name], f"{what}/{name}")
-    elif isinstance(own, list | tuple) and len(own) == len(theirs):
-        for number, (one, other) in enumerate(zip(theirs, own, strict=True)):
+    elif isinstance(own, list | tuple):
+        if len(own) != len(theirs) and own and all(_is_number(one) for one in own):
+            raise StateRefused(
+                f"In the state, {what} has {len(theirs)} numbers; here it has {len(own)}.",
+                advice=AS_PUBLISHED,
+            )
+        for number, (one, other) in enumerate(zip(theirs, own, strict=False)):
             check_kinds(one, other, f"{what}/{number}")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | Tensor)
+
+
 def _kind(value: Any) -> str:
-    if isinstance(value, bool | int | float | Tensor):
+    if _is_number(value):
         return "a number"
     if isinstance(value, Mapping):
         return "settings by name"
