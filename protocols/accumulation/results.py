@@ -264,6 +264,11 @@ class ResultsKept:
         starts = [place for place, one in enumerate(results) if one.before == before]
         return bool(starts) and any(one.after == after for one in results[starts[0] :])
 
+    def are_after(self, place: Lineage) -> bool:
+        """Whether the kept results lead on from this place, as far as can be told."""
+        results = tuple(self._results)
+        return not results or place in {one.before for one in results} or results[-1].after == place
+
     def follow(self, state_bytes: int = 0) -> None:
         """A peer wants the results of the next steps."""
         with self._lock:

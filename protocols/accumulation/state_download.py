@@ -44,6 +44,7 @@ from protocols.accumulation.state_messages import (
     StateGone,
     wanted_chunk,
 )
+from protocols.accumulation.state_pace import LONGEST_WAIT_SECONDS, SHORTEST_WAIT_SECONDS
 from protocols.accumulation.training_state import TrainingState
 from protocols.blocking import in_thread
 from protocols.errors import DeadlineExceeded, MalformedMessage, PotluckError, ProtocolMisuse
@@ -196,7 +197,7 @@ def _support(group: list[StateSource]) -> tuple[int, int, int, bytes]:
 #
 #   paces = Paces()
 #   for source in paces.ordered(sources): ...      # unknown sources first, then the fastest
-#   paces.sent(peer, count, seconds); paces.failed(peer)
+#   paces.sent(peer, count, seconds); paces.failed(peer); paces.lacked(peer)
 #
 # A peer that follows a run by its results needs each result in less than the time of a step. One
 # slow uplink, or one owner's cap, is enough to make it late every time. So the paces are kept from
@@ -229,6 +230,12 @@ class Paces:
         """The peer sent nothing. From now on it counts as half as fast as before: it may have been
         busy only once, while the others may always be slow."""
         self._know(peer, 2.0 * self._seconds.get(peer, SUPPOSED_SECONDS))
+
+    def lacked(self, peer: PeerId) -> None:
+        """The peer did not have what it was asked for. An unknown one is asked after other unknown
+        ones, or a few without anything would be asked first each time."""
+        if peer not in self._seconds:
+            self._know(peer, SUPPOSED_SECONDS)
 
     def _know(self, peer: PeerId, seconds: float) -> None:
         self._seconds.pop(peer, None)
@@ -269,6 +276,11 @@ class FetchSettings:
     patience_seconds: float = 15.0
     give_up_seconds: float = 60.0
     most_result_bytes: float = math.inf
+
+
+def waiting_seconds(answer: ManifestAnswer) -> float:
+    """For how long a busy peer wants to be left alone, within what an honest one says."""
+    return min(max(answer.wait_ms / 1000, SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
 
 
 class FetchAccount:
@@ -654,6 +666,7 @@ OPEN_SECONDS = 20.0
 RETRY_SECONDS = 5.0  # before a failed source is asked again, if no other is left
 WATCH_SECONDS = 10.0  # how long sources are compared while others wait to be asked
 SLOW_SHARE = 0.1  # of the fastest: a slower source makes room for one that was not asked yet
+EXCHANGED_EVERY = 3  # comparisons in which none is slow beside the others: then they may all be
 
 OLD_SECONDS = 120.0
 """If no whole piece comes for this long, the choice is made anew if the others have another state
@@ -688,6 +701,7 @@ class Download:
         self._changed = trio.Event()
         self._watched_from = self._piece_at = trio.current_time()
         self._watched = Counter(account.bytes_from)
+        self._exchanges = 0
 
     async def run(self) -> bool:
         """Returns True when all pieces are here, False if the others have another state now.
@@ -731,7 +745,10 @@ class Download:
         if len(self._active) < self._most or not self._not_yet_asked():
             return
         slowest = min(brought, key=lambda peer: brought[peer])
-        if brought[slowest] < SLOW_SHARE * max(brought.values()):
+        # among the others there may be a faster one, also if all of these are slow
+        self._exchanges += 1
+        is_slow = brought[slowest] < SLOW_SHARE * max(brought.values())
+        if is_slow or self._exchanges % EXCHANGED_EVERY == 0:
             self._account.gives_up(slowest, "It is slow, and others were not asked yet.")
             self._active[slowest].cancel()
 
@@ -741,7 +758,10 @@ class Download:
         tried = {*self._active, *self._failed_at, *self._gone, *self._account.liars}
         tried |= {peer for peer, until in self._busy_until.items() if until > now}
         fresh = [one for peer, one in self._known.items() if peer not in tried]
-        return [one.peer for one in self._account.direct_first(fresh)]
+        direct_first = [one.peer for one in self._account.direct_first(fresh)]
+        # a peer that was busy stands behind those that were never asked, and the one that was
+        # busy last behind all
+        return sorted(direct_first, key=lambda peer: self._busy_until.get(peer, 0.0))
 
     def _to_ask(self) -> list[PeerId]:
         """The sources to begin with now: new ones, or failed ones if no other is left."""
@@ -783,7 +803,7 @@ class Download:
         request = ManifestRequest(self._manifest.run, self._choice.digest, place_only=True)
         answer = await self._account.ask(peer, request)
         if answer.wait_ms:
-            seconds = answer.wait_ms / 1000
+            seconds = waiting_seconds(answer)
             self._busy_until[peer] = trio.current_time() + seconds
             self._account.gives_up(peer, f"It is busy with other downloads for {seconds:.0f} s.")
         return not answer.wait_ms

@@ -81,6 +81,7 @@ from protocols.accumulation.state_download import (
     StateSource,
     choose,
     next_chunk_bytes,
+    waiting_seconds,
 )
 from protocols.accumulation.state_manifest import (
     Manifest,
@@ -168,7 +169,9 @@ class Following:
         self._seen: deque[Lineage] = deque(maxlen=LINEAGES_REMEMBERED)
         self._changed = trio.Event()
         self._cut_short = 0
-        """How many sources took too long for the next result."""
+        """How many times sources took too long for the next result."""
+        self._in_vain: set[PeerId] = set()
+        """The sources that have taken too long for it, or failed."""
         self._all_without = False
         self._without_since = self._known_at = trio.current_time()
 
@@ -186,9 +189,17 @@ class Following:
         return self._has_passed(choice)
 
     async def run(self) -> None:
-        """Fetch results as the run makes steps, until cancelled, lost or full."""
-        while not self.is_lost and not self.is_full:
+        """Fetch results as the run makes steps, until cancelled or lost. When there is no room for
+        more, they are lost if the run goes on for so long that nobody keeps those after them."""
+        while not self.is_lost:
             choice = self._look()
+            if self.is_full:
+                self._tell_changed()
+                if choice is not None and choice.epoch - self.end.epoch > MOST_RESULTS:
+                    self.is_lost = True
+                    break
+                await trio.sleep(GLANCE_SECONDS)
+                continue
             # a state beyond the run is invented, or of peers that the others have not followed
             is_beyond = choice is not None and choice.epoch < self.end.epoch
             self._all_without = is_beyond and not self.is_there
@@ -227,9 +238,9 @@ class Following:
         """Fetch the next result from the first source that has it. One that trickles it may not
         hold us up while there are others; nor may a slow link begin anew again and again."""
         self._all_without = True
-        sources = self._to_ask(choice)[:MOST_ASKED]
-        for source in sources:
-            seconds = OLD_SECONDS * 2.0**self._cut_short if len(sources) > 1 else math.inf
+        some_took_long = False
+        seconds = OLD_SECONDS * 2.0**self._cut_short if len(choice.sources) > 1 else math.inf
+        for source in self._to_ask(choice)[:MOST_ASKED]:
             had = self._account.bytes_from[source.peer]
             with trio.move_on_after(seconds) as patience:
                 if await self._take_from(source):
@@ -240,9 +251,11 @@ class Following:
                 came = self._account.bytes_from[source.peer] - had
                 self._account.paces.sent(source.peer, came, seconds)
                 self._all_without = False
-                self._cut_short += 1
+                some_took_long = True
+                self._in_vain.add(source.peer)
             if self.is_full:
                 break
+        self._cut_short += some_took_long
         return False
 
     def _to_ask(self, choice: Choice) -> list[StateSource]:
@@ -250,8 +263,9 @@ class Following:
         others. A link through a relay takes seconds to be there, and the run goes on meanwhile."""
         sources = self._account.paces.ordered(choice.sources)
         direct = [one for one in sources if not self._account.rpc.needs_relay(one.peer)]
+        is_hopeful = any(one.peer not in self._in_vain for one in direct)
         waited = trio.current_time() - self._without_since
-        return direct if direct and waited < DIRECT_SECONDS else sources
+        return direct if is_hopeful and waited < DIRECT_SECONDS else sources
 
     async def _take_from(self, source: StateSource) -> bool:
         paces, began = self._account.paces, trio.current_time()
@@ -260,6 +274,7 @@ class Following:
                 result = await self._receive(source.peer)
         except StateGone as error:
             log.debug("%s: %s", source.peer, error.what)
+            paces.lacked(source.peer)
             return False
         except _NotYet as error:
             log.debug("%s: %s", source.peer, error.what)
@@ -268,10 +283,12 @@ class Following:
         except PotluckError as error:
             self._account.gives_up(source.peer, error.what)
             paces.failed(source.peer)
+            self._in_vain.add(source.peer)
         else:
             if result is not None:
                 self.results.append(result)
                 self.end = result.after
+                self._in_vain.clear()
                 paces.sent(source.peer, len(result.memory), trio.current_time() - began)
                 return True
         self._all_without = False
@@ -507,6 +524,7 @@ class DownloadAndFollow:
         if self._layouts is None:
             with self._account.wanting():
                 return await download.run()
+        self.results = ()  # of an earlier attempt: they would be held beside the new ones
         wanted = FollowWanted(
             manifest.run, self._layouts, _room(manifest.stream_bytes, self._account)
         )
@@ -531,8 +549,9 @@ class DownloadAndFollow:
             except PotluckError as error:
                 failure = error  # raised below, where no nursery wraps it
             nursery.cancel_scope.cancel()
-        self.results = tuple(following.results)
-        if not is_of_use:
+        if is_of_use:
+            self.results = tuple(following.results)
+        else:
             self._times_lost += following.is_lost or following.is_full
             self._account.keeping_up.times_lost += following.is_lost or following.is_full
             self._slowness.look(latest)
@@ -546,6 +565,8 @@ class DownloadAndFollow:
                 advice="It is tried again. If that is always so, join over a faster link.",
             )
         if failure is not None:
+            self.results = ()
+            following.results.clear()  # the error's traceback, which may be kept, leads to them
             raise failure
         return is_of_use
 
@@ -767,8 +788,9 @@ async def _manifest_from(
     request = ManifestRequest(mine.run, choice.digest)
     answer = await account.ask(source.peer, request)
     while answer.wait_ms:
-        log.info("%s is busy with other downloads for %g s", source.peer, answer.wait_ms / 1000)
-        await trio.sleep(answer.wait_ms / 1000)
+        seconds = waiting_seconds(answer)
+        log.info("%s is busy with other downloads for %g s", source.peer, seconds)
+        await trio.sleep(seconds)
         answer = await account.ask(source.peer, request)
     if name_of(answer.manifest) != choice.digest:
         raise Lied(_what_it_is(answer, choice))

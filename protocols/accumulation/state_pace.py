@@ -35,6 +35,7 @@ of a byte is a mean over the last stretches, in which those with the highest rat
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -333,6 +334,9 @@ class UploadPace:
 # ---- which peers may download now
 
 KEPT_SECONDS = 10.0  # how long a place waits for its transfer: eight round trips of a bad link
+UNUSED_SECONDS = 20.0  # for which a place can be kept by asking for it again
+LAPSED_SECONDS = 30.0  # before a peer that did so, and did not begin, gets another place
+STUCK_SECONDS = 30.0  # for a turn's bytes: a peer that takes so long leaves room for another one
 RESERVED_SECONDS = 2.0  # of these, nobody else is let in for so long; most peers begin sooner
 USUAL_WAIT_SECONDS = 0.5
 """The wait when nothing has been sent from which it could be computed: a quarter of
@@ -354,6 +358,11 @@ class _Place:
     began: float = 0.0
     wanted_bytes: int = 0
     sent_bytes: int = 0
+    sending_since: float | None = None
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the peer takes hardly anything, so that others may have what we can send."""
+        return self.sending_since is not None and now - self.sending_since >= STUCK_SECONDS
 
     def seconds_left(self, now: float) -> float:
         if not self.transfers:
@@ -395,14 +404,17 @@ class DownloadDesk:
     - The speed of a download is hardly known at its beginning, and a peer that is told to wait too
       long comes back when the run is further. So nobody is told to wait for longer than the present
       downloads have lasted.
-    - A place is kept between the manifest and the transfer, but not for long, and not after the
-      transfer. A peer that comes back after an interruption asks like any other.
+    - A place is kept between the manifest and the transfer, but not for long, however often it is
+      asked for, and not after the transfer. A peer that comes back after an interruption asks like
+      any other. One that takes nothing does not keep others out.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._places: dict[PeerId, _Place] = {}
         self._served = BoundedMap[PeerId, _Served](MOST_PEERS_AT_THE_DESK)
+        self._lapsed = BoundedMap[PeerId, float](MOST_PEERS_AT_THE_DESK)
+        """When peers lost a place that they had asked for again and again, and not used."""
         self._places_given = 0
 
     def __len__(self) -> int:
@@ -432,6 +444,9 @@ class DownloadDesk:
         self._forget(now)
         place = self._places.get(peer)
         if place is None:
+            left_alone = self._lapsed.get(peer, -math.inf) + LAPSED_SECONDS - now
+            if left_alone > 0.0:
+                return left_alone
             others = set(self._places)
             if most is not None:
                 lately = (
@@ -441,6 +456,8 @@ class DownloadDesk:
                 )
                 others |= {*lately}
                 others.discard(peer)
+                if len(self._places) < self._most:
+                    others -= {one for one, held in self._places.items() if held.is_stuck(now)}
             is_alone = take_all is not None and any(
                 self._is_alone(one, held, now, take_all) for one, held in self._places.items()
             )
@@ -448,7 +465,8 @@ class DownloadDesk:
                 left = (one.seconds_left(now) for one in self._places.values())
                 return min(max(min(left, default=0.0), SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
             place = self._places[peer] = _Place(now, now)
-        place.kept_until = now + KEPT_SECONDS
+        if place.transfers or now < place.since + UNUSED_SECONDS:
+            place.kept_until = now + KEPT_SECONDS
         return 0.0
 
     def begin(self, peer: PeerId, now: float, state_bytes: int) -> None:
@@ -464,7 +482,12 @@ class DownloadDesk:
         """The place of a peer that downloads. No two are equal."""
         return self._served_of(peer, now).place
 
+    def sends(self, peer: PeerId, now: float) -> None:
+        """Its turn has come; `sent` follows."""
+        self._places[peer].sending_since = now
+
     def sent(self, peer: PeerId, count: int, now: float) -> None:
+        self._places[peer].sending_since = None
         self._places[peer].sent_bytes += count
         served = self._served_of(peer, now)
         served.sent_bytes += count
@@ -504,6 +527,8 @@ class DownloadDesk:
         for peer, place in list(self._places.items()):
             if not place.transfers and place.kept_until <= now:
                 del self._places[peer]
+                if now - place.since >= UNUSED_SECONDS:
+                    self._lapsed[peer] = now
 
 
 def _is_held(served: _Served, now: float, seconds: float) -> bool:

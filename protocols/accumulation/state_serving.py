@@ -167,6 +167,10 @@ MOST_COPIES = 2
 HEARD_SECONDS = 1.0
 """From a named state to a newcomer's request: the slot is written, and read, and the donors are
 asked, one after the other if the first does not answer."""
+PART_SECONDS = 60.0
+SLOWEST_BYTES_PER_SECOND = 4096.0
+"""A turn's bytes may take so long, whatever else the other side says: it would hold a place, and a
+copy of the state. Eight donors at a line of 1 Mb/s bring four times as much each."""
 IDLE_SECONDS = 20.0  # the longest that a peer may have a place, and a copy, and ask for nothing
 KEPT_SECONDS = 15.0  # for an unused copy: a peer may have lost its link, or be about to begin
 
@@ -174,7 +178,7 @@ KEPT_SECONDS = 15.0  # for an unused copy: a peer may have lost its link, or be 
 class _Snapshot:
     def __init__(self, state: TrainingState) -> None:
         self.state = state
-        self.users = 0
+        self.users = set[trio.CancelScope]()
         self.last_used = trio.current_time()
 
 
@@ -201,8 +205,11 @@ class Snapshots:
         look: Callable[[], LiveState],
         lock: StateLock,
         has_memory_for: Callable[[int], bool],
+        is_of_use: Callable[[Lineage], bool] = lambda _: True,
     ) -> None:
+        """`is_of_use`: whether a peer that gets this state can still get to where the run is."""
         self._look, self._lock, self._has_memory_for = look, lock, has_memory_for
+        self._is_of_use = is_of_use
         self._copies: dict[bytes, _Snapshot] = {}
         self._spare: Tensor | None = None
         self._copying = trio.Lock()
@@ -229,12 +236,19 @@ class Snapshots:
             yield recent
             return
         snapshot = await self._snapshot(digest)
-        snapshot.users += 1
-        try:
-            yield snapshot.state
-        finally:
-            snapshot.users -= 1
-            snapshot.last_used = trio.current_time()
+        with trio.CancelScope() as scope:
+            snapshot.users.add(scope)
+            try:
+                yield snapshot.state
+            finally:
+                snapshot.users.discard(scope)
+                snapshot.last_used = trio.current_time()
+        if scope.cancelled_caught:
+            raise StateGone(
+                f"The steps after epoch {snapshot.state.epoch} are not kept here any more.",
+                why="The state was taken too slowly, and others wait for a newer one.",
+                advice="Fetch a newer state.",
+            )
 
     def forget_unused(self) -> None:
         """Drop the copies that nobody has used for KEPT_SECONDS."""
@@ -251,7 +265,7 @@ class Snapshots:
         known = self._copies.get(digest)
         if known is None:
             return False
-        return known.users > 0 or trio.current_time() < known.last_used + HEARD_SECONDS
+        return bool(known.users) or trio.current_time() < known.last_used + HEARD_SECONDS
 
     async def make(self) -> TrainingState:
         """A copy of the present state. It is kept like one that a peer has asked for."""
@@ -280,12 +294,17 @@ class Snapshots:
         return self._copies.setdefault(state.digest, _Snapshot(state))
 
     def _make_room(self) -> None:
-        """Drop the unused copies; their memory is used for the next one."""
+        """Drop the unused copies; their memory is used for the next one. If two are in use, end
+        the downloads of those that are of no use any more, to have room at a later try."""
         for digest, one in list(self._copies.items()):
             if not one.users:
                 self._spare = one.state.memory
                 del self._copies[digest]
         if len(self._copies) >= MOST_COPIES:
+            for one in self._copies.values():
+                if not self._is_of_use(Lineage(one.state.epoch, one.state.history)):
+                    for user in one.users:
+                        user.cancel()
             raise Busy("Two older states are being downloaded from this peer.")
 
     def _copy(self, memory: Tensor | None) -> TrainingState:
@@ -413,8 +432,11 @@ class StateServer:
         self.offer: StateOffer | None = None
         """The newest state whose digest is known. May be read in any thread."""
         self._look, self._lock, self._results = look, lock, results
-        self._snapshots = Snapshots(look, lock, self.settings.has_memory_for)
+        is_of_use = (lambda _: True) if results is None else results.are_after
+        self._snapshots = Snapshots(look, lock, self.settings.has_memory_for, is_of_use)
         self._desk = DownloadDesk(self.settings.most_downloads)
+        # Each takes a thread: the first hashes a result, the other waits for a step to be made.
+        self._finding, self._awaiting = trio.CapacityLimiter(2), trio.CapacityLimiter(2)
         self._pace = UploadPace(self.settings.upload_bytes_per_second, cost)
         self._advanced, self._offered = trio.Event(), trio.Event()
         self._run: str | None = None
@@ -629,7 +651,7 @@ class StateServer:
         if kept is None or opening.run != self._run:
             raise StateGone("This peer keeps no results of that run.")
         kept.follow()
-        found = await in_thread(self._following, kept, Lineage(opening.epoch, opening.history))
+        found = await self._following(kept, Lineage(opening.epoch, opening.history))
         if found is None:
             raise StateGone(
                 f"The results of the steps after epoch {opening.epoch} are not kept here.",
@@ -642,14 +664,16 @@ class StateServer:
         finally:
             self._desk.end(caller.peer)
 
-    def _following(self, kept: ResultsKept, before: Lineage) -> Offered | None:
-        """Runs in a worker thread. A step is announced when it begins, so its result may not be
-        kept yet. It is, as soon as the state's lock can be held for reading again."""
-        found = kept.following(before)
+    async def _following(self, kept: ResultsKept, before: Lineage) -> Offered | None:
+        """A step is announced when it begins, so its result may not be kept yet. It is, as soon as
+        the state's lock can be held for reading again."""
+        async with self._finding:
+            found = await in_thread(kept.following, before)
         if found is None:
-            with self._lock.reading():
-                pass
-            found = kept.following(before)
+            async with self._awaiting:
+                await in_thread(self._place)
+            async with self._finding:
+                found = await in_thread(kept.following, before)
         return found
 
     def _begin(self, peer: PeerId, count: int) -> None:
@@ -672,7 +696,15 @@ class StateServer:
             place = self._desk.place_in_line(peer, trio.current_time())
             order = int(self._taking_pieces[peer] > 0), place, kind
             async with self._pace.turn(count, order, transfer.say_alive):
-                yield
+                self._desk.sends(peer, trio.current_time())
+                seconds = PART_SECONDS + count / SLOWEST_BYTES_PER_SECOND
+                with trio.move_on_after(seconds) as patience:
+                    yield
+            if patience.cancelled_caught:
+                raise Busy(
+                    f"{peer} took less than {count:,} bytes in {seconds:.0f} seconds.",
+                    advice="Others are served meanwhile. Ask for a place again.",
+                )
             self._desk.sent(peer, count, trio.current_time())
 
         return turn

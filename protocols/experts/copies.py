@@ -181,16 +181,19 @@ class CopyForm:
 
 
 def restore(backend: ExpertBackend, path: Path, form: CopyForm) -> None:
-    """Give a fresh expert the values of a checked copy. WrongCopy if it cannot learn with them."""
-    _read(backend, path, form)
+    """Give a fresh expert the values of a checked copy. WrongCopy if it cannot learn with them;
+    OSError if the file cannot be read, and the errors of memory, say nothing about the copy."""
     try:
+        _read(backend, path, form)
         rows = torch.ones(1, *backend.rows.shape, dtype=getattr(torch, backend.rows.dtype))
         outputs = [backend.forward(rows), backend.backward(rows, rows), backend.forward(rows)]
         if not all(bool(torch.isfinite(one).all()) for one in outputs):
             raise WrongCopy("What it computes is not finite.")
+        _read(backend, path, form)
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:  # noqa: BLE001 - of any network, with values that others chose
         raise WrongCopy(f"{backend.uid} cannot learn with this copy: {str(error)[:200]}") from None
-    _read(backend, path, form)
 
 
 def _read(backend: ExpertBackend, path: Path, form: CopyForm) -> None:
@@ -250,7 +253,7 @@ def _opened(path: Path, form: CopyForm) -> Iterator[tuple[Any, Label]]:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(METADATA, "")
             yield file, msgspec.json.decode(text, type=Label)
-    except (SafetensorError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (SafetensorError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BrokenCopy(f"It is no copy of an expert: {str(error)[:100]}.") from None
 
 
@@ -432,8 +435,12 @@ class CopyStore:
             path.unlink(missing_ok=True)
 
     def put(self, draft: Path, uid: Uid, label: Label) -> KeptCopy:
-        """Put this file, which was checked, in place of an earlier copy of this expert."""
+        """Put this file, which was checked, in place of an earlier copy of this expert. One of more
+        steps stays beside it: its server may have begun the expert anew by mistake."""
         kept = _described(draft, uid, label)
+        earlier = self.find(uid)
+        if earlier is not None and earlier.steps > kept.steps:
+            self._put_aside(uid)
         with open(draft, "rb+") as file:
             os.fsync(file.fileno())
         before = self._kept.pop(uid, None)  # until the path has the new file
@@ -455,8 +462,10 @@ class CopyStore:
         another server's that replaces it: nothing proves that those steps were ever made. A person
         can use it. Of `most_aside` experts, the newest."""
         before = self.find(uid)
-        if before is None or before.server != self._server:
-            return
+        if before is not None and before.server == self._server:
+            self._put_aside(uid)
+
+    def _put_aside(self, uid: Uid) -> None:
         shutil.copyfile(self.path(uid), self.path(uid).with_suffix(ASIDE))
         aside = sorted(self._folder.glob(f"*{ASIDE}"), key=lambda path: path.stat().st_mtime_ns)
         for path in aside[: -self._most_aside]:

@@ -323,6 +323,11 @@ class ExpertDirectory:
         """The directory of the copies that servers of this run keep."""
         return ExpertDirectory(self._network, self._dht, self._run, COPIES)
 
+    @property
+    def heard_at(self) -> float:
+        """When a peer last answered a question of this node; minus infinity before the first."""
+        return self._dht.heard_at
+
     async def joined(self) -> None:
         """Wait until there are peers to read from. A node that is alone has nobody to meet, and
         waits only a moment."""

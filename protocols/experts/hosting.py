@@ -543,6 +543,8 @@ class ExpertHost:
             async with limit:
                 with trio.move_on_after(FETCHING_SECONDS):
                     backend = await self._fetch_newest(uid, offers)
+        except Exception as error:  # noqa: BLE001 - what others chose, or memory: serving goes on
+            log.warning("No newer copy of %s was taken over: %r", uid, error)
         finally:
             self._in_doubt.discard(uid)
             self._saves_changed.set()
@@ -614,13 +616,26 @@ class ExpertHost:
             oldest = trio.current_time() - STALE_COPY_SECONDS
             for uid in self._keeper.kept():
                 if self._renewed_at.setdefault(uid, trio.current_time()) <= oldest:
-                    if await self._other_hosts(uid):
+                    if await self._is_trained_on(uid):
                         try:
                             await in_thread(self._store.remove, uid)
                         except OSError as error:
                             log.warning("The copy of %s cannot be removed: %s", uid, error)
                         self._copies_changed.set()
                     self._renewed_at.pop(uid, None)
+
+    async def _is_trained_on(self, uid: Uid) -> bool:
+        """Whether a server hosts this expert, and answers that it has made all the steps of the
+        copy here. One that only announces it may not make the keepers forget it."""
+        hosts, copy = await self._other_hosts(uid), self._store.find(uid)
+        if not hosts or copy is None:
+            return False
+        try:
+            there = await ExpertClient(self._rpc).info(hosts[0], [uid], timeout=COMPARING_SECONDS)
+        except PotluckError as error:
+            log.info("%s did not say how far %s is: %s", hosts[0], uid, error)
+            return False
+        return uid in there and there[uid].steps >= copy.steps
 
     # -- taking experts
 
@@ -661,14 +676,17 @@ class ExpertHost:
                     await self._take_if_vacant(uid)
         except (PotluckError, OSError) as error:
             log.warning("%s was not taken: %s", uid, error)
+        except Exception as error:  # noqa: BLE001 - what others chose, or memory: it is tried again
+            log.warning("%s was not taken: %r", uid, error)
         finally:
             self._taking.discard(uid)
 
     async def _take_if_vacant(self, uid: Uid) -> None:
+        began = trio.current_time()
         if await self._other_hosts(uid, anew=True):
             self._forget_failures(uid)
             return
-        found = await self._obtain(uid)
+        found = await self._obtain(uid, began)
         if found is None:
             return
         self._forget_failures(uid)
@@ -688,9 +706,9 @@ class ExpertHost:
         self._saves_changed.set()
         self._tell(ExpertTaken(uid, origin, backend.statistics.steps))
 
-    async def _obtain(self, uid: Uid) -> tuple[ExpertBackend, Origin] | None:
+    async def _obtain(self, uid: Uid, began: float) -> tuple[ExpertBackend, Origin] | None:
         """The expert, from the newest copy that can be used; else a new one. None if a keeper may
-        yet have a copy."""
+        yet have a copy, or no peer has answered anything since the taking began."""
         form = await self._forms.of(uid)
         offers, is_sure = await self._offers(uid)
         own = self._store.find(uid)
@@ -712,7 +730,8 @@ class ExpertHost:
                 is_sure &= self._note_failure(uid, peer, error)
             else:
                 return backend, "taken over"
-        if not is_sure:
+        is_offline = -math.inf < self._directory.heard_at < began
+        if not is_sure or is_offline:  # offline, it reads only what it has itself
             return None
         return await in_thread(self._make, uid), "new"
 
@@ -821,8 +840,8 @@ class ExpertHost:
                 form = await self._forms.of(uid)
                 snapshot = await self.runtime.run(take_snapshot, one.backend)
                 copy = await in_thread(self._store.save, snapshot, form)
-        except (PotluckError, OSError) as error:
-            log.warning("%s was not saved: %s", uid, error)
+        except Exception as error:  # noqa: BLE001 - a full disk, or memory: serving goes on
+            log.warning("%s was not saved: %r", uid, error)
             self._tell(SavingFailed(uid, str(error)))
             return None
         one.saved = trio.current_time()

@@ -79,6 +79,9 @@ TRANSFER_SECONDS: Final = 30.0  # beside that, to check a copy and to write it t
 MOST_RECEIVED_AT_ONCE: Final = 4  # copies: each is a file that grows, and a chunk in memory
 PUSHED_AT_ONCE: Final = 2  # by one server
 MOST_SENT_AT_ONCE: Final = 8
+MOST_SENT_TO_ONE: Final = (
+    4  # as many as a server takes at once; one that does not read holds no more
+)
 SHARE_OF_A_PEER: Final = 0.5  # of the quota, for the copies from one server
 CHUNK_BYTES: Final = 256 << 10
 LARGEST_COPY_BYTES: Final = 1 << 40  # of any expert; the form of an expert has its own bound
@@ -241,7 +244,7 @@ class CopyKeeper:
         self._sources: dict[Uid, PeerId] = {}
         self._on_the_way: dict[Uid, int] = {}
         self._senders: Counter[PeerId] = Counter()
-        self._sending = 0
+        self._sending: Counter[PeerId] = Counter()
         rpc.serve(OFFERS, self._offers)
         rpc.serve_bulk(KEEP, self._keep)
         rpc.serve_bulk(COPY, self._copy)
@@ -262,13 +265,14 @@ class CopyKeeper:
             )
         )
 
-    async def _copy(self, _caller: Caller, transfer: AnyTransfer, opening: CopyOpening) -> None:
+    async def _copy(self, caller: Caller, transfer: AnyTransfer, opening: CopyOpening) -> None:
         copy = self._store.find(parse_uid(opening.uid))
         if copy is None or copy.digest != opening.digest:
             raise UnknownCopy(f"This copy of {opening.uid} is not here.")
-        if self._sending >= MOST_SENT_AT_ONCE:
-            raise Busy(f"{self._sending} copies are sent from here.", advice="Ask again later.")
-        self._sending += 1
+        to_it, in_all = self._sending[caller.peer], self._sending.total()
+        if to_it >= MOST_SENT_TO_ONE or in_all >= MOST_SENT_AT_ONCE:
+            raise Busy(f"{in_all} copies are sent from here.", advice="Ask again later.")
+        self._sending[caller.peer] += 1
         try:
             with trio.move_on_after(LONGEST_TRANSFER_SECONDS):
                 try:
@@ -280,7 +284,7 @@ class CopyKeeper:
                     await _send_file(transfer, file)
                     await transfer.finish(Empty())
         finally:
-            self._sending -= 1
+            self._sending -= Counter((caller.peer,))
 
     # -- what it takes
 

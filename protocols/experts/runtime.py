@@ -413,6 +413,9 @@ class Runtime:
             raise _unknown(str(parse_uid(name)))
         return backend
 
+    def get(self, name: str) -> ExpertBackend | None:
+        return self._backends.get(name)
+
     def backends(self) -> tuple[ExpertBackend, ...]:
         return tuple(self._backends.values())
 

@@ -80,14 +80,14 @@ class ExpertServer:
             return ExpertAnswer(await compute(self._runtime, caller.peer, uid, inputs, gradients))
 
     def info(self, _caller: Caller, request: InfoRequest) -> InfoAnswer:
-        wanted = set(request.uids)
+        found = [self._runtime.get(uid) for uid in dict.fromkeys(request.uids)]
         return InfoAnswer(
             tuple(
                 ExpertInfo(
                     str(backend.uid), backend.rows, backend.largest_batch, backend.statistics.steps
                 )
-                for backend in self._runtime.backends()
-                if str(backend.uid) in wanted
+                for backend in found
+                if backend is not None
             )
         )
 

@@ -34,6 +34,15 @@ def test_a_peer_that_failed_once_is_asked_again_if_the_others_are_less_than_half
     assert order(paces) == "abc"
 
 
+def test_an_unknown_peer_that_had_nothing_is_asked_after_other_unknown_ones() -> None:
+    paces = Paces()
+    paces.lacked(PeerId("a"))
+    assert order(paces) == "bca"
+    paces.sent(PeerId("b"), 1000, 0.1)
+    paces.lacked(PeerId("b"))
+    assert order(paces) == "cab", "what is known of it stays"
+
+
 def test_the_number_of_remembered_peers_is_bounded() -> None:
     paces = Paces()
     paces.sent(PeerId("a"), 1, 1.0)

@@ -26,8 +26,14 @@ from protocols.accumulation.state_messages import (
     ManifestRequest,
     PiecesOpening,
     PiecesTransfer,
+    wanted_chunk,
 )
-from protocols.errors import MalformedMessage
+from protocols.accumulation.state_serving import (
+    PART_SECONDS,
+    SLOWEST_BYTES_PER_SECOND,
+    StateServingSettings,
+)
+from protocols.errors import MalformedMessage, PotluckError
 from protocols.guard import Caller
 from protocols.rpc import Empty
 from protocols.testing.world import SimulatedWorld
@@ -327,6 +333,72 @@ def test_a_state_that_claims_more_than_this_model_can_need_takes_no_memory() -> 
         introduce(world, newcomer, [liar])
         with pytest.raises(StateRefused, match=r"Its statistics take 68,7\d\d,\d\d\d,\d\d\d bytes"):
             await newcomer.fetch([liar])
+
+    with_newcomer(scenario)
+
+
+@pytest.mark.slow
+def test_a_newcomer_that_is_alive_and_reads_nothing_keeps_neither_its_place_nor_others_out() -> (
+    None
+):
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        settings = StateServingSettings(most_downloads=2, upload_bytes_per_second=None)
+        (donor,) = await start_donors(world, 1, settings=settings)
+        deaf = await Newcomer.start(world, "deaf")
+        for one in (newcomer, deaf):
+            introduce(world, one, [donor])
+        digest = donor.source().digest
+        await deaf.rpc.call(donor.peer, MANIFEST, ManifestRequest("test", digest), timeout=5)
+        opening = PiecesOpening("test", digest)
+        ended: list[str] = []
+
+        async def read_nothing() -> None:
+            async with deaf.rpc.open_bulk(donor.peer, PIECES, opening, timeout=5) as transfer:
+                for _ in range(10):
+                    await transfer.send_chunk(wanted_chunk(list(range(25))))
+                try:
+                    while True:
+                        await trio.sleep(5)
+                        await transfer.say_alive()
+                except PotluckError as error:
+                    ended.append(error.what)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_nothing)
+            await trio.sleep(1)
+            assert donor.server.downloads == 1
+            with trio.fail_after(3 * SECONDS_ALONE):
+                fetched = await newcomer.fetch([donor])
+            assert same(fetched.state, donor.model.capture())
+            await trio.sleep(PART_SECONDS + STATE_BYTES / SLOWEST_BYTES_PER_SECOND)
+            assert donor.server.downloads == 0
+            nursery.cancel_scope.cancel()
+
+    with_newcomer(scenario)
+
+
+@pytest.mark.slow
+def test_many_sources_that_are_always_busy_do_not_keep_the_others_from_being_asked() -> None:
+    async def scenario(world: SimulatedWorld, newcomer: Newcomer) -> None:
+        (donor,) = await start_donors(world, 1)
+        me, claims = newcomer.network.peer_id, []
+        number = 0
+        while len(claims) < FetchSettings().most_sources:
+            number += 1
+            name = f"busy-{number}"
+            if rank(world.identity_of(name).peer_id, me) > rank(donor.peer, me):
+                continue  # those in front of the donor take all places
+            busy = HoldingServer(world.add_node(name), donor.model)
+            busy.body, busy.wait_ms = donor.model.capture().body, 1
+            busy.claim = dataclasses.replace(donor.source(), peer=busy.peer)
+            world.start(busy.network, busy.run)
+            await busy.ready.wait()
+            introduce(world, newcomer, [busy])
+            claims.append(busy.claim)
+        introduce(world, newcomer, [donor])
+        with trio.fail_after(60):
+            fetched = await newcomer.fetch_from(lambda: [*claims, donor.source()])
+        assert same(fetched.state, donor.model.capture())
 
     with_newcomer(scenario)
 

@@ -511,6 +511,64 @@ def test_a_donor_that_trickles_a_result_holds_nobody_up_for_long() -> None:
 
 
 @pytest.mark.slow
+def test_a_direct_link_that_trickles_gives_way_to_one_through_a_relay() -> None:
+    """With one direct source alone its result was waited for without end."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        trickling = NodeSettings(upload_bytes_per_second=RESULT_BYTES / 3600)
+        run = await start_run(
+            world, nursery, network, epoch_seconds=1e6, machines=[NodeSettings(), trickling]
+        )
+        behind, _ = run.donors
+        world.set_path(network, behind.network, RELAYED)
+        for one in run.donors:
+            await network.connect(one.network.peer_id)
+        newcomer = RunMember(seed=1)
+        newcomer.take(run.donors[0].member.capture(), ())
+        await one_more_step(run)
+        account, began = FetchAccount(rpc, FetchSettings(give_up_seconds=1e4)), trio.current_time()
+        wanted = FollowWanted(RUN, newcomer.layouts, float(STATE_BYTES))
+
+        def choice_now() -> Choice | None:
+            return choose(run.sources(), network.peer_id, named=False)
+
+        following = Following(account, wanted, newcomer.at, choice_now)
+        async with trio.open_nursery() as fetching:
+            fetching.start_soon(following.run)
+            assert await following.caught_up()
+            fetching.cancel_scope.cancel()
+        assert following.end == run.at
+        assert trio.current_time() - began < 2 * OLD_SECONDS
+
+    with_newcomer(scenario, bytes_per_second=10 * LINK)
+
+
+@pytest.mark.slow
+def test_a_newcomer_with_room_for_one_result_gets_its_state_and_then_the_others() -> None:
+    """When its room was full, its download was given up, however much of it was here."""
+
+    async def scenario(
+        world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc
+    ) -> None:
+        run = await start_run(world, nursery, network, epoch_seconds=EPOCH_SECONDS)
+        newcomer, settings = RunMember(seed=1), FetchSettings(most_result_bytes=0.0)
+        fetched = await run.fetch(rpc, newcomer, settings=settings)
+        assert len(fetched.results) == 1
+        assert sum(fetched.bytes_from.values()) < 1.1 * (STATE_BYTES + 2 * RESULT_BYTES)
+        newcomer.take(fetched.state, fetched.results)
+        while newcomer.at != run.at:
+            followed = await follow_run(
+                rpc, run.sources, newcomer.look(), newcomer.layouts, settings=settings
+            )
+            assert followed is not None
+            newcomer.take(None, followed.results)
+
+    with_newcomer(scenario)
+
+
+@pytest.mark.slow
 def test_a_donor_that_sends_other_bytes_is_named_and_the_others_are_asked() -> None:
     async def scenario(
         world: SimulatedWorld, nursery: trio.Nursery, network: SimulatedNetwork, rpc: Rpc

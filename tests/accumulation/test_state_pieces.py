@@ -22,8 +22,12 @@ from protocols.accumulation.state_download import (
 )
 from protocols.accumulation.state_lock import StateLock
 from protocols.accumulation.state_pace import (
+    KEPT_SECONDS,
+    LAPSED_SECONDS,
     RESERVED_SECONDS,
     SENIOR_SECONDS,
+    STUCK_SECONDS,
+    UNUSED_SECONDS,
     USUAL_WAIT_SECONDS,
     DownloadDesk,
     UploadPace,
@@ -271,6 +275,35 @@ def test_a_place_that_is_not_taken_is_given_to_another() -> None:
     assert desk.ask(PeerId("2"), 9.0) > 0.0
     assert desk.ask(PeerId("2"), 10.0) == 0.0
     assert len(desk) == 1
+
+
+def test_a_place_that_is_asked_for_again_and_again_and_never_used_is_given_to_another() -> None:
+    desk, second = DownloadDesk(1), 0
+    while desk.ask(PeerId("1"), float(second)) == 0.0:
+        assert second <= UNUSED_SECONDS + KEPT_SECONDS
+        second += 9
+    assert desk.ask(PeerId("2"), float(second)) == 0.0
+    desk.begin(PeerId("2"), float(second), 1000)
+    desk.end(PeerId("2"))
+    assert desk.ask(PeerId("1"), second + 1.0) > 0.0, "it has had its chance"
+    assert desk.ask(PeerId("1"), second + LAPSED_SECONDS) == 0.0
+
+
+def test_a_peer_that_takes_nothing_leaves_room_for_another_one() -> None:
+    desk, stuck = DownloadDesk(3), PeerId("stuck")
+    assert desk.ask(stuck, 0.0, 1) == 0.0
+    desk.begin(stuck, 0.0, 1000)
+    desk.sends(stuck, 1.0)
+    assert desk.ask(PeerId("2"), 2.0, 1) > 0.0
+    assert desk.ask(PeerId("2"), 1.0 + STUCK_SECONDS, 1) == 0.0
+    assert desk.ask(PeerId("3"), 1.0 + STUCK_SECONDS, 1) > 0.0
+    desk.sent(stuck, 500, 40.0)
+    desk.sends(stuck, 40.0)
+    assert desk.ask(PeerId("4"), 41.0, 1) > 0.0, "it goes on"
+    for name in ("2", "3"):
+        assert desk.ask(PeerId(name), 41.0) == 0.0
+        desk.begin(PeerId(name), 41.0, 1000)
+    assert desk.ask(PeerId("4"), 100.0, 4) > 0.0, "there are no more places than there are"
 
 
 @given(st.floats(100.0, 1e9))

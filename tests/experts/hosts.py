@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import trio
@@ -47,6 +47,15 @@ CHECKPOINT_SECONDS = 20.0
 Event = TypeVar("Event", bound=HostEvent)
 
 
+class Halving(torch.optim.lr_scheduler.StepLR):
+    """A schedule that does not take everything, as those of runs do not."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if type(state["last_epoch"]) is not int or state["last_epoch"] < 0:
+            raise ValueError(f"There is no epoch {state['last_epoch']}.")
+        super().load_state_dict(state)
+
+
 def make(uid: Uid) -> ExpertBackend:
     """An expert with Adam and a schedule; its values follow from its uid."""
     network = build_expert(
@@ -54,7 +63,7 @@ def make(uid: Uid) -> ExpertBackend:
         seed=sum(cell * 10**place for place, cell in enumerate(uid.cells)),
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+    schedule = Halving(optimizer, step_size=3, gamma=0.5)
     return ExpertBackend(uid, network, Rows((WIDTH,)), optimizer, schedule=schedule)
 
 

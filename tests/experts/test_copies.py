@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,17 @@ def test_own_copies_are_put_aside_as_many_as_there_may_be(tmp_path: Path, form: 
     assert form.check(tmp_path / names[0], kept[1].uid).steps == 3
 
 
+def test_a_copy_with_more_steps_than_the_one_that_replaces_it_stays_beside_it(
+    store: CopyStore, form: CopyForm
+) -> None:
+    """A server that begins an expert anew by mistake sends its first steps to all keepers."""
+    saved(store, form)
+    backend = make(UID)
+    backend.backward(batch(), batch())
+    assert saved(store, form, backend).steps == 1
+    assert form.check(store.path(UID).with_suffix(".aside"), UID).steps == 3
+
+
 def test_a_checkpoint_of_another_shape_is_put_aside_and_named(
     store: CopyStore, form: CopyForm, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,6 +305,26 @@ def test_values_with_which_an_expert_cannot_learn_are_refused(
     assert form.check(path, UID).steps == 3, "it looks like any other"
     with pytest.raises(WrongCopy, match="cannot learn with this copy"):
         restore(make(UID), path, form)
+
+
+@pytest.mark.parametrize("epoch", [-1, 5.0])
+def test_numbers_that_the_schedule_does_not_take_are_refused(
+    store: CopyStore, form: CopyForm, epoch: float
+) -> None:
+    """They ended every node that took the copy, at each start anew."""
+    snapshot = take_snapshot(trained())
+    numbers = {**snapshot.numbers, "schedule/last_epoch": epoch}
+    store.save(replace(snapshot, numbers=numbers), form)
+    with pytest.raises(WrongCopy, match="cannot learn with this copy"):
+        restore(make(UID), store.path(UID), form)
+
+
+def test_a_file_that_cannot_be_read_says_nothing_about_the_copy(
+    store: CopyStore, form: CopyForm
+) -> None:
+    saved(store, form)
+    with pytest.raises(FileNotFoundError):
+        restore(make(UID), store.path(UID).with_suffix(".gone"), form)
 
 
 def test_weights_that_make_no_finite_outputs_are_refused(store: CopyStore, form: CopyForm) -> None:

@@ -29,7 +29,14 @@ from protocols.experts import (
     hosting,
     keepers,
 )
-from protocols.experts.copies import CopyForm, CopyStore, KeptCopy, WrongCopy, take_snapshot
+from protocols.experts.copies import (
+    CopyForm,
+    CopyStore,
+    ExpertSnapshot,
+    KeptCopy,
+    WrongCopy,
+    take_snapshot,
+)
 from protocols.experts.directory import CACHED_SECONDS, LEAVING_SECONDS, MOST_COPY_RECORDS
 from protocols.experts.hosting import (
     BUSY_SECONDS,
@@ -57,9 +64,10 @@ from protocols.experts.keepers import (
     keepers_of,
 )
 from protocols.experts.messages import MOST_INFOS
-from protocols.experts.runtime import ExpertStatistics
+from protocols.experts.runtime import ExpertBackend, ExpertStatistics
 from protocols.identity import PeerId
 from protocols.rpc import Empty, Rpc
+from tests.dht.members import Member
 from tests.experts.hosts import (
     CHECKPOINT_SECONDS,
     GRID,
@@ -228,6 +236,21 @@ async def test_an_expert_does_not_begin_anew_while_its_keeper_is_out_of_reach_fo
 
 @pytest.mark.slow
 @staged
+async def test_a_server_that_is_offline_makes_no_new_experts(cast: Cast) -> None:
+    """It sees neither hosts nor keepers. Back in the swarm, trainers would prefer what it made."""
+    other, third = await cast.server(1, [UID]), await cast.node("third")
+    await other.hosting(1)
+    server = await cast.server(1, [UID])
+    cuts = cast.world.partition([server.member.network], [other.member.network, third.network])
+    await trio.sleep(5 * MINUTE)
+    assert server.uids() == []
+    cast.world.heal(cuts)
+    other.crash()
+    await server.hosting(1, within_seconds=2 * MINUTE)
+
+
+@pytest.mark.slow
+@staged
 async def test_the_failures_of_keepers_count_only_until_the_expert_has_a_host(cast: Cast) -> None:
     keeper = await cast.server(1, [GRID.at(0)])
     first, trainer = await cast.server(1, [UID]), await cast.trainer()
@@ -286,12 +309,19 @@ async def test_a_server_that_starts_again_takes_nothing_back_from_others(cast: C
     assert second.host.hosted()[0].steps == 4
 
 
+async def two_apart(cast: Cast) -> list[Member]:
+    """Two nodes that are cut off from each other, each with a third one that answers it."""
+    nodes = [await cast.node(name) for name in ("one", "other")]
+    sides = [[one.network, (await cast.node(f"by {one.network.name}")).network] for one in nodes]
+    cast.world.partition(*sides)
+    return nodes
+
+
 @pytest.mark.slow
 @staged
 async def test_the_loser_of_a_conflict_stops(cast: Cast) -> None:
-    nodes = [await cast.node(name) for name in ("one", "other")]
+    nodes = await two_apart(cast)
     settings = HostSettings(1, (UID,))
-    cast.world.partition([nodes[0].network], [nodes[1].network])
     servers = [await cast.start(Server(one, cast.folder / one.peer, settings)) for one in nodes]
     for server in servers:
         await server.hosting(1)
@@ -313,8 +343,7 @@ async def test_the_loser_of_a_conflict_stops(cast: Cast) -> None:
 async def test_of_two_servers_with_one_expert_the_one_that_has_trained_it_further_keeps_it(
     cast: Cast,
 ) -> None:
-    nodes = [await cast.node(name) for name in ("early", "late")]
-    cast.world.partition([nodes[0].network], [nodes[1].network])
+    nodes = await two_apart(cast)
     servers = []
     for one, uids in zip(nodes, [(UID, OTHER), (UID,)], strict=True):
         settings = HostSettings(len(uids), uids)
@@ -705,6 +734,57 @@ async def test_the_copy_of_an_orphan_is_never_dropped(cast: Cast) -> None:
     assert keeper.kept() == [UID]
 
 
+@pytest.mark.slow
+@staged
+async def test_a_copy_is_not_dropped_for_a_server_that_only_announces_the_expert(
+    cast: Cast,
+) -> None:
+    keeper = await cast.server(1, [GRID.at(0)])
+    server, trainer = await cast.server(1, [UID]), await cast.trainer()
+    await server.hosting(1)
+    await trainer.train(server, UID)
+    await saved(server)
+    server.host._servers = nobody  # type: ignore[method-assign]
+    server.host.runtime._backends.clear()  # it says that it has no such expert
+    await trio.sleep(STALE_COPY_SECONDS + 2 * SWEEP_SECONDS)
+    assert keeper.kept() == [UID]
+
+
+@pytest.mark.slow
+@staged
+async def test_memory_that_is_full_when_an_expert_is_taken_or_saved_ends_no_node(
+    cast: Cast,
+) -> None:
+    first = await cast.server(1, [UID])
+    await first.hosting(1)
+    server, trainer = await cast.server(1, [UID]), await cast.trainer()
+    full, made = [True], server.host._make
+
+    def makes(uid: Uid) -> ExpertBackend:
+        if full[0]:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+        return made(uid)
+
+    def takes(backend: ExpertBackend) -> ExpertSnapshot:
+        if full[0]:
+            raise MemoryError
+        return take_snapshot(backend)
+
+    server.host._make = makes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosting, "take_snapshot", takes)
+        first.crash()
+        await trio.sleep(2 * MINUTE)
+        assert server.uids() == []
+        full[0] = False
+        await server.hosting(1)
+        full[0] = True
+        await trainer.train(server, UID)
+        await until(lambda: bool(server.told(SavingFailed)), 2 * CHECKPOINT_SECONDS)
+        full[0] = False
+        await until(lambda: bool(server.told(ExpertSaved)), 2 * CHECKPOINT_SECONDS)
+
+
 async def nobody() -> set[str]:
     return set()
 
@@ -925,7 +1005,17 @@ def cut_short(server: Server) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
 
-LIES: list[Callable[[Server], object]] = [boast, spoil, poison, cut_short]
+def misnumber(server: Server) -> None:
+    """Offer a copy with a number that the experts' schedule does not take."""
+    backend = make(UID)
+    backend.backward(batch(), batch())
+    snapshot = take_snapshot(backend)
+    numbers = {**snapshot.numbers, "schedule/last_epoch": -1}
+    store = server.host._store
+    store.save(replace(snapshot, numbers=numbers, steps=9), CopyForm(make(UID)))
+
+
+LIES: list[Callable[[Server], object]] = [boast, spoil, poison, misnumber, cut_short]
 
 
 @contextmanager
