@@ -137,14 +137,16 @@ class Keyring:
     def withdraw(self, key_ids: Iterable[bytes], *, by: bytes) -> None:
         """Stop trusting these keys, as key `by` says. It has no say about deeper keys than itself.
 
-        A key that is not known yet is withdrawn as well: its record may come later.
+        A key that is not known yet is withdrawn as well: its record may come later. There is always
+        room for those that are known.
         """
         word = self.find(by)
         if word is None:
             return
         for withdrawn in key_ids:
-            known = withdrawn in self._withdrawn or len(self._withdrawn) < MOST_WITHDRAWN
-            if known and withdrawn != by:
+            has_room = len(self._withdrawn) < MOST_WITHDRAWN
+            is_known = withdrawn in self._withdrawn or withdrawn in self._trusted
+            if (is_known or has_room) and withdrawn != by:
                 self._withdrawn[withdrawn] = max(word.depth, self._withdrawn.get(withdrawn, 0))
 
     def find(self, wanted: bytes) -> TrustedKey | None:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
+from blake3 import blake3
 from msgspec import Meta
 
 from auth.documents import DocumentType, encode
@@ -137,6 +138,11 @@ def _named(entry: Entry) -> bytes | str | int:
             return username
         case SerialEntry(serial=serial):
             return serial
+
+
+def held_digest(signed_list: bytes) -> str:
+    """By which a node says to the server which list it holds."""
+    return blake3(signed_list).hexdigest(16)
 
 
 class Revocations:

@@ -21,6 +21,7 @@ from auth.bounded_map import BoundedMap
 from auth.challenges import CHALLENGE_BYTES, LOGIN, RENEW
 from auth.documents import encode
 from auth.keys import PUBLIC_KEY_BYTES, SIGNATURE_BYTES
+from auth.revocations import held_digest
 from auth.server.answers import BYTES, Answer, json_answer
 from auth.server.boundary import (
     ChallengeBody,
@@ -228,8 +229,10 @@ class Api:
         }
         if request.headers.get("if-none-match") == headers["etag"]:
             return Answer(b"", BYTES, 304, headers)
-        after = request.query_params.get("after", "")
-        if after.isascii() and after.isdigit() and len(after) < 20 and int(after) >= newest.number:
+        # Numbers alone would not do: a list with a huge one, by a stolen key, would keep all nodes
+        # that hold it from the one that withdraws the key.
+        held, after = (request.query_params.get(name, "") for name in ("held", "after"))
+        if held == held_digest(newest.signed) or (not held and after == str(newest.number)):
             return Answer(b"", BYTES, 204, headers)
         return Answer(newest.signed, BYTES, 200, headers)
 

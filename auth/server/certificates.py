@@ -156,7 +156,11 @@ def load_certificate(certificate_file: Path, key_file: Path) -> LoadedCertificat
 
 def warn_if_readable_by_others(key_file: Path) -> None:
     """A private key that everybody on the machine can read is not private."""
-    if stat.S_IMODE(key_file.stat().st_mode) & 0o004:
+    try:
+        mode = stat.S_IMODE(key_file.stat().st_mode)
+    except OSError:  # just replaced: the next look sees it
+        return
+    if mode & 0o004:
         _log.warning("every user of this machine can read %s: chmod o-r it", key_file)
 
 
@@ -182,7 +186,7 @@ def _read_leaf(path: Path) -> x509.Certificate:
 def _names_of(leaf: x509.Certificate) -> tuple[str, ...]:
     try:
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
         return ()
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
     return (*names.get_values_for_type(x509.DNSName), *addresses)

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from email.utils import formatdate
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -168,10 +169,10 @@ class HttpServer:
         """Close the connection that has been idle for longest. Whether there is or will be room."""
         if len(self._open) >= self._most_connections + self._most_ending:
             return False
-        idle = [each for each in self._open if each.idle_since is not None]
+        idle = [each for each in self._open if each.waits_since() is not None]
         if not idle:
             return False
-        min(idle, key=lambda each: each.idle_since or 0.0).end_if_idle()
+        min(idle, key=lambda each: each.waits_since() or 0.0).make_way()
         self._on_refused("idle")
         return True
 
@@ -206,6 +207,7 @@ IDLE_SECONDS = 10.0  # waiting for a request, until its head is whole
 # An answer has some kilobytes and fits into the socket's buffer: only a client that reads none of
 # many answers makes a write wait at all.
 WRITE_SECONDS = 10.0
+STUCK_SECONDS = 1.0  # a client that takes nothing for so long makes way for others
 # A client that is still sending when it has been answered (a body that is too large) would lose
 # the answer to a reset of the connection, if we closed at once.
 LINGER_SECONDS = 0.5
@@ -267,11 +269,27 @@ class Connection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD_BYTES)
         self._unsent = b""
         self._idle = trio.CancelScope()
+        self._writing = trio.CancelScope()
+        self._writing_since: float | None = None
         self._is_ending = False
         self._head_came = 0.0
         self.idle_since: float | None = trio.current_time()
         """Since when the client is waited for: for a request, or for the rest of one whose head
         came then. None while a request is being answered, and once the connection is ending."""
+
+    def waits_since(self) -> float | None:
+        """Since when nothing comes from the client, or it takes nothing; None if it does."""
+        if self.idle_since is not None:
+            return self.idle_since
+        since = self._writing_since
+        is_stuck = since is not None and trio.current_time() - since >= STUCK_SECONDS
+        return since if is_stuck else None
+
+    def make_way(self) -> None:
+        """Drop it, because others want its place."""
+        self.end_if_idle()
+        if self._writing_since is not None:
+            self._writing.cancel()
 
     def end_if_idle(self) -> None:
         """Drop it, unless a request is being answered: then it ends after the answer."""
@@ -377,7 +395,9 @@ class Connection:
         body: one record of TLS and one system call, and not three. ClientGone if it has left before
         the last piece, or reads nothing."""
         if message["type"] == "http.response.start":
-            last = [(b"connection", b"close")] if is_last else []
+            # after a refusal by rate none of the requests that are here already is worth an answer
+            ends = is_last or message["status"] == HTTPStatus.TOO_MANY_REQUESTS
+            last = [(b"connection", b"close")] if ends else []
             headers = [*message["headers"], _date(), *last]
             self._hold(h11.Response(status_code=message["status"], headers=headers))
             return
@@ -427,13 +447,16 @@ class Connection:
         """Send what was held back, even when cancelled, with the timeout of a write. Whether all of
         it was sent; else the connection is ending."""
         unsent, self._unsent = self._unsent, b""
-        deadline = trio.current_time() + WRITE_SECONDS
-        with trio.CancelScope(deadline=deadline, shield=True):
+        now = trio.current_time()
+        with trio.CancelScope(deadline=now + WRITE_SECONDS, shield=True) as self._writing:
+            self._writing_since = now
             try:
                 await self._stream.send_all(unsent)
                 return True
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # the client has left
+            finally:
+                self._writing_since = None
         self._is_ending = True
         return False
 

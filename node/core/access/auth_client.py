@@ -30,6 +30,7 @@ from auth.errors import AuthError, UntrustedDocument
 from auth.keyring import KeyRecord, KeyRecords, Keyring
 from auth.keys import SigningKey
 from auth.passes import OpenedPass, open_pass
+from auth.revocations import held_digest
 from auth.statements import open_refusal, open_time
 from node.core.access.auth_http import AuthHttp, HttpAnswer, Outage, explain_answer, open_auth_http
 from node.core.access.server_time import Moment, ServerTime
@@ -301,9 +302,9 @@ class AuthClient:
 
     # -- revocations
 
-    async def revocations(self, after: int) -> Polled:
-        """The revocation list, if there is a newer one than number `after`."""
-        answer = await self._get("/v1/revocations", {"after": str(after)})
+    async def revocations(self, held: bytes) -> Polled:
+        """The newest revocation list, unless it is the one that is held."""
+        answer = await self._get("/v1/revocations", {"held": held_digest(held)})
         text = answer.headers.get("potluck-poll-seconds", "")
         seconds = float(text) if text.isascii() and text.isdigit() else DEFAULT_POLL_SECONDS
         if answer.status == 204:

@@ -344,7 +344,7 @@ async def refused_by(client: AuthClient, member: Membership) -> Reason | None:
     keyring = client.keyring
     assert keyring is not None
     newest = Revocations(member.run_name)
-    polled = await client.revocations(after=max(0, member.following.revocations.number))
+    polled = await client.revocations(member.following.revocations.newest)
     if polled.signed_list is not None:
         newest.accept(polled.signed_list, keyring)  # and withdraws keys
     if keyring.allows(member.token) is None or member.key_was_withdrawn:

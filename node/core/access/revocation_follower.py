@@ -79,6 +79,8 @@ class RevocationFollower:
         self._chance = chance
         self._key = revocations_key(run)
         self._kept = b""
+        self._not_taken = b""
+        """The server's list, if it is not newer than the one here. It need not come again."""
         self._load()
 
     def _load(self) -> None:
@@ -166,12 +168,13 @@ class RevocationFollower:
             await trio.sleep(seconds * (1 - POLL_JITTER * self._chance.random()))
 
     async def _poll_once(self, client: AuthClient) -> float:
-        polled = await client.revocations(after=self.revocations.number)
+        polled = await client.revocations(self._not_taken or self.revocations.newest)
         if polled.signed_list is not None:
             try:
-                self.take(polled.signed_list)
+                is_taken = self.take(polled.signed_list)
             except UntrustedDocument:
-                self.take(polled.signed_list, await client.keys())
+                is_taken = self.take(polled.signed_list, await client.keys())
+            self._not_taken = b"" if is_taken else polled.signed_list
         return polled.poll_seconds
 
     # -- the directory

@@ -220,6 +220,16 @@ def test_only_so_many_withdrawals_are_kept() -> None:
     assert keyring.withdrawn == frozenset()
 
 
+def test_junk_of_a_thief_leaves_room_to_withdraw_the_keys_that_are_known() -> None:
+    """By lists of a stolen key, before its own withdrawal."""
+    keyring = keyring_of(ROOT, SECOND)
+    many = [number.to_bytes(8, "big") for number in range(2 * MOST_WITHDRAWN)]
+    keyring.withdraw(many, by=AUTH.key_id)
+    keyring.withdraw([AUTH.key_id], by=NEXT_AUTH.key_id)
+    assert keyring.withdrawn == {AUTH.key_id}
+    assert len(keyring._withdrawn) <= MOST_WITHDRAWN + MOST_KEYS
+
+
 def test_a_withdrawn_or_unknown_key_withdraws_nothing_nor_does_a_key_itself() -> None:
     keyring = keyring_of(ROOT, SECOND, THIRD)
     keyring.withdraw([NEXT_AUTH.key_id], by=THIRD_AUTH.key_id)

@@ -13,7 +13,7 @@ from auth.challenges import LOGIN, RENEW, prove
 from auth.documents import encode
 from auth.keyring import KeyRecords, Keyring
 from auth.keys import SigningKey
-from auth.revocations import Revocations
+from auth.revocations import Revocations, held_digest
 from auth.server.api import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS, poll_seconds
 from auth.statements import open_time
 from auth.tokens import sign_token
@@ -198,6 +198,20 @@ async def test_a_list_that_is_known_is_not_sent_again(running: RunningServer) ->
     first = await running.ask("GET", "/v1/revocations")
     again = await running.ask("GET", "/v1/revocations", if_none_match=first.headers["etag"])
     assert (again.status, again.body) == (304, b"")
+
+
+async def test_a_list_is_known_by_its_digest_and_not_by_its_number(running: RunningServer) -> None:
+    """A stolen key can sign a list with a number above all."""
+    newest = running.store.revocation_list()
+    known = await running.ask("GET", f"/v1/revocations?held={held_digest(newest.signed)}")
+    assert (known.status, known.body) == (204, b"")
+    for query in (
+        f"held={held_digest(b'of a thief')}",
+        f"held={held_digest(b'of a thief')}&after={newest.number}",
+        f"after={2**63 - 1}",
+    ):
+        answer = await running.ask("GET", f"/v1/revocations?{query}")
+        assert (answer.status, answer.body) == (200, newest.signed)
 
 
 @pytest.mark.parametrize("after", ["", "-1", "x", "9" * 400, "%00", "1.5", "٣"])

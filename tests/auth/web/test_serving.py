@@ -410,6 +410,31 @@ async def test_a_client_that_asks_and_never_reads_is_dropped(hurried: MockClock)
         await trio.aclose_forcefully(client)
 
 
+async def test_clients_that_do_not_read_make_way_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They kept all places, and nobody else was let in."""
+    monkeypatch.setattr(serving, "STUCK_SECONDS", 0.2)
+
+    async def much(scope: Scope, receive: Receive, send: Send) -> None:
+        size = 1 if b"small" in scope["query_string"] else 20_000_000
+        await json_answer({"x": "y" * size})(scope, receive, send)
+
+    async with listening(much, most=3) as here:
+        deaf = [await trio.open_tcp_stream(LOOPBACK, here.port) for _ in range(3)]
+        for client in deaf:
+            await client.send_all(GET)
+        await until(
+            lambda: sum(each.waits_since() is not None for each in here.server.open) == 3,
+            PATIENCE_SECONDS,
+        )
+        async with connect(here.port, None) as newest:
+            assert (await newest.ask("GET", "/?small")).status == 200
+        assert here.refused == ["idle"]
+        for client in deaf:
+            await trio.aclose_forcefully(client)
+
+
 async def test_a_client_that_goes_on_sending_after_its_answer_is_dropped() -> None:
     async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
         await json_answer({"no": True}, 413)(scope, receive, send)
