@@ -141,6 +141,8 @@ class ControlServer:
                     await self._answer(client)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has left, and cannot be told
+        except Exception:  # noqa: BLE001 - one client must not end the node
+            _log.exception("a client of the control socket was not served to the end")
         finally:
             self._clients -= 1
 
@@ -233,7 +235,13 @@ def _failed(error: Exception) -> ControlFailed:
     if isinstance(error, trio.TooSlowError):
         return ControlFailed(f"No whole request came within {ASK_SECONDS:g} seconds.")
     failure = failure_of(error)
-    return ControlFailed(failure.what, failure.why, failure.advice, failure.exit_code)
+    what, why, advice = map(_writable, (failure.what, failure.why, failure.advice))
+    return ControlFailed(what, why, advice, failure.exit_code)
+
+
+def _writable(text: str) -> str:
+    """`text` without lone surrogates, which a path that is no UTF-8 has and JSON cannot."""
+    return text.encode(errors="replace").decode()
 
 
 def remove_socket(path: Path) -> None:

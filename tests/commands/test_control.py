@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -126,6 +127,29 @@ async def test_a_bug_in_a_handler_ends_the_command_and_not_the_node(
     with pytest.raises(ControlFailure, match="a bug"):
         await asked(server.path, "break_down")
     assert "break_down failed" in caplog.text
+    assert await asked(server.path, "count", {"to": 1}) == [0]
+
+
+async def test_a_failure_that_names_a_path_without_utf_8_is_told(server: ControlServer) -> None:
+    async def look(_arguments: Mapping[str, Any], _answer: Answering) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", os.fsdecode(b"/home/\xff"))
+
+    server.add("look", look)
+    with pytest.raises(ControlFailure, match=r"Permission denied: /home/\?"):
+        await asked(server.path, "look")
+    assert await asked(server.path, "count", {"to": 1}) == [0]
+
+
+async def test_a_failure_that_cannot_be_sent_ends_its_client_and_not_the_node(
+    server: ControlServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def tell_too_much(_arguments: Mapping[str, Any], _answer: Answering) -> None:
+        raise Refused("x" * (LARGEST_ANSWER_BYTES + 1))
+
+    server.add("tell_too_much", tell_too_much)
+    with pytest.raises(NodeWentAway):
+        await asked(server.path, "tell_too_much")
+    assert "was not served to the end" in caplog.text
     assert await asked(server.path, "count", {"to": 1}) == [0]
 
 
