@@ -190,6 +190,34 @@ def test_a_run_that_goes_back_replaces_what_was_written() -> None:
     assert lines_of(book)[2].samples == (7, 2)
 
 
+@pytest.mark.parametrize("again", [{"A": 1.0, "B": 2.0}, {"B": 2.0}])
+def test_a_run_that_goes_back_by_several_pages_removes_what_came_after(
+    again: dict[str, float],
+) -> None:
+    """Also if the step that is made again is without this peer."""
+    book = Book(RUN, ME.public_key)
+    for epoch in (0, 1, PAGE_EPOCHS, 2 * PAGE_EPOCHS):
+        note(book, epoch, {"A": 1.0, "B": 2.0})
+    book.take_changed()
+    assert note(book, 1, again) is ("A" in again)
+    assert book.take_changed() == [0, 1, 2]
+    assert sorted(lines_of(book)) == ([0, 1] if "A" in again else [0])
+    assert lines_of(book, 1) == lines_of(book, 2) == {}
+    read_page(sign_page(ME, book.page(2)), RUN)
+
+
+def test_a_run_that_goes_back_by_all_the_pages_held_keeps_its_new_lines() -> None:
+    book = Book(RUN, ME.public_key)
+    for epoch in range(10 * PAGE_EPOCHS, 20 * PAGE_EPOCHS, PAGE_EPOCHS):
+        note(book, epoch, {"A": 1.0, "B": 2.0})
+        book.take_changed()
+    for epoch in range(3):
+        note(book, epoch, {"A": 1.0, "B": 2.0})
+        book.take_changed()
+    assert sorted(lines_of(book)) == [0, 1, 2]
+    assert book.numbers == (0,)
+
+
 def test_a_book_goes_on_where_the_last_session_ended() -> None:
     first, second = Book(RUN, ME.public_key), Book(RUN, ME.public_key)
     note(first, 0, {"A": 1.0, "B": 2.0})

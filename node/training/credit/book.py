@@ -76,6 +76,7 @@ class Book:
     ) -> bool:
         """Record a step; False if a record has no room for such a step. `served`: the rows that the
         experts of each peer have computed for it."""
+        self._remove_from(epoch)
         keys = [public_key_of(one.peer) for one in shares]
         if len(keys) > MOST_IN_A_LINE or self._key not in keys:
             return False
@@ -91,8 +92,6 @@ class Book:
         room = max(len(members), MOST_MEMBERS - MOST_IN_A_LINE)  # the next group may be another one
         draft.members = list(members | dict.fromkeys(rows))[:room]
         places = {key: place for place, key in enumerate(draft.members)}
-        for later in [one for one in draft.lines if one >= epoch]:
-            del draft.lines[later]
         draft.lines[epoch] = Line(
             epoch,
             history,
@@ -108,6 +107,14 @@ class Book:
         self._changed.add(number)
         self._forget_old()
         return True
+
+    def _remove_from(self, epoch: int) -> None:
+        """The run makes this epoch now: a line of it, and those after it, are of steps that it has
+        gone back from. They may be on several pages."""
+        for number, draft in self._drafts.items():
+            for later in [one for one in draft.lines if one >= epoch]:
+                del draft.lines[later]
+                self._changed.add(number)
 
     def gave_up_alone(self) -> None:
         """This peer took the others' state. The steps that it made alone since its last step with
@@ -145,9 +152,10 @@ class Book:
         return Page(self._run, number, tuple(draft.members), lines, token)
 
     def _forget_old(self) -> None:
-        for number in sorted(self._drafts)[:-PAGES_HELD]:
-            if number not in self._changed:
-                del self._drafts[number]
+        """Pages without lines, too: after a step back they would be the newest."""
+        empty = [number for number, draft in self._drafts.items() if not draft.lines]
+        for number in {*empty, *sorted(self._drafts)[:-PAGES_HELD]} - self._changed:
+            del self._drafts[number]
 
 
 def _amount(value: float) -> int:
