@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -151,19 +152,44 @@ def test_it_is_written_soon_after_much_and_later_after_little(tmp_path: Path) ->
         b"{",
         b'{"now":{"month":"2026-13"}}',
         b'{"now":{"sent_bytes":-1}}',
-        b'{"more":1}',
+        b'{"more":' + b"[" * 4000,
+        b'{"now":{"month":"\xff"}}',
         b"x" * 5000,
     ],
 )
-def test_an_unreadable_ledger_is_reported_and_counting_begins_at_zero(
+def test_an_unreadable_ledger_is_reported_and_kept_and_counting_begins_at_zero(
     content: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "traffic.json"
     path.write_bytes(content)
     path.chmod(0o600)
-    accounts, said = LedgerFile(path).load()
+    file = LedgerFile(path)
+    accounts, said = file.load()
     assert accounts == Accounts()
     assert "counted from zero" in said
+    assert said.endswith(f"The file is now {path}.damaged.")
+    file.save(Accounts(MonthAccount("2026-11", 1)), 0.0)
+    assert (tmp_path / "traffic.json.damaged").read_bytes() == content
+
+
+def test_a_ledger_that_cannot_be_moved_aside_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_paths: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    path = tmp_path / "traffic.json"
+    path.write_bytes(b"{")
+    path.chmod(0o600)
+    monkeypatch.setattr(os, "replace", refuse)
+    assert LedgerFile(path).load()[1].endswith("could not be moved aside: Permission denied.")
+
+
+def test_the_ledger_of_a_newer_potluck_counts(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.json"
+    path.write_bytes(b'{"now":{"month":"2026-11","sent_bytes":7,"lost_bytes":1},"more":1}')
+    path.chmod(0o600)
+    assert LedgerFile(path).load() == (Accounts(MonthAccount("2026-11", 7)), "")
 
 
 def test_a_disk_that_takes_nothing_is_said_and_does_not_raise(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ the owner must be told: the caller of `save` shows the text that it returns.
 from __future__ import annotations
 
 import enum
+import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -55,7 +56,7 @@ class QuotaStanding(enum.Enum):
     USED_UP = "used up"
 
 
-class MonthAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MonthAccount(msgspec.Struct, frozen=True):
     """The traffic of one month, such as 2026-11."""
 
     month: str = ""
@@ -80,8 +81,9 @@ class MonthAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class Accounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the file: this month, and the one counted before it."""
+class Accounts(msgspec.Struct, frozen=True):
+    """The content of the file: this month, and the one counted before it. A newer potluck may have
+    written more, and the count holds all the same."""
 
     now: MonthAccount = MonthAccount()
     before: MonthAccount = MonthAccount()
@@ -162,6 +164,7 @@ class Ledger:
 
 
 LARGEST_LEDGER_BYTES = 4096
+ASIDE = ".damaged"
 
 SAVED_AFTER_BYTES = 1_000_000
 LOOKED_AFTER_SECONDS = 5.0
@@ -180,17 +183,27 @@ class LedgerFile:
         self._looked_at = float("-inf")
 
     def load(self) -> tuple[Accounts, str]:
-        """The content of the file, and a message to the owner, if any."""
+        """The content of the file, and a message to the owner, if any. A file that cannot be read
+        is moved aside, or the first save would take its place."""
         try:
             content = read_private_file(self.path, LARGEST_LEDGER_BYTES)
             if content is not None:
                 self._saved = msgspec.json.decode(content, type=Accounts)
-        except (UnusableFile, msgspec.MsgspecError, ValueError) as error:
+        except (UnusableFile, msgspec.MsgspecError, ValueError, RecursionError) as error:
             return Accounts(), (
                 f"The use of the {self._counts} could not be read, so it is counted from zero: "
-                f"{error}"
+                f"{str(error).rstrip('.')}. {self._moved_aside()}"
             )
         return self._saved, ""
+
+    def _moved_aside(self) -> str:
+        """Move the file to where nothing overwrites it, and say where."""
+        aside = self.path.with_name(f"{self.path.name}{ASIDE}")
+        try:
+            os.replace(self.path, aside)
+        except OSError as error:
+            return f"The file {self.path} could not be moved aside: {error.strerror}."
+        return f"The file is now {aside}."
 
     def is_due(self, accounts: Accounts, now: float) -> bool:
         """Whether enough has changed to write the file."""
