@@ -72,6 +72,14 @@ class Gate:
         with self._changed:
             self._changed.wait_for(lambda: self._ended or not self._closed)
 
+    def wait_for_change(self, seen: tuple[Closed, ...]) -> None:
+        """Wait until it is open, or closed for other reasons than `seen`, or `end` has been
+        called."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended or not self._closed or tuple(self._closed.values()) != seen
+            )
+
     def end(self) -> None:
         """Let everybody through from now on: the trainer leaves."""
         with self._changed:

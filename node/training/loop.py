@@ -405,7 +405,10 @@ class Loop:
         self._session.happened(Notice(words))
 
     def _rest(self, optimizer: CollaborativeOptimizer) -> None:
-        """The gate is closed: tell the others not to count on this peer until it opens."""
+        """The gate is closed: tell the others not to count on this peer until it opens.
+
+        If only the network is gone, a rest may begin meanwhile; then this ends, to be called again.
+        """
         session = self._session
         closed = session.gate.reasons()
         if not any(one.name == NETWORK for one in closed):  # without a network nothing can be sent
@@ -413,9 +416,11 @@ class Loop:
             if session.gate.is_open:  # the rest ended before a state was fetched
                 return
         with self._resting.told() as is_rest, optimizer.away():
-            if is_rest:
-                optimizer.zero_grad()
-                give_back_memory()
+            if not is_rest:
+                session.gate.wait_for_change(closed)
+                return
+            optimizer.zero_grad()
+            give_back_memory()
             session.gate.wait()
 
     def _wait_for_the_end(self, optimizer: CollaborativeOptimizer, bridge: Bridge) -> None:

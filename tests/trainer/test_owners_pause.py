@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +16,11 @@ import pytest
 from models.data.errors import NoDataLeft
 from models.data.position import Position
 from node.training.gate import Gate
-from node.training.loop import MOST_OUTAGES, Loop, give_back_memory
+from node.training.happenings import Paused, Resumed
+from node.training.loop import MOST_OUTAGES, Loop, Resting, give_back_memory
 from node.training.owners_pause import LONGEST_SECONDS, OwnersPause, time_of_day
+from node.training.phases import NETWORK
+from tests.waiting import PATIENCE_SECONDS
 
 NOON = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
 
@@ -117,6 +122,33 @@ def test_a_pause_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 def test_memory_is_given_back_without_harm() -> None:
     give_back_memory()
+
+
+def test_a_pause_that_begins_without_a_network_is_told_and_frees_memory() -> None:
+    gate, told, dropped = Gate(), Queue[Any](), threading.Event()
+    session: Any = SimpleNamespace(gate=gate, happened=told.put)
+    loop: Any = SimpleNamespace(_session=session, _resting=Resting(session))
+    optimizer: Any = SimpleNamespace(
+        away=contextlib.nullcontext, zero_grad=dropped.set, see_out=lambda _seconds: True
+    )
+
+    def train() -> None:
+        while not gate.is_open:
+            Loop._rest(loop, optimizer)
+
+    gate.close(NETWORK, "the network is gone")
+    training = threading.Thread(target=train)
+    training.start()
+    try:
+        assert not dropped.wait(0.02)
+        gate.close("pause", "paused by you")
+        assert told.get(timeout=PATIENCE_SECONDS) == Paused(("paused by you",))
+        assert dropped.wait(PATIENCE_SECONDS)
+    finally:
+        gate.open("pause")
+        gate.open(NETWORK)
+        training.join()
+    assert isinstance(told.get_nowait(), Resumed)
 
 
 def test_resuming_while_the_pause_is_being_written_ends_it_on_the_disk_too(
