@@ -25,7 +25,8 @@ import msgspec
 from node.core.private_file import UnusableFile, read_private_file, replace_private_file
 
 LARGEST_FILE_BYTES: Final = 1024
-LONGEST_SECONDS: Final = 10 * 365 * 86_400.0  # a later moment cannot be written
+LONGEST_SECONDS: Final = 10 * 365 * 86_400.0
+LATEST_END: Final = 253_000_000_000.0  # in the year 9987: no clock has shown a later one
 LONG_SECONDS: Final = 600.0  # the end of a longer pause needs no seconds
 
 
@@ -46,15 +47,18 @@ class OwnersPause:
         self._saving = threading.Lock()  # or a pause could be written after its end
 
     def load(self, now: float) -> bool:
-        """Whether an earlier pause is still on. Waits for the disk."""
+        """Whether an earlier pause is still on. Waits for the disk.
+
+        An end that is too far away is believed: the clock may be behind until the network sets it,
+        and then the pause ends in time."""
         try:
             content = read_private_file(self._file, LARGEST_FILE_BYTES)
             written = None if content is None else msgspec.json.decode(content, type=_Written)
-        except (UnusableFile, msgspec.MsgspecError):  # treated as no pause, without a report
-            written = None
+        except (UnusableFile, msgspec.MsgspecError, ValueError, RecursionError):
+            written = None  # treated as no pause, without a report
         if written is None:
             return False
-        if written.until is not None and not now < written.until <= now + LONGEST_SECONDS:
+        if written.until is not None and not now < written.until <= LATEST_END:
             with contextlib.suppress(OSError):  # the next start finds that it is over, too
                 self._file.unlink(missing_ok=True)
             return False

@@ -18,7 +18,7 @@ from models.data.position import Position
 from node.training.gate import Gate
 from node.training.happenings import Paused, Resumed
 from node.training.loop import MOST_OUTAGES, Loop, Resting, give_back_memory
-from node.training.owners_pause import LONGEST_SECONDS, OwnersPause, time_of_day
+from node.training.owners_pause import OwnersPause, time_of_day
 from node.training.phases import NETWORK
 from tests.waiting import PATIENCE_SECONDS
 
@@ -98,7 +98,19 @@ def test_a_pause_that_is_over_is_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b'{"until": "x"}', b"[]", b'{"until": 1, "more": 2}', b" " * 2000]
+    "content",
+    [
+        b"",
+        b"{",
+        b'{"until": "x"}',
+        b"[]",
+        b'{"until": 1, "more": 2}',
+        b" " * 2000,
+        b'{"until": "\xff"}',
+        b'{"\xff": 1}',
+        b"[" * 1024,
+        b'{"until": 1e300}',
+    ],
 )
 def test_a_file_that_is_broken_pauses_nothing(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "pause.json"
@@ -106,11 +118,17 @@ def test_a_file_that_is_broken_pauses_nothing(tmp_path: Path, content: bytes) ->
     assert not OwnersPause(file).load(NOON)
 
 
-def test_a_clock_that_was_years_ahead_does_not_pause_for_years(tmp_path: Path) -> None:
-    pause = OwnersPause(tmp_path / "pause.json")
-    pause.begin(NOON + 2 * LONGEST_SECONDS, 60.0)
+def test_a_clock_that_is_far_behind_at_the_start_does_not_end_a_pause(tmp_path: Path) -> None:
+    """With an empty battery it is 1970 until the network sets it."""
+    file = tmp_path / "pause.json"
+    pause = OwnersPause(file)
+    pause.begin(NOON, 3600.0)
     pause.save()
-    assert not OwnersPause(tmp_path / "pause.json").load(NOON)
+    again = OwnersPause(file)
+    assert again.load(5.0)
+    assert again.until == pause.until
+    assert again.words(5.0).startswith("paused by you until 2026-11-22 13:00")
+    assert OwnersPause(file).load(NOON)
 
 
 def test_a_pause_that_cannot_be_written_says_why(tmp_path: Path) -> None:
