@@ -95,21 +95,22 @@ class TrainerQuestions:
         pause.begin(now, None if seconds is None else float(seconds))
         words = self._close()
         self._changed.set()
-        not_kept = await in_thread(pause.save)
+        not_kept = await self._save()
         told = {"paused": True, "until": pause.until, "words": words, "instead_of": instead_of}
         await answer({**told, "not_kept": not_kept})
 
     async def _resume(self, _arguments: Mapping[str, Any], answer: Answering) -> None:
         was_paused = self._pause_now.is_on
-        await self._end()
+        not_kept = await self._end()
         others = [one.words for one in self._session.gate.reasons()]
-        await answer({"was_paused": was_paused, "still_closed": others})
+        told = {"was_paused": was_paused, "still_closed": others, "not_kept": not_kept}
+        await answer(told)
 
     async def _leave(self, arguments: Mapping[str, Any], answer: Answering) -> None:
         at_once = bool(arguments.get("at_once"))
         session = self._session
+        session.departure.leave(at_once=at_once)  # even if the client has gone and hears nothing
         await answer({"leaving": True, "at_once": at_once})
-        session.departure.leave(at_once=at_once)
         while session.left is None:
             await session.news()
         await answer(session.left)
@@ -138,8 +139,15 @@ class TrainerQuestions:
         self._session.gate.close(OWNER, words, until=self._pause_now.until)
         return words
 
-    async def _end(self) -> None:
+    async def _end(self) -> str:
+        """The reason for which the end is not kept, if it is not."""
         self._pause_now.end()
         self._session.gate.open(OWNER)
         self._changed.set()
-        await in_thread(self._pause_now.save)
+        return await self._save()
+
+    async def _save(self) -> str:
+        """Save the pause or its end, even if the client that asked for it has gone. Returns the
+        reason for a failure, else ""."""
+        with trio.CancelScope(shield=True):
+            return await in_thread(self._pause_now.save)

@@ -93,7 +93,7 @@ async def _what_others_and_commands_see(run: TestRun, alice: Trainer) -> None:
     await until(lambda: _is_alone(run.organiser.home), PATIENCE_SECONDS)
     told = len(alice.told)
     resumed = await ask(alice.home, "resume")
-    assert resumed == {"was_paused": True, "still_closed": []}
+    assert resumed == {"was_paused": True, "still_closed": [], "not_kept": ""}
     await alice.until("step_taken", told)
 
 

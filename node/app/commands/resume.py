@@ -33,5 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         words += f" It still waits: {'; '.join(waits)}."
     else:
         words = "Going on." if resumed["was_paused"] else "It was not paused: it trains."
+    if resumed.get("not_kept"):
+        words += f" A restart pauses it again: the pause cannot be removed ({resumed['not_kept']})."
     Output.of(arguments).data(resumed, words)
     return 0

@@ -314,10 +314,13 @@ def _paused(answer: Mapping[str, Any]) -> str:
 
 
 def _resumed(answer: Mapping[str, Any]) -> str:
+    not_kept = answer.get("not_kept")
+    until = f"; a restart pauses it again ({not_kept})" if not_kept else ""
     others = "; ".join(answer.get("still_closed", ()))
     if others:
-        return f"still paused: {others} (`potluck resume` ends only the owner's pause)"
-    return "goes on, as by `potluck resume`" if answer.get("was_paused") else "it was not paused"
+        return f"still paused: {others} (`potluck resume` ends only the owner's pause){until}"
+    words = "goes on, as by `potluck resume`" if answer.get("was_paused") else "it was not paused"
+    return f"{words}{until}"
 
 
 class _ProcessorUse:
