@@ -3,8 +3,9 @@
     async with open_history(path, session, target=lambda: 2048) as history:
         ...                                                  # while the page is served
 
-What is new is written every few seconds and at the end, in a thread. Points of the curve are rows;
-everything else is one small document. A full disk costs the history, not the training.
+What is new is written every few seconds and at the end, in a thread. If that is only the time, it
+is written once a minute, to spare the disk. Points of the curve are rows; everything else is one
+small document. A full disk costs the history, not the training.
 
 A page that is served for the first time begins with the losses that the screen's curve has of
 earlier sessions (loss_curve.py).
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
@@ -40,6 +42,8 @@ from protocols.blocking import in_thread
 from protocols.errors import PotluckError
 
 WRITE_SECONDS: Final = 5.0  # of the history that a kill may lose
+QUIET_SECONDS: Final = 60.0  # between two writes while nothing but time goes by
+LARGEST_JOURNAL: Final = 1 << 20  # bytes: what SQLite needs beyond that it gives back
 LARGEST_BESIDE: Final = 1 << 20  # bytes; 512 peers and a hundred events take a fifth of it
 BUSY_MS: Final = 500  # for another process with the file open; the next write tries it again
 LARGEST_FILE: Final = 16 << 20  # bytes: SQLite refuses to write more, whatever goes wrong
@@ -75,6 +79,7 @@ class HistoryFile:
             (page,) = self._connection.execute("PRAGMA page_size").fetchone()
             self._connection.execute(f"PRAGMA max_page_count = {LARGEST_FILE // int(page)}")
             self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            self._connection.execute(f"PRAGMA journal_size_limit = {LARGEST_JOURNAL}")
         except (OSError, sqlite3.Error, NotOurs) as error:
             why = disk_trouble(error, path)[0] if isinstance(error, OSError) else str(error)
             raise PotluckError(
@@ -83,6 +88,8 @@ class HistoryFile:
                 advice="Free some space and allow this user to write there.",
             ) from error
         self._written: dict[int, Point] = {}
+        self._told, self._written_at = b"", -math.inf
+        """What was written beside the points, without its times, and when."""
         self._is_failing = False
 
     def close(self) -> None:
@@ -109,10 +116,15 @@ class HistoryFile:
         return tuple(points), beside
 
     def save(self, points: tuple[Point, ...], beside: Beside) -> None:
-        """Write what differs from the last time. sqlite3.Error if the disk is full or gone."""
+        """Write what differs from the last time; if that is only the time, once in QUIET_SECONDS.
+        sqlite3.Error if the disk is full or gone."""
         now = {one.step: one for one in points}
         gone = [(step,) for step in self._written.keys() - now.keys()]
         new = [one for step, one in now.items() if self._written.get(step) != one]
+        told, moment = msgspec.json.encode(_without_times(beside)), time.monotonic()
+        is_quiet = not (gone or new) and told == self._told
+        if is_quiet and moment - self._written_at < QUIET_SECONDS:
+            return
         value = msgspec.json.encode(beside)
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -123,7 +135,7 @@ class HistoryFile:
             )
             if len(value) <= LARGEST_BESIDE:
                 self._connection.execute("INSERT OR REPLACE INTO beside VALUES (1, ?)", (value,))
-        self._written = now
+        self._written, self._told, self._written_at = now, told, moment
 
     def write(self, points: tuple[Point, ...], beside: Beside) -> None:
         """`save`, with a line in the log when it begins to fail and when that is over."""
@@ -139,11 +151,18 @@ class HistoryFile:
             self._is_failing = False
 
     def end(self, points: tuple[Point, ...], beside: Beside) -> None:
-        """The last write."""
+        """The last write, also if only the time is new."""
+        self._written_at = -math.inf
         try:
             self.write(points, beside)
         finally:
             self.close()
+
+
+def _without_times(beside: Beside) -> Beside:
+    """`beside` without what changes from one moment to the next although nothing happens."""
+    stays = tuple(msgspec.structs.replace(one, seen=0.0) for one in beside.stays)
+    return msgspec.structs.replace(beside, seconds=0.0, wall=0.0, stays=stays)
 
 
 @asynccontextmanager

@@ -26,7 +26,13 @@ from node.training.history import (
     Point,
     RunHistory,
 )
-from node.training.history_file import HistoryFile, open_history
+from node.training.history_file import (
+    LARGEST_JOURNAL,
+    QUIET_SECONDS,
+    WRITE_SECONDS,
+    HistoryFile,
+    open_history,
+)
 from node.training.session import TrainingSession
 from protocols.accumulation.events import (
     CaughtUp,
@@ -259,6 +265,38 @@ def test_a_history_is_written_in_parts_and_thinned_on_the_disk_too(tmp_path: Pat
     with_file(tmp_path / "poem.history", write)
     assert loaded(tmp_path / "poem.history")[0] == found.curve.points
     assert (tmp_path / "poem.history").stat().st_size < 1 << 20
+
+
+def test_a_history_in_which_only_time_goes_by_is_seldom_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock = tmp_path / "poem.history", Clock()
+    found = history(clock)
+    monkeypatch.setattr("node.training.history_file.time.monotonic", lambda: clock.now)
+    written: list[float] = []
+
+    def save(file: HistoryFile, name: str = "Ada") -> None:
+        clock.sleep(WRITE_SECONDS)
+        found.look([RunPeerView(peer="a", said_name=name)])
+        file.save(found.curve.points, found.beside())
+        written.append(loaded(path)[1].seconds)
+
+    def write(file: HistoryFile) -> None:
+        while clock.now < 50.0 + 2 * QUIET_SECONDS:
+            save(file)
+        assert len(set(written)) == 2
+        save(file, "Ann")
+        assert written[-1] == found.seconds
+        found.take(step(0, shares=(Share(PeerId("a"), 75.0),)))
+        save(file, "Ann")
+        assert written[-1] == found.seconds
+        (limit,) = file._connection.execute("PRAGMA journal_size_limit").fetchone()
+        assert limit == LARGEST_JOURNAL
+        clock.sleep(1.0)
+        file.end(found.curve.points, found.beside())
+
+    with_file(path, write)
+    assert loaded(path)[1].seconds == found.seconds
 
 
 def test_values_that_no_history_has_are_left_out(tmp_path: Path) -> None:
