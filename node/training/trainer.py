@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +49,7 @@ from node.training.happenings import (
     Preparing,
     Resumed,
 )
-from node.training.loop import Loop, tell_trouble
+from node.training.loop import Loop, give_back_memory, tell_trouble
 from node.training.loss_curve import LossCurve, keep
 from node.training.network_watch import watch_network
 from node.training.session import TrainingSession
@@ -299,17 +301,26 @@ async def _until_open(session: TrainingSession) -> None:
 async def _measured(
     task: RunTask, most: int, target: int, session: TrainingSession
 ) -> MeasuredBatch:
-    """The benchmark, in a thread that is abandoned on cancellation."""
-    compiles = task.compiled is not None and task.compiled.is_used
-    session.happened(Preparing(COMPILING if compiles else MEASURING))
+    """The benchmark, in a thread that is abandoned on cancellation. If the gate closes meanwhile,
+    it ends soon, and is made again when the gate has opened."""
+    while True:
+        compiles = task.compiled is not None and task.compiled.is_used
+        session.happened(Preparing(COMPILING if compiles else MEASURING))
+        closed = threading.Event()
 
-    def run() -> MeasuredBatch:
-        return measure(task, most=most, target=target, goes_on=lambda: not session.departure.wanted)
+        def goes_on(closed: threading.Event = closed) -> bool:
+            if not session.gate.is_open:
+                closed.set()
+            return not (closed.is_set() or session.departure.wanted)
 
-    found: MeasuredBatch = await trio.to_thread.run_sync(
-        run,
-        abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
-    )
+        found: MeasuredBatch = await trio.to_thread.run_sync(
+            partial(measure, task, most=most, target=target, goes_on=goes_on),
+            abandon_on_cancel=True,  # type: ignore[call-arg] # the stubs are of an older trio
+        )
+        if session.departure.wanted or not closed.is_set():
+            break
+        await in_thread(give_back_memory)
+        await _until_open(session)
     tell_trouble(task, session)
     session.happened(
         Measured(

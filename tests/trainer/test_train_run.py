@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import trio
 from node.core.caps.memory import MemoryUsedUp
 from node.run.building import RunTask, build_task
 from node.run.definition import read_definition
+from node.training.batch_size import MeasuredBatch
 from node.training.happenings import (
     COMPILING,
     ENTERING,
@@ -106,6 +108,35 @@ async def test_a_node_that_ends_in_a_pause_does_not_wait_for_it_to_be_over(tmp_p
         await one.until("Paused")
         one.scope.cancel()  # as a pass does that is taken back
         assert await ends(one)
+
+
+async def test_a_pause_that_begins_while_batches_are_measured_is_kept_and_they_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ended = threading.Event(), list[bool]()
+
+    def measure(_task: RunTask, *, goes_on: Callable[[], bool], **_limits: int) -> MeasuredBatch:
+        began.set()
+        until_late = time.monotonic() + 5.0
+        while not ended and goes_on() and time.monotonic() < until_late:
+            time.sleep(0.001)
+        ended.append(goes_on())
+        return MeasuredBatch(4, 0.01, 4)
+
+    monkeypatch.setattr("node.training.trainer.measure", measure)
+    async with training(tmp_path, measures=True, computes=True) as one:
+        await until(began.is_set, PATIENCE_SECONDS)
+        one.session.gate.close("pause", "paused by you")
+        await until(lambda: bool(ended), PATIENCE_SECONDS)
+        await one.until("Paused")
+        paused = one.shown.kinds()
+        one.session.gate.open("pause")
+        await one.until("Began")
+        one.session.departure.leave()
+        assert await ends(one)
+    assert "Measured" not in paused
+    assert ended == [False, True]
+    assert stages(one) == [MEASURING, MEASURING, ENTERING]
 
 
 async def test_a_helper_pauses_without_waiting_for_a_step(tmp_path: Path) -> None:
