@@ -191,7 +191,7 @@ async def train_run(
             session.watched = None
             nursery.cancel_scope.cancel()
     finally:
-        losses.keep()
+        await losses.keep()
     return _left(session)
 
 
@@ -216,11 +216,11 @@ def _experts_of(
 
 class _LossesFile:
     """The curve of the run's loss on the disk. Training does not need it: errors of the disk only
-    go to the log."""
+    go to the log, once as long as they last."""
 
     def __init__(self, account: SessionAccount, path: Path | None, run: str) -> None:
         self._account, self._path, self._run = account, path, run
-        self._kept = b""
+        self._kept, self._has_failed = b"", False
 
     def load(self) -> None:
         if self._path is None:
@@ -232,22 +232,26 @@ class _LossesFile:
         except (OSError, ValueError) as error:
             logger.warning("the run's loss curve starts anew: %s", error)
 
-    def keep(self) -> None:
-        """Blocks for about a millisecond."""
+    async def keep(self) -> None:
+        """Also when it is cancelled."""
         data = self._account.curve.as_bytes(self._run)
         if self._path is None or data == self._kept:
             return
         try:
-            keep(data, self._path)
+            with trio.CancelScope(shield=True):
+                await in_thread(keep, data, self._path)
         except OSError as error:
-            why = error.strerror or error
-            logger.warning("the run's loss curve cannot be saved: %s", why)
-        self._kept = data
+            if not self._has_failed:
+                why = error.strerror or error
+                logger.warning("the run's loss curve cannot be saved: %s", why)
+            self._has_failed = True
+        else:
+            self._kept, self._has_failed = data, False
 
     async def keep_on(self) -> None:
         while True:
             await trio.sleep(LOSSES_SECONDS)
-            self.keep()
+            await self.keep()
 
 
 def _left(session: TrainingSession) -> Left:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from node.training.session import TrainingSession
 from node.training.watched import WatchedServing
 from protocols.accumulation.events import CaughtUp, SeenStep, Share, StepTaken
 from protocols.accumulation.progress_slot import ProgressSlot, progress_key, sums_key
+from protocols.blocking import in_thread
 from protocols.credit.record import Page
 from protocols.identity import PeerId
 from protocols.testing.world import SimulatedWorld
@@ -72,6 +73,7 @@ class Member:
     shown: Recorded
     wants_to_leave: trio.Event = field(default_factory=trio.Event)
     has_left: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property
     def peer(self) -> PeerId:
@@ -80,10 +82,13 @@ class Member:
     async def takes_part(
         self, keeps: bool, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        async with open_credit(self.node, self.session, TERMS, keeps=keeps):
-            task_status.started()
-            await self.wants_to_leave.wait()
-        self.has_left.set()
+        try:
+            with self.scope:
+                async with open_credit(self.node, self.session, TERMS, keeps=keeps):
+                    task_status.started()
+                    await self.wants_to_leave.wait()
+        finally:
+            self.has_left.set()
 
     async def leaves(self) -> None:
         self.wants_to_leave.set()
@@ -156,6 +161,24 @@ async def test_a_person_who_has_left_is_in_the_leaderboard_by_name(tmp_path: Pat
         there.here = ()
         board = await keeper.board()
     assert {one["person"]: one["name"] for one in board["people"]}[ann.peer] == "Ann"
+
+
+async def test_the_last_steps_are_written_in_a_thread_also_by_a_node_that_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_threads: list[str] = []
+
+    async def noted(function: Callable[..., Any], *arguments: Any) -> Any:
+        in_threads.append(function.__name__)
+        return await in_thread(function, *arguments)
+
+    async with a_run(tmp_path, "keeper") as (keeper,):
+        monkeypatch.setattr("node.training.credit.service.in_thread", noted)
+        keeper.session.happened(step(0, {}, own=40))
+        keeper.scope.cancel()
+        await keeper.has_left.wait()
+        assert in_threads[-1] == "write"
+        assert [line.epoch for line in keeper.page_of(keeper).lines] == [0]
 
 
 async def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import trio
 
 from node.core.training_view import LOSSES_KEPT
+from node.training import trainer
 from node.training.loss_curve import LARGEST_FILE_BYTES, LossCurve, keep
 
 
@@ -63,3 +68,50 @@ def test_a_file_that_is_none_is_refused(data: bytes, tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(ValueError):  # noqa: PT011 - msgspec's are of several kinds
         LossCurve.read(path, "poem")
+
+
+# -- while a node trains
+
+
+def losses_in(path: Path) -> tuple[trainer._LossesFile, LossCurve]:
+    account: Any = SimpleNamespace(curve=LossCurve())
+    return trainer._LossesFile(account, path, "run"), account.curve
+
+
+async def test_the_file_is_written_beside_the_other_tasks_and_also_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk would hold up every connection of the node."""
+    threads: list[int] = []
+
+    def noted(data: bytes, path: Path) -> None:
+        threads.append(threading.get_ident())
+        keep(data, path)
+
+    monkeypatch.setattr(trainer, "keep", noted)
+    losses, curve = losses_in(tmp_path / "losses")
+    curve.note(1, 2.0)
+    with trio.CancelScope() as ending:
+        ending.cancel()
+        await losses.keep()
+    assert LossCurve.read(tmp_path / "losses", "run").points == ((1, 2.0),)
+    assert threading.get_ident() not in threads
+
+
+async def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    losses, curve = losses_in(folder / "losses")
+    for step in range(1, 4):
+        curve.note(step, 2.0)
+        await losses.keep()
+    assert caplog.text.count("cannot be saved") == 1
+    folder.mkdir()
+    await losses.keep()
+    assert len(LossCurve.read(folder / "losses", "run").points) == 3
+    (folder / "losses").unlink()
+    folder.rmdir()
+    curve.note(4, 2.0)
+    await losses.keep()
+    assert caplog.text.count("cannot be saved") == 2

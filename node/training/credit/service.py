@@ -346,7 +346,8 @@ async def open_credit(
             nursery.cancel_scope.cancel()
         await credit.leave()
     finally:
-        credit.write()
+        with trio.CancelScope(shield=True):
+            await in_thread(credit.write)
 
 
 def shelf_folder(credit_folder: Path, run: str) -> Path:
