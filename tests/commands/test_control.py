@@ -132,10 +132,10 @@ async def test_a_bug_in_a_handler_ends_the_command_and_not_the_node(
 
 async def test_a_failure_that_names_a_path_without_utf_8_is_told(server: ControlServer) -> None:
     async def look(_arguments: Mapping[str, Any], _answer: Answering) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", os.fsdecode(b"/home/\xff"))
+        raise PermissionError(errno.EACCES, "Permission denied", os.fsdecode(b"/potluck/\xff"))
 
     server.add("look", look)
-    with pytest.raises(ControlFailure, match=r"Permission denied: /home/\?"):
+    with pytest.raises(ControlFailure, match=r"Permission denied: /potluck/\?"):
         await asked(server.path, "look")
     assert await asked(server.path, "count", {"to": 1}) == [0]
 
