@@ -49,7 +49,6 @@ from auth.server.refusing import ANSWERED
 from auth.server.settings import Settings
 from auth.statements import LONGEST_ANSWERED_BYTES
 from auth.tokens import LIMIT_BYTES as TOKEN_LIMIT_BYTES
-from auth.tokens import Token
 
 if TYPE_CHECKING:
     from auth.server.store import Store
@@ -136,9 +135,10 @@ class Api:
         self._metrics = metrics
         self._open = OpenLogins()
         self._login_limit = RateLimit(AllowedRate.per_hour(settings.logins_per_hour_per_address))
-        self._account_limit = RateLimit(
-            AllowedRate.per_hour(settings.renewals_per_hour_per_account)
-        )
+        renewals = AllowedRate.per_hour(settings.renewals_per_hour_per_account)
+        # A key that does not belong to the account any more must not use up the account's.
+        self._peer_limit = RateLimit(renewals)
+        self._account_limit = RateLimit(renewals)  # of the writer's thread alone
 
     # -- before the login has ended
 
@@ -163,7 +163,7 @@ class Api:
 
     async def login(self, request: Request) -> Answer:
         site = request.scope["potluck.site"]
-        self._charge(self._login_limit, "logins", site)
+        _charge(self._login_limit, "logins", site, trio.current_time())
         body = await read_json(request, _LOGIN_BODY)
         proven = await self._prove(request, body, LOGIN, site)
         if body.kind == "code" and self._logins.is_code_provider(body.provider):
@@ -218,7 +218,12 @@ class Api:
         site = request.scope["potluck.site"]
         proven = await self._prove(request, body, RENEW, site)
         token = decoded(body.token, "token", _TOKEN)
-        granted = await self._issuer.renew(proven, token, site, check=self._charge_account)
+        now = trio.current_time()
+        granted = await self._issuer.renew(
+            proven, token, site,
+            check_peer=lambda peer: _charge(self._peer_limit, "renewals", peer, now),
+            check_account=lambda name: _charge(self._account_limit, "renewals", name, now),
+        )  # fmt: skip
         return self._pass(granted, "renew")
 
     async def revocations(self, request: Request) -> Answer:
@@ -262,13 +267,11 @@ class Api:
         self._metrics.passes.labels(how).inc()
         return json_answer({"pass": encoded(granted.pass_bytes)})
 
-    def _charge_account(self, token: Token) -> None:
-        self._charge(self._account_limit, "renewals", token.username)
 
-    def _charge(self, limit: RateLimit, name: str, key: str) -> None:
-        wait = limit.wait_seconds(key, trio.current_time())
-        if wait:
-            raise TooManyRequests(name, wait)
+def _charge(limit: RateLimit, name: str, key: str | bytes, now: float) -> None:
+    wait = limit.wait_seconds(key, now)
+    if wait:
+        raise TooManyRequests(name, wait)
 
 
 def _started(started: DeviceStarted | BrowserStarted) -> Answer:

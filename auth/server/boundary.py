@@ -43,7 +43,7 @@ class TooManyRequests(AuthError):
     def __init__(self, limit: str, retry_seconds: int) -> None:
         super().__init__(
             "Too many requests.",
-            why=f"The limit is `{limit}`, for everybody at this address or in this account.",
+            why=f"The limit is `{limit}`, of this address, this account or this key.",
             advice=f"Try again in {retry_seconds} s.",
         )
         self.limit = limit

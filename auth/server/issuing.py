@@ -173,19 +173,23 @@ class Issuer:
         token_bytes: bytes,
         address: str,
         *,
-        check: Callable[[Token], None] | None = None,
+        check_peer: Callable[[bytes], None] = lambda _peer: None,
+        check_account: Callable[[str], None] = lambda _name: None,
     ) -> Granted:
         """The next pass of a node that has logged in before. Its token may have expired already.
 
-        `check` is called with the genuine token before anything is written; it may raise.
+        `check_peer` is called with the proven key of a genuine token. `check_account` is called in
+        the writer's thread, with the name of the account that the key belongs to, when nothing else
+        is against a new token. Either may raise; then nothing is written.
         """
         token = self._genuine(token_bytes, proven)
         if isinstance(token, JoinRefused):
             raise await self.refused(token, address, peer=proven.peer)
-        if check is not None:
-            check(token)
+        check_peer(proven.peer)
         outcome = await self._store.writer.perform(
-            lambda transaction: self._granting.renew(transaction, token, proven.peer, address)
+            lambda transaction: self._granting.renew(
+                transaction, token, proven.peer, address, check_account
+            )
         )
         return self._answer(outcome, proven)
 
@@ -377,7 +381,14 @@ class Granting:
             accounts.remove_new(transaction.connection, account)
         return outcome
 
-    def renew(self, transaction: Transaction, token: Token, peer: bytes, address: str) -> Outcome:
+    def renew(
+        self,
+        transaction: Transaction,
+        token: Token,
+        peer: bytes,
+        address: str,
+        check_account: Callable[[str], None],
+    ) -> Outcome:
         """`token` is genuine, and of this peer and run; it may have expired."""
         known = accounts.peer(transaction.connection, peer)
         if known is None or transaction.now_ms - known.seen_ms > self._settings.away_ms:
@@ -385,7 +396,7 @@ class Granting:
             return self._refuse(transaction, refusal, address, peer, token.username)
         account = accounts.by_number(transaction.connection, known.account)
         reason = f"The node holds its key; after token {token.serial}."
-        return self._grant(transaction, account, peer, address, Act.RENEWED, reason)
+        return self._grant(transaction, account, peer, address, Act.RENEWED, reason, check_account)
 
     def log_refusal(
         self,
@@ -465,6 +476,7 @@ class Granting:
         address: str,
         act: Act,
         reason: str,
+        check_account: Callable[[str], None] = lambda _name: None,
     ) -> Outcome:
         """A token for this account and key, in the database and the log; or a refusal there."""
         connection, now_ms = transaction.connection, transaction.now_ms
@@ -478,6 +490,7 @@ class Granting:
             refusal = JoinRefused(JoinReason.CLOCK)
         if refusal is not None:
             return self._refuse(transaction, refusal, address, peer, account.name)
+        check_account(account.name)
         key = self._store.latest_keys().active(now_ms)
         issued_ms = max(now_ms, counts_from_ms)
         token = Token(

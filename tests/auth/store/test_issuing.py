@@ -16,7 +16,7 @@ from auth.roles import Role
 from auth.server.issuing import Issuer, IssuerSettings, UnusableSettings
 from auth.server.join_refused import JoinReason, JoinRefused
 from auth.statements import open_refusal, open_time
-from auth.tokens import Token, read_token
+from auth.tokens import read_token
 from tests.auth.store.stores import ADDRESS, HOUR_MS, ROOT, RUN, Node, Person, Server
 
 ALICE = Person("Alice")
@@ -264,9 +264,8 @@ async def test_a_node_that_was_away_for_a_month_logs_in_again(server: Server) ->
     await node.join(ALICE)
 
 
-async def test_a_limit_that_looks_at_the_token_stops_a_renewal_before_it_is_written(
-    server: Server,
-) -> None:
+@pytest.mark.parametrize("limit", ["check_peer", "check_account"])
+async def test_a_limit_stops_a_renewal_before_it_is_written(server: Server, limit: str) -> None:
     server.allow("alice")
     node = Node(1, server)
     await node.join(ALICE)
@@ -274,11 +273,12 @@ async def test_a_limit_that_looks_at_the_token_stops_a_renewal_before_it_is_writ
     class TooMany(AuthError):
         pass
 
-    def check(token: Token) -> None:
-        raise TooMany(token.username)
+    def stop(whom: bytes | str) -> None:
+        assert whom in (node.peer, "github:alice")
+        raise TooMany("Too many.")
 
-    with pytest.raises(TooMany, match="github:alice"):
-        await server.issuer.renew(await node.proven(RENEW), node.token, ADDRESS, check=check)
+    with pytest.raises(TooMany):
+        await server.issuer.renew(await node.proven(RENEW), node.token, ADDRESS, **{limit: stop})
     assert server.acts() == ["allowed", "joined"]
 
 

@@ -11,9 +11,10 @@ import trio
 from trio.testing import MockClock
 
 from auth.challenges import RENEW
+from auth.keys import peer_id_of
 from auth.server.boundary import BODY_SECONDS, LARGEST_BODY_BYTES
 from tests.auth.web.http_client import request
-from tests.auth.web.running import RunningServer, Volunteer, auth_server, encoded, metric
+from tests.auth.web.running import ACTOR, RunningServer, Volunteer, auth_server, encoded, metric
 from tests.waiting import PATIENCE_SECONDS
 
 
@@ -82,6 +83,30 @@ async def test_nobody_uses_up_the_renewals_of_another_account(tmp_path: Path) ->
             token = encoded(bob.opened.access_pass.token)
             await running.post("/v1/renew", {**body, "token": token})
         assert (await bob.renew()).status == 200
+
+
+@pytest.mark.parametrize("act", ["revoke", "rebind"])
+async def test_who_was_put_out_does_not_use_up_the_renewals_of_the_account(
+    tmp_path: Path, act: str
+) -> None:
+    async with auth_server(tmp_path, renewals_per_hour_per_account=8) as running:
+        thief, owner = Volunteer(running), Volunteer(running)
+        await thief.join(running.new_code(name="bob"))
+        if act == "rebind":
+            running.moderation.allow("code:bob", rebind=True, actor=ACTOR, reason="a test")
+        else:
+            running.moderation.revoke(
+                peer_id_of(thief.key.public_key), actor=ACTOR, reason="a test"
+            )
+        await owner.join(running.new_code(name="bob"))
+        assert thief.opened is not None
+        answers = []
+        for _ in range(4):
+            body = await thief.prove(RENEW)
+            token = encoded(thief.opened.access_pass.token)
+            answers.append((await running.post("/v1/renew", {**body, "token": token})).status)
+        assert answers == [403, 403, 429, 429]
+        assert (await owner.renew()).status == 200
 
 
 async def test_clients_that_a_trusted_proxy_names_have_their_own_limits(tmp_path: Path) -> None:
