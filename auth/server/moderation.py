@@ -77,13 +77,15 @@ class NotDone(AuthError):
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """`change`: new, roles, was denied, was revoked, rebound, unchanged; or lifted."""
+    """`change`: new, roles, was denied, was revoked, rebound, unchanged; or lifted. `forget_ms` as
+    in `Revoked`, for the tokens that a `rebind` ended."""
 
     kind: str
     value: str
     account: views.AccountView | None
     change: str
     list_number: int
+    forget_ms: int = 0
     provider_is_known: bool = True
     """False if nobody can log in under the name, because the settings have no such provider."""
 
@@ -200,6 +202,7 @@ class Moderation:
             connection, now_ms = transaction.connection, transaction.now_ms
             full = accounts.full_name(connection, name, providers or self._providers)
             before = accounts.by_name(connection, full)
+            forget_ms = 0
             if before is None:
                 account = accounts.add(
                     connection, full, roles=wanted or (Role.VOLUNTEER,), state=AccountState.ALLOWED,
@@ -215,7 +218,8 @@ class Moderation:
                         now_ms=now_ms,
                     )  # fmt: skip
                 if rebind:
-                    self._revoke_tokens(transaction, before, actor, reason or "let go of")
+                    reason_said = reason or "let go of"
+                    _, forget_ms = self._revoke_tokens(transaction, before, actor, reason_said)
                     accounts.bind(connection, account, None)
                     codes.forget_uses(connection, account.account)
                 if rebind or before.state is not AccountState.ALLOWED:
@@ -236,6 +240,7 @@ class Moderation:
                 account=views.account_view(connection, account, now_ms),
                 change=change,
                 list_number=self._store.latest_list_number(),
+                forget_ms=forget_ms,
             )
 
         return self._do(operation)

@@ -66,6 +66,18 @@ def test_nodes_that_could_not_be_told_are_named_and_can_be_told_later(tmp_path: 
         assert answer(home, "spread")["spread"] == {"way": "node", "number": _number(home)}
 
 
+def test_a_name_that_is_given_to_another_is_told_as_well(tmp_path: Path) -> None:
+    home = stopped_server(tmp_path / "s", bob=tmp_path / "b", here=tmp_path / "s")
+    with running_node(home):
+        rebound = answer(home, "allow", "code:bob", "--rebind")
+        assert rebound["spread"] == {"way": "node", "number": rebound["list_number"]}
+        again = done(home, "allow", "code:nobody", "--rebind")
+        assert "There is nothing to spread" in again
+    completed = auth(home, "allow", "code:here", "--rebind")
+    assert completed.returncode == 4
+    assert "NOT SPREAD" in completed.stdout
+
+
 def test_a_withdrawn_key_is_told_by_a_courier_whom_the_nodes_still_know(tmp_path: Path) -> None:
     """The key that comes after it is unknown to them, and no server runs that they could ask."""
     home = stopped_server(tmp_path / "s", alice=tmp_path / "a")

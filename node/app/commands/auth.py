@@ -114,6 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
         "spread": "auth_spread",
         "keys withdraw": "auth_spread",
     }.get(act)
+    if act == "allow" and arguments.rebind:  # it revokes as well
+        module = "auth_spread"
     if module is None:
         return _perform(arguments, act.replace(" ", "-"))
     code: int = importlib.import_module(f"node.app.commands.{module}").run(arguments)
@@ -310,9 +312,9 @@ def _add_allow(actions: Subparsers) -> None:
         "--rebind",
         action="store_true",
         help="release the name: revoke all its tokens, and give it to the next person who logs in "
-        "under it; for a login that has changed hands",
+        "under it; for a login that has changed hands. The nodes are told as by `revoke`",
     )
-    add_settings(allow)
+    add_bootstrap(allow)
     add_reason(allow)
 
 

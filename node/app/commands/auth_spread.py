@@ -1,4 +1,5 @@
-"""`potluck auth deny`, `revoke`, `spread` and `keys withdraw`: acts that the whole swarm must know.
+"""Acts that the whole swarm must know: `potluck auth deny`, `revoke`, `allow --rebind`, `spread`
+and `keys withdraw`.
 
 A running server gives its list of revocations to every node that polls it, so its own acts need
 nothing more. If the act was done on a stopped server's database, the list is published in the

@@ -99,6 +99,8 @@ def allowed(answer: Answer) -> str:
             f"There is no provider {account['provider']} in auth.toml yet, so nobody can log in "
             "under that name."
         )
+    if "spread" in answer:  # the previous owner is out
+        said = "\n".join([said, *spread_lines(answer)])
     return said
 
 
