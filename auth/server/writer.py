@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
+import tempfile
 import threading
 import time
 from collections import deque
@@ -58,6 +60,7 @@ URGENT_WAITING = 64  # a moderator's acts come first, and have a queue of their 
 MOST_IN_TRANSACTION = 256  # so that the first in one does not wait long for the last
 HEAD_FILE_SECONDS = 1.0  # how old the head beside the database may be
 MINUTE_SECONDS = 60.0
+ROOM_BYTES = 1 << 18  # as much as some hundred renewals write
 CLOCK_STEP_MS = 1000  # a clock that goes back by more than this is reported; NTP slews less
 
 Settled = tuple[trio.lowlevel.TrioToken, trio.Event]
@@ -219,7 +222,9 @@ class StoreWriter:
                     batch.append(waiting)
             return batch
 
-    def _transact(self, batch: Sequence[_Waiting[Any]]) -> None:
+    def _transact(self, batch: Sequence[_Waiting[Any]], *, writes: bool = False) -> None:
+        """One transaction, and what follows from it. With `writes` it shows whether the disk has
+        room, even if it adds no row to the log."""
         start = self._counters.mark()
         self._failed = None
         transaction = Transaction(self._connection, self._clock_ms(), self._counters)
@@ -234,7 +239,7 @@ class StoreWriter:
                 waiting.answer, waiting.error = None, failure
             _call(reversed(transaction.undone))
         else:
-            if self._failed is not None or self._counters.mark() != start:
+            if writes or self._failed is not None or self._counters.mark() != start:
                 self._note_trouble(self._failed)
             if self._head is not None and self._head.key_id != self._head_file_key:
                 # before the old key goes: a head that it signed counts no more after that
@@ -321,6 +326,21 @@ class StoreWriter:
                 self._transact([waiting])
                 if waiting.error is not None:
                     log.warning("The auth server's housekeeping failed: %s", waiting.error)
+            # nobody else may write: a server that is not ready may get no requests
+            if self._trouble and self._has_room():
+                self._transact([_Waiting(_write_something, threading.Event())], writes=True)
+
+    def _has_room(self) -> bool:
+        """Whether the disk takes more than a small write: that may find a place in SQLite's files
+        when there is no room left."""
+        try:
+            with tempfile.TemporaryFile(dir=self._path.parent) as file:
+                file.write(os.urandom(ROOM_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            return False
+        return True
 
     def _write_head_file(self) -> None:
         self._head_file_due = None
@@ -343,6 +363,11 @@ class StoreWriter:
             else:
                 log.warning("The auth server writes again.")
             self._trouble = trouble
+
+
+def _write_something(transaction: Transaction) -> None:
+    """A write that changes nothing: it needs the disk all the same."""
+    transaction.connection.execute("UPDATE store SET last_serial = last_serial")
 
 
 def _call(callbacks: Iterable[Callable[[], None]]) -> None:

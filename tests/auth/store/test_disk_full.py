@@ -91,8 +91,12 @@ async def test_a_full_disk_is_said_and_the_server_goes_on_when_there_is_room(
         assert server.moderation.account("alice").state == "allowed"
         assert server.acts().count("renewed") == answered
         assert server.is_sound()
+        server.pass_a_minute()
+        assert not server.store.health().writable
         assert caplog.text.count("cannot write") == 1  # said once, however often it is tried
         ballast.remove()
+        server.pass_a_minute()
+        assert server.store.health().writable
         node.next_challenge = None
         await node.renew()
         assert server.store.health().writable

@@ -164,27 +164,47 @@ def test_a_disk_that_is_full_for_one_operation_is_a_trouble_of_the_store(
 ) -> None:
     """SQLite can find no room in the middle of an operation, and the commit still works."""
 
-    def limit(pages: int) -> None:
-        server.store.writer.run(
-            lambda transaction: transaction.connection.execute(f"PRAGMA max_page_count = {pages}")
-        )
-
-    def large(transaction: Transaction) -> None:
-        transaction.connection.execute(
-            "INSERT INTO accounts VALUES (NULL, 'p', 'l', NULL, 'volunteer', 'allowed', 1, '', 1,"
-            " '', hex(zeroblob(100000)))"
-        )
-
-    limit(1)
+    limit(server, 1)
     with pytest.raises(DiskFull):
         server.store.writer.run(large)
     assert not server.store.health().writable
     server.store.writer.run(lambda _: None)  # reads only: proves nothing
     assert not server.store.health().writable
-    limit(1 << 30)
+    limit(server, 1 << 30)
     server.store.writer.run(note("written"))
     assert server.store.health().writable
     assert server.is_sound()
+
+
+def test_a_trouble_that_is_over_is_found_out_within_a_minute_though_nobody_asks(
+    server: Server,
+) -> None:
+    """A balancer sends nobody to a server that is not ready, so nothing would be written."""
+
+    limit(server, 1)
+    with pytest.raises(DiskFull):
+        server.store.writer.run(large)
+    limit(server, 1 << 30)
+    acts = server.acts()
+    server.store.writer.run(lambda _: None)
+    assert not server.store.health().writable
+    server.pass_a_minute()
+    assert server.store.health().writable
+    assert server.acts() == acts
+    assert server.is_sound()
+
+
+def limit(server: Server, pages: int) -> None:
+    server.store.writer.run(
+        lambda transaction: transaction.connection.execute(f"PRAGMA max_page_count = {pages}")
+    )
+
+
+def large(transaction: Transaction) -> None:
+    transaction.connection.execute(
+        "INSERT INTO accounts VALUES (NULL, 'p', 'l', NULL, 'volunteer', 'allowed', 1, '', 1,"
+        " '', hex(zeroblob(100000)))"
+    )
 
 
 async def test_too_many_that_wait_are_told_to_come_later_but_not_moderators(
