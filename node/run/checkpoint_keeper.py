@@ -199,7 +199,9 @@ class CheckpointKeeper:
             path = await in_thread(self._checkpoints.save, state, self._settings.model)
         except CheckpointFailed as error:
             log.warning("%s Training goes on.", error)
-            self._marked = self._marked or marked  # it is to be kept forever
+            if marked is not None:  # it is to be kept forever, and there is memory for one copy
+                self._passed_over += [] if self._marked is None else [self._marked.epoch]
+                self._marked = marked
             tell(CheckpointMissed(epoch, str(error)))
         except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory is out
             log.warning("The checkpoint of epoch %d was not written: %s", epoch, error)

@@ -314,6 +314,7 @@ class Following:
                 memory = memory_of(size)
             except NoMemory as error:
                 log.warning("%s", error)
+                self.is_full = True  # or it would ask again at once, and every source begin to send
                 return None
             await self._receive_parts(peer, transfer, layout, cut, memory)
             await transfer.finish(Empty())

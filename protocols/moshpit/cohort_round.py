@@ -191,12 +191,11 @@ class CohortRounds:
         layout, self._without = request.vector.layout, None
         # if a step no longer needs most of the last one, all that are left may be in this cohort
         may_be_one = not (request.fewest or cohort.heads or cohort.doubted)
-        last = frozenset[PeerId]() if may_be_one else self._heads
         self._asked = _Asked(
             self._terms(request.epoch, request.topic, cohort, layout),
             layout,
             cohort,
-            tuple(heads for heads in (cohort.heads, last) if heads),
+            tuple(heads for heads in (cohort.heads, self._heads) if heads),
             may_be_one,
         )
         outcome = await self._average(request, cohort)
@@ -498,8 +497,16 @@ class CohortRounds:
 
     async def _check(self, said: HeadsDecision, asked: _Asked) -> None:
         """PotluckError unless the heads' round has made this result."""
-        await said.check(asked.terms, asked.layout, asked.known)
-        if len(said.roster.entries) == 1 and not asked.may_be_one:
+        listed, seat_of = said.roster.members, self._seat_of(asked.cohort)
+        # Only this peer's own cohort may be the last one, and no other list goes without the heads
+        # that are known: anybody can sign a list of peers of its own.
+        is_last_cohort = (
+            asked.may_be_one
+            and len(listed) == 1
+            and all(seat_of(one) == asked.cohort.number for one in listed)
+        )
+        await said.check(asked.terms, asked.layout, () if is_last_cohort else asked.known)
+        if len(listed) == 1 and not is_last_cohort:
             raise NoDecision("It has decided without any other head, and this peer waits for more.")
-        if with_one_seat(said.roster.members, self._seat_of(asked.cohort)):
+        if with_one_seat(listed, seat_of):
             raise RemoteMisbehaviour("It hands down a result of a list with a cohort twice.")

@@ -29,7 +29,7 @@ from protocols.moshpit.agreement_messages import (
     Result,
 )
 from protocols.moshpit.ballots import Ballot, Seal, digest_of_parts
-from protocols.moshpit.cohort_round import HEADS_ROUND
+from protocols.moshpit.cohort_round import HEADS_ROUND, CohortRounds
 from protocols.moshpit.cohorts import Cohort, cohort_of, in_order, turn_of
 from protocols.moshpit.coordinator import Coordinator
 from protocols.moshpit.encoded_result import chunks, encode_result, part_digests
@@ -923,6 +923,34 @@ def test_heads_make_no_step_if_all_that_were_known_have_died(needs: int) -> None
         assert any("too few of the heads" in one for one in reasons), reasons
 
     scenario()
+
+
+async def test_a_list_of_one_goes_without_the_known_heads_only_if_it_is_of_the_own_cohort() -> None:
+    """Anybody can sign a list of peers of its own."""
+    known = (frozenset(GOOD.members),)
+    passed: list[object] = []
+
+    async def check(_terms: object, _layout: object, heads: object) -> None:
+        passed.append(heads)
+
+    rounds = object.__new__(CohortRounds)
+    rounds._run = SETTINGS.run
+    own, other = (
+        next(one for one in GOOD.members if cohort_of(SETTINGS.run, one, COUNT) == number)
+        for number in range(2)
+    )
+    asked: Any = SimpleNamespace(
+        terms=None, layout=None, known=known, may_be_one=True, cohort=Cohort(0, COUNT)
+    )
+
+    def list_of(*members: str) -> Any:
+        return SimpleNamespace(check=check, roster=SimpleNamespace(members=members))
+
+    await rounds._check(list_of(own), asked)
+    with pytest.raises(NoDecision):
+        await rounds._check(list_of(other), asked)
+    await rounds._check(list_of(own, other), asked)
+    assert passed == [(), known, known]
 
 
 @simulated
