@@ -89,17 +89,27 @@ class RunFolder:
         from protocols.runs.messages import NotTheDefinition, UnusableDefinition
 
         data = read_private_file(self.signed_file, LIMIT_BYTES)
+        if data is None:
+            return None
         try:
-            return None if data is None else read_signed(data, run=None, organiser=organiser)
+            signed = read_signed(data, run=None, organiser=None)
         except NewerPotluckNeeded:
             raise
         except (NotTheDefinition, UnusableDefinition) as error:
             raise NotTheDefinition(
                 f"{self.signed_file} cannot be used. {error.what.removeprefix(NOT_IT).strip()}",
                 why=error.why,
-                advice="Use the home that it was signed in (POTLUCK_HOME or --home); or move the "
+                advice="Copy it again from where the run was signed. If that was here, move the "
                 f"file away, and sign again: `potluck run sign {self.typed}`.",
             ) from None
+        if organiser not in (None, signed.organiser):
+            raise NotTheDefinition(
+                f"{self.signed_file} is signed by somebody else.",
+                why=f"Its key is {signed.organiser}, and the one in this home is {organiser}.",
+                advice="Only the home that it was signed in can change the run (POTLUCK_HOME or "
+                f"--home). `potluck backbone {self.typed}` keeps it without that key.",
+            )
+        return signed
 
     def keep_signed(self, data: bytes) -> None:
         replace_private_file(self.signed_file, data)
@@ -179,13 +189,24 @@ def organiser_key_file(places: Places) -> Path:
 
 
 def organiser_here(places: Places, folder: RunFolder) -> str | None:
-    """The fingerprint of this home's organiser key. None if the key is elsewhere: then the folder
-    is a copy, and its signed definition names the organiser. WrongUse if neither is here."""
+    """The fingerprint of this home's organiser key. None if the folder was signed with another:
+    then it is a copy, and its signed definition names the organiser. WrongUse if there is neither a
+    key nor a signed definition; NotTheDefinition."""
     from auth.keys import fingerprint
 
-    if organiser_key_file(places).exists() or not folder.signed_file.exists():
+    signed = folder.signed(None)
+    if signed is None:
         return fingerprint(organiser_key(places).public_key)
-    return None
+    return signed.organiser if signed.organiser == own_organiser(places) else None
+
+
+def own_organiser(places: Places) -> str | None:
+    """The fingerprint of this home's organiser key, whatever it signed; None if there is none."""
+    from auth.keys import fingerprint
+    from node.core.key_file import load_identity
+
+    identity = load_identity(organiser_key_file(places))
+    return None if identity is None else fingerprint(identity.public_key)
 
 
 def organiser_key(places: Places, *, make: bool = False) -> SigningKey:

@@ -197,6 +197,10 @@ def test_a_copy_of_the_folder_can_invite_in_the_organisers_name(
     organiser = answer(home, *words)["organiser"]
     assert answer(tmp_path / "another", *words)["organiser"] == organiser
     assert not (tmp_path / "another" / "organiser.key").exists()
+    assert "no run in" in refused(tmp_path / "another", "sign", str(tmp_path))
+    assert not (tmp_path / "another" / "organiser.key").exists(), "not for what is no run"
+    answer(tmp_path / "another", "init", str(tmp_path / "other"))
+    assert answer(tmp_path / "another", *words)["organiser"] == organiser
 
 
 @pytest.mark.slow
@@ -225,7 +229,9 @@ def test_a_run_that_was_changed_after_signing_is_not_started(tmp_path: Path) -> 
     assert f"potluck run sign {folder}" in said
     another = tmp_path / "another"
     answer(another, "init", str(tmp_path / "other"))
-    assert "signed by somebody else" in refused(another, "start", str(folder), code=3)
+    said = refused(another, "start", str(folder))
+    assert "get both files from the organiser again" in said, "whatever else was signed there"
+    assert "signed by somebody else" in refused(another, "sign", str(folder), code=3)
 
 
 def test_an_invite_has_the_addresses_that_others_may_reach() -> None:

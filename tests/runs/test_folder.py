@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from auth.keys import fingerprint
 from node.app.cli.output import Output
 from node.app.commands.run_start import listening_as_before
 from node.core.configuration import Configuration, read_configuration
 from node.core.places import find_places
 from node.core.running_lock import AlreadyRunning
 from node.core.wrong_use import WrongUse
-from node.run.folder import RunFolder, organiser_key
+from node.run.folder import RunFolder, organiser_here, organiser_key
 from node.run.kept import remember, remembered
 from node.run.signed import SignedDefinition, read_signed, sign_definition
 from protocols.runs.messages import NotTheDefinition
@@ -61,9 +62,23 @@ def test_the_definition_of_another_organiser_is_not_taken_for_our_own(tmp_path: 
     folder.keep_signed(sign_definition(TEXT, MALLORY, now_ms=NOW_MS))
     with pytest.raises(NotTheDefinition) as caught:
         folder.signed(FINGERPRINT)
-    said = f"{folder.signed_file} cannot be used. It is signed by somebody else."
-    assert caught.value.what == said
+    assert caught.value.what == f"{folder.signed_file} is signed by somebody else."
+    assert f"`potluck backbone '{tmp_path}/my poem'`" in caught.value.advice
+    assert "sign again" not in caught.value.advice, "that would make another run of it"
+    folder.signed_file.write_bytes(b"half of it")
+    with pytest.raises(NotTheDefinition) as caught:
+        folder.signed(FINGERPRINT)
     assert caught.value.advice.endswith(f"`potluck run sign '{tmp_path}/my poem'`.")
+
+
+def test_a_key_of_this_home_is_not_the_key_of_every_folder(tmp_path: Path) -> None:
+    places, folder = find_places({}, home=str(tmp_path / "home")), RunFolder(tmp_path / "poem")
+    key = organiser_key(places, make=True)
+    assert organiser_here(places, folder) == fingerprint(key.public_key)
+    folder.keep_signed(sign_definition(TEXT, key, now_ms=NOW_MS))
+    assert organiser_here(places, folder) == fingerprint(key.public_key)
+    folder.keep_signed(sign_definition(TEXT, MALLORY, now_ms=NOW_MS))
+    assert organiser_here(places, folder) is None
 
 
 def test_the_organisers_key_is_made_only_where_that_is_wanted(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import trio
 import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
+from auth.keys import SigningKey, fingerprint
 from models.extras import PACKAGES
 from node.app.backbone import PREFIX, BackboneRecord, metrics_text
 from node.app.cli.output import Output
@@ -375,9 +376,9 @@ def test_the_advice_for_a_missing_library_names_what_its_extra_brings() -> None:
 TRACKED = TEXT + b'[tracking]\ntrack = ["jsonl:steps.jsonl"]\n'
 
 
-def signed_with(text: bytes) -> SignedDefinition:
-    data = sign_definition(text, ORGANISER, now_ms=NOW_MS)
-    return read_signed(data, run=NAME, organiser=FINGERPRINT)
+def signed_with(text: bytes, key: SigningKey = ORGANISER) -> SignedDefinition:
+    data = sign_definition(text, key, now_ms=NOW_MS)
+    return read_signed(data, run=NAME, organiser=fingerprint(key.public_key))
 
 
 async def one_step(home: Path, part: Participation) -> None:
@@ -414,12 +415,15 @@ async def test_a_peer_writes_to_its_owners_trackers_and_never_to_those_of_the_de
 def test_the_trackers_of_a_run_toml_count_where_its_organisers_key_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, signed = RunFolder(tmp_path / "poem"), signed_with(TRACKED)
+    folder = RunFolder(tmp_path / "poem")
     organiser, stranger = home_in(tmp_path / "organiser"), home_in(tmp_path / "stranger")
-    organiser_key(organiser.places, make=True)
+    signed = signed_with(TRACKED, organiser_key(organiser.places, make=True))
     found = run_start._trackers_of_run(folder, organiser, signed, Output())
     assert [str(one) for one in found] == [f"jsonl:{tmp_path}/poem/steps.jsonl"]
     assert f"go to jsonl:{tmp_path}/poem/steps.jsonl" in capsys.readouterr().err
+    assert run_start._trackers_of_run(folder, stranger, signed, Output()) == ()
+    assert "organiser's key is not here" in capsys.readouterr().err
+    organiser_key(stranger.places, make=True)
     assert run_start._trackers_of_run(folder, stranger, signed, Output()) == ()
     assert "organiser's key is not here" in capsys.readouterr().err
 
@@ -429,9 +433,9 @@ def test_a_link_in_the_runs_folder_leads_no_tracker_out_of_it(tmp_path: Path) ->
     folder, organiser = RunFolder(tmp_path / "poem"), home_in(tmp_path / "organiser")
     folder.path.mkdir()
     (folder.path / "steps.jsonl").symlink_to(tmp_path / ".bashrc")
-    organiser_key(organiser.places, make=True)
+    signed = signed_with(TRACKED, organiser_key(organiser.places, make=True))
     with pytest.raises(WrongUse, match=r"over a link in it.*--track"):
-        run_start._trackers_of_run(folder, organiser, signed_with(TRACKED), Output())
+        run_start._trackers_of_run(folder, organiser, signed, Output())
 
 
 def test_an_unknown_home_is_a_mistake_of_the_owner_and_no_bug(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output.of(arguments)
     places = configuration_for(arguments).places
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
+    folder.text()  # raises if it is not a run's folder: no key is made for that
     key = organiser_key(places, make=not folder.signed_file.exists())
     before = last_signed(folder, key)
     if before is not None and not arguments.apart:

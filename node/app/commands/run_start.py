@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from node.app.cli.output import Output
 from node.core.wrong_use import WrongUse
-from node.run.folder import RunFolder, organiser_here, organiser_key
+from node.run.folder import RunFolder, organiser_here, organiser_key, own_organiser
 
 if TYPE_CHECKING:
     from auth.server.settings import ListenAddress
@@ -290,10 +290,9 @@ def _trackers_of_run(
     """Those of run.toml, where its organiser is at home. Elsewhere the folder may be a stranger's,
     and a tracker writes files and contacts addresses."""
     from node.core.tracker import read_tracker
-    from node.run.folder import organiser_key_file
 
     found = tuple(read_tracker(one).below(folder.path) for one in signed.definition.tracking.track)
-    if found and not organiser_key_file(configuration.places).exists():
+    if found and own_organiser(configuration.places) != signed.organiser:
         output.say(
             "run.toml names trackers, but the organiser's key is not here: nothing is written to "
             "them. Choose your own with --track, or with POTLUCK_TRACKING_TRACK."
