@@ -59,6 +59,8 @@ Nice=10
 WantedBy=default.target
 """
 
+WRITTEN_HERE: Final = UNIT.partition(";")[0]  # a unit that begins otherwise is somebody's own
+
 HARDENING: Final = """\
 UMask=0077
 NoNewPrivileges=yes
@@ -139,7 +141,7 @@ class ServiceUnit:
         return UNIT.format(
             does=_escaped(self.does),
             command=_command(self.command),
-            environment=_environment(self.variables),
+            environment=environment_lines(self.variables),
             restart_seconds=RESTART_SECONDS,
             stop_seconds=STOP_SECONDS,
             hardening=HARDENING,
@@ -168,7 +170,7 @@ class BackboneUnit:
             description=_escaped(f"potluck backbone: {what}"),
             user=_service_user(),
             command=_command(self.command),
-            environment=_environment(self._variables()),
+            environment=environment_lines(self._variables()),
             places="".join(f"{line}\n" for line in self._places()),
             restart_seconds=RESTART_SECONDS,
             stop_seconds=BACKBONE_STOP_SECONDS,
@@ -241,7 +243,7 @@ def _command(words: Sequence[str]) -> str:
     return " ".join(_quoted(one).replace("$", "$$") for one in words)
 
 
-def _environment(variables: Mapping[str, str]) -> str:
+def environment_lines(variables: Mapping[str, str]) -> str:
     return "".join(f"Environment={_quoted(f'{name}={one}')}\n" for name, one in variables.items())
 
 

@@ -173,6 +173,33 @@ def test_a_unit_that_cannot_be_started_is_not_left_behind(machine: Machine) -> N
     assert machine.unit.read_text() == before, "the one that worked stays"
 
 
+@pytest.mark.slow
+def test_a_unit_of_another_home_is_not_removed_without_its_name(machine: Machine) -> None:
+    assert machine.joined().service("install").returncode == 0
+    elsewhere = str(machine.home / "a home")
+    told = machine.service("uninstall", "--home", elsewhere)
+    assert (told.returncode, "belongs to another home" in told.stderr) == (2, True), told.stderr
+    assert machine.unit.exists()
+    assert not any("disable" in one for one in machine.asked())
+    name = machine.unit.stem
+    assert machine.service("uninstall", "--home", elsewhere, "--name", name).returncode == 0
+    assert not machine.unit.exists()
+
+
+@pytest.mark.slow
+def test_a_unit_that_potluck_did_not_write_is_left_alone(machine: Machine) -> None:
+    machine.joined()
+    text = f'[Service]\nExecStart=syncthing\nEnvironment="POTLUCK_HOME={machine.home}"\n'
+    machine.unit.parent.mkdir(parents=True)
+    theirs = machine.unit.with_name("syncthing.service")
+    theirs.write_text(text)
+    for action in ("install", "uninstall"):
+        told = machine.service(action, "--name", "syncthing")
+        assert (told.returncode, "was not written by" in told.stderr) == (2, True), told.stderr
+        assert theirs.read_text() == text
+    assert set(machine.asked()) == {"--user show-environment"}
+
+
 def test_a_machine_without_systemd_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NoServices) as raised:

@@ -120,17 +120,32 @@ def _install(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _uninstall(arguments: argparse.Namespace, output: Output) -> int:
-    from node.app.systemd import ask_manager, require_systemd, unit_folder, unit_name
+    from node.app.systemd import (
+        ask_manager,
+        environment_lines,
+        require_systemd,
+        unit_folder,
+        unit_name,
+    )
     from node.core.wrong_use import WrongUse
 
     require_systemd()
-    name = unit_name(arguments.name, _chosen_home(arguments))
+    home = _chosen_home(arguments)
+    name = unit_name(arguments.name, home)
     file = unit_folder(os.environ) / f"{name}.service"
     if not file.exists():
         raise WrongUse(
             f"There is no unit {file}.",
             why="It was not installed, or has another name.",
             advice="`potluck service uninstall --name NAME`, or with the --home of `install`.",
+        )
+    text = _own_text(file)
+    own = "" if home is None else environment_lines({"POTLUCK_HOME": home})
+    if arguments.name is None and _home_lines(text) != _home_lines(own):
+        raise WrongUse(
+            f"{file} belongs to another home.",
+            why="Two homes may have folders of the same name.",
+            advice=f"`potluck service uninstall --name {name}` removes it all the same.",
         )
     ask_manager("disable", "--now", f"{name}.service")
     file.unlink(missing_ok=True)
@@ -225,16 +240,33 @@ def _refuse_another_home(file: Path, unit: ServiceUnit) -> None:
     """Two homes may have folders of the same name."""
     from node.core.wrong_use import WrongUse
 
-    home = [line for line in unit.text().splitlines() if "POTLUCK_HOME=" in line]
-    try:
-        before = file.read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    if [line for line in before if "POTLUCK_HOME=" in line] != home:
+    if file.exists() and _home_lines(_own_text(file)) != _home_lines(unit.text()):
         raise WrongUse(
             f"{file} belongs to another home.",
             advice="Choose another name for this one: --name NAME.",
         )
+
+
+def _home_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "POTLUCK_HOME=" in line]
+
+
+def _own_text(file: Path) -> str:
+    """The text of a unit that `service install` wrote; WrongUse for anybody else's."""
+    from node.app.systemd import WRITTEN_HERE
+    from node.core.wrong_use import WrongUse
+
+    try:
+        text = file.read_text("utf-8", errors="replace")
+    except OSError:
+        text = ""
+    if not text.startswith(WRITTEN_HERE):
+        raise WrongUse(
+            f"{file} was not written by `potluck service install`.",
+            why="It does not begin as its units do, so it is left alone.",
+            advice="Name another unit: --name NAME.",
+        )
+    return text
 
 
 @contextmanager
