@@ -77,7 +77,16 @@ def read_code(file: str | None) -> str:
 
 
 def ask_for_code() -> str:
-    """Have the person at the terminal type a code, without showing it."""
+    """Have the person at the terminal type a code, without showing it. WrongUse if none comes."""
     import getpass
 
-    return "".join(getpass.getpass("Enrolment code: ").split())[:LONGEST_CODE]
+    try:
+        code = "".join(getpass.getpass("Enrolment code: ").split())[:LONGEST_CODE]
+    except EOFError:  # Ctrl-D
+        code = ""
+    if not code:
+        raise WrongUse(
+            "No enrolment code was typed.",
+            advice="The run's moderators hand them out (`potluck auth codes new`).",
+        )
+    return code

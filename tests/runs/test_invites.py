@@ -13,6 +13,7 @@ from auth.invites import Invite
 from auth.invites import write_invite as write_login_invite
 from auth.keys import peer_id_of
 from node.app.commands.run_invite import wants_qr
+from node.app.login_inputs import ask_for_code
 from node.app.login_inputs import read_invite as read_login_invite
 from node.core.wrong_use import WrongUse
 from node.run.invite import (
@@ -181,3 +182,19 @@ def test_a_code_is_drawn_where_another_machine_can_use_it() -> None:
     assert wants_qr(True, here) is True
     assert wants_qr(None, elsewhere) is None
     assert wants_qr(False, elsewhere) is False
+
+
+@pytest.mark.parametrize("typed", [None, "", " \t"], ids=["Ctrl-D", "nothing", "spaces"])
+def test_a_code_that_was_not_typed_is_wrong_use(
+    typed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(_prompt: str) -> str:
+        if typed is None:
+            raise EOFError
+        return typed
+
+    monkeypatch.setattr("getpass.getpass", ask)
+    with pytest.raises(WrongUse, match="No enrolment code"):
+        ask_for_code()
+    monkeypatch.setattr("getpass.getpass", lambda _prompt: " orange-apple ")
+    assert ask_for_code() == "orange-apple"
