@@ -39,6 +39,7 @@ from protocols.errors import DeadlineExceeded, PotluckError, Refused, Unreachabl
 
 # The node answers a status within a millisecond; this allows for one that is stopped or swapping.
 ANSWER_SECONDS = 10.0
+LONGEST_SILENCE_SECONDS = 2_000_000.0  # the system counts milliseconds in 31 bits
 
 
 class NoRunningNode(Unreachable):
@@ -105,6 +106,8 @@ def a_node_answers(path: Path) -> bool:
 def _connected(path: Path, silence_seconds: float | None) -> Iterator[socket.socket]:
     if not hasattr(socket, "AF_UNIX"):
         raise PotluckError("A running node cannot be asked: this platform has no local sockets.")
+    if silence_seconds is not None:
+        silence_seconds = min(silence_seconds, LONGEST_SILENCE_SECONDS)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(silence_seconds)
         try:

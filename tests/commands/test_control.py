@@ -452,6 +452,21 @@ def test_a_node_that_says_nothing_is_given_up(tmp_path: Path) -> None:
             next(answers)
 
 
+@pytest.mark.parametrize("seconds", [3_000_000.0, 1e300])
+def test_a_client_may_wait_longer_than_the_system_can_count(seconds: float, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with pytest.raises(NoRunningNode):
+        ask_once(path, "x", silence_seconds=seconds)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        with ask(path, "x", silence_seconds=seconds) as answers:
+            connection, _ = listening.accept()
+            connection.close()
+            with pytest.raises(NodeWentAway):
+                next(answers)
+
+
 async def test_the_node_itself_gets_the_answer_that_a_client_would_get(tmp_path: Path) -> None:
     server = ControlServer(tmp_path / "control.sock")
 

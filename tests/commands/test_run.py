@@ -90,6 +90,15 @@ def test_all_mistakes_of_a_run_are_told_at_once(tmp_path: Path) -> None:
     assert "Did you mean tiny?" in said
 
 
+@pytest.mark.parametrize(
+    "words", [("--volunteers", "9" * 400), ("--samples-per-s", "1e308")], ids=lambda one: one[0]
+)
+def test_more_volunteers_or_samples_than_any_run_has_are_wrong_use(
+    words: tuple[str, str], tmp_path: Path
+) -> None:
+    assert f"{words[0]} is more than" in refused(tmp_path, "check", str(tmp_path), *words)
+
+
 @pytest.mark.slow
 def test_an_invite_names_the_run_its_peers_and_its_organiser(tmp_path: Path) -> None:
     home, folder = tmp_path / "home", tmp_path / "poem"

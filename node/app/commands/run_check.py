@@ -32,6 +32,8 @@ FAR_SHARE = 1.15  # of its target: planned steps stay below that, also where few
 SLOW_LINK_MBPS = 10  # the link for the download's example; a bad home connection
 EXAMPLE_SERVER_BYTES = 4 << 30  # the memory of a small server
 LEFT_OUT = ("whether the data can be read", "a pass over a batch of it")  # by --offline
+MOST_VOLUNTEERS = 1_000_000_000
+MOST_SAMPLES_PER_S = 1_000_000_000
 HIGH_TRAFFIC_PER_HOUR = 10_000 * MEGA  # a month's quota of many home lines in a day
 
 
@@ -41,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from node.run.trusted import trusted_modules
 
     output = Output.of(arguments)
+    _refuse_more_than_all(arguments)
     folder = RunFolder(Path(arguments.folder).expanduser().absolute())
     trusted = trusted_modules(arguments.trust_module)
     definition, mistakes = check(folder.text(), trusted)
@@ -143,6 +146,16 @@ def measured_here(
         task = _task(definition, trusted)
     training = definition.training
     return measure(task, most=training.samples_at_once, target=training.batch).samples_per_second
+
+
+def _refuse_more_than_all(arguments: argparse.Namespace) -> None:
+    """WrongUse for figures that no run has: products of them have no end."""
+    for flag, value, most in (
+        ("--volunteers", arguments.volunteers, MOST_VOLUNTEERS),
+        ("--samples-per-s", arguments.samples_per_s or 0.0, MOST_SAMPLES_PER_S),
+    ):
+        if value > most:
+            raise WrongUse(f"{flag} is more than any run has.", why=f"It may be up to {most:,}.")
 
 
 def _task(definition: RunDefinition, trusted: Mapping[str, Path]) -> RunTask:
