@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from auth.keys import fingerprint
-from node.app.commands.run_invite import MOST_ADDRESSES, peers_named, worth_naming
+from node.app.commands.run_invite import (
+    MOST_ADDRESSES,
+    addresses_of_node_here,
+    peers_named,
+    worth_naming,
+)
 from node.app.commands.run_start import for_people
 from node.app.invite_file import check_new, write_new
 from node.app.views.qr import qr_lines
+from node.core.control import Answering, ControlServer
 from node.core.key_file import load_identity
 from node.core.private_file import UnusableFile
 from node.core.wrong_use import WrongUse
@@ -23,7 +32,7 @@ from node.run.invite import read_invite
 from node.run.signed import sign_definition
 from tests.commands.console import Completed, potluck_here
 from tests.commands.moderated import RUN, made
-from tests.homes import full_disk
+from tests.homes import full_disk, home_in
 
 PEER = "12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"
 ADDRESS = f"/ip4/192.0.2.7/tcp/4001/p2p/{PEER}"
@@ -116,6 +125,28 @@ def test_an_invite_names_the_run_its_peers_and_its_organiser(tmp_path: Path) -> 
     assert read_invite(file.read_text()).run == "poem"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "is there already" in refused(home, *words)
+
+
+@pytest.mark.parametrize(
+    "status", [{"training": {"run": "prose"}}, {"training": None, "membership": {"run": "prose"}}]
+)
+async def test_an_invite_has_no_address_of_a_node_in_another_run(
+    status: dict[str, Any], tmp_path: Path
+) -> None:
+    configuration = home_in(tmp_path)
+    control = ControlServer(configuration.places.control_socket)
+
+    async def tell(_arguments: Mapping[str, Any], answer: Answering) -> None:
+        await answer({"addresses": [ADDRESS], **status})
+
+    control.add("status", tell)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(control.serve)
+        ask = partial(trio.to_thread.run_sync, addresses_of_node_here, configuration)
+        assert await ask("prose") == (ADDRESS,)
+        with pytest.raises(WrongUse, match="is in prose, not in poem"):
+            await ask("poem")
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             "first peer.",
         )
     name = signed.definition.name
-    bootstrap = tuple(arguments.bootstrap) or addresses_of_node_here(configuration)
+    bootstrap = tuple(arguments.bootstrap) or addresses_of_node_here(configuration, name)
     access, code = access_to(configuration, arguments, name)
     expires_ms = _expiry(arguments, code)
     invite = RunInvite(name, bootstrap, signed.organiser, expires_ms, access)
@@ -104,8 +104,9 @@ def peers_named(bootstrap: Sequence[str]) -> list[str]:
     return [parse_peer_address(one).text for one in bootstrap]
 
 
-def addresses_of_node_here(configuration: Configuration) -> tuple[str, ...]:
-    """The addresses of the node that runs in this home, for others."""
+def addresses_of_node_here(configuration: Configuration, run_name: str) -> tuple[str, ...]:
+    """The addresses of the node that runs in this home, for others. WrongUse if it is in another
+    run."""
     from node.core.control_client import NoRunningNode, ask_once
 
     try:
@@ -118,6 +119,14 @@ def addresses_of_node_here(configuration: Configuration) -> tuple[str, ...]:
             why="An invite names peers that are in the run.",
             advice="Start one (`potluck run start`), or name peers with --bootstrap ADDRESS.",
         ) from None
+    its_run = run_in(status)
+    if its_run not in ("", run_name):
+        raise WrongUse(
+            f"The node that runs here is in {its_run}, not in {run_name}.",
+            why="An invite names peers that are in the run.",
+            advice="For another run use another home: --home DIRECTORY; or name peers with "
+            "--bootstrap ADDRESS.",
+        )
     found = worth_naming(status.get("addresses", ()))
     if not found:
         raise PotluckError(
@@ -125,6 +134,12 @@ def addresses_of_node_here(configuration: Configuration) -> tuple[str, ...]:
             advice="Name other peers of the run with --bootstrap ADDRESS.",
         )
     return found
+
+
+def run_in(status: Mapping[str, Any]) -> str:
+    """The run that a node's status names; empty for a node in none, or in an unknown one."""
+    training, membership = status.get("training") or {}, status.get("membership") or {}
+    return str(training.get("run") or membership.get("run") or "")
 
 
 def worth_naming(addresses: Iterable[str]) -> tuple[str, ...]:
