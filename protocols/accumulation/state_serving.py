@@ -435,8 +435,6 @@ class StateServer:
         is_of_use = (lambda _: True) if results is None else results.are_after
         self._snapshots = Snapshots(look, lock, self.settings.has_memory_for, is_of_use)
         self._desk = DownloadDesk(self.settings.most_downloads)
-        # Each takes a thread: the first hashes a result, the other waits for a step to be made.
-        self._finding, self._awaiting = trio.CapacityLimiter(2), trio.CapacityLimiter(2)
         self._pace = UploadPace(self.settings.upload_bytes_per_second, cost)
         self._advanced, self._offered = trio.Event(), trio.Event()
         self._run: str | None = None
@@ -651,7 +649,7 @@ class StateServer:
         if kept is None or opening.run != self._run:
             raise StateGone("This peer keeps no results of that run.")
         kept.follow()
-        found = await self._following(kept, Lineage(opening.epoch, opening.history))
+        found = await in_thread(self._following, kept, Lineage(opening.epoch, opening.history))
         if found is None:
             raise StateGone(
                 f"The results of the steps after epoch {opening.epoch} are not kept here.",
@@ -664,16 +662,14 @@ class StateServer:
         finally:
             self._desk.end(caller.peer)
 
-    async def _following(self, kept: ResultsKept, before: Lineage) -> Offered | None:
-        """A step is announced when it begins, so its result may not be kept yet. It is, as soon as
-        the state's lock can be held for reading again."""
-        async with self._finding:
-            found = await in_thread(kept.following, before)
+    def _following(self, kept: ResultsKept, before: Lineage) -> Offered | None:
+        """Runs in a worker thread. A step is announced when it begins, so its result may not be
+        kept yet. It is, as soon as the state's lock can be held for reading again."""
+        found = kept.following(before)
         if found is None:
-            async with self._awaiting:
-                await in_thread(self._place)
-            async with self._finding:
-                found = await in_thread(kept.following, before)
+            with self._lock.reading():
+                pass
+            found = kept.following(before)
         return found
 
     def _begin(self, peer: PeerId, count: int) -> None:
