@@ -501,8 +501,8 @@ class CohortRounds:
         # Only this peer's own cohort may be the last one, and no other list goes without the heads
         # that are known: anybody can sign a list of peers of its own.
         is_last_cohort = (
-            asked.may_be_one
-            and len(listed) == 1
+            len(listed) == 1
+            and asked.may_be_one
             and all(seat_of(one) == asked.cohort.number for one in listed)
         )
         await said.check(asked.terms, asked.layout, () if is_last_cohort else asked.known)
