@@ -26,6 +26,9 @@ SOMEBODYS = HOMES[0] / "ann"
         (["poem", "--relay-only"], "poem is not needed with --relay-only", "--relay-for everybody"),
         (["--relay-only", "--no-relay"], "needs the relay, which is switched off", "listen"),
         (["--relay-only", "--from-peers"], "--from-peers cannot be used", ""),
+        (["--relay-only", "--quota", "5GB/month"], "--quota cannot be used", "month="),
+        (["--relay-only", "--threads", "2", "--offload"], "--threads and --offload", ""),
+        (["--relay-only", "--when-idle", "--device", "cpu"], "--device and --when-idle", ""),
         (["--relay-only", "--relay-for", "friends"], "--relay-for cannot be 'friends'", "members"),
         (["--relay-only", "--relay-limits", "a=1"], "--relay-limits cannot be 'a=1'", "circuits="),
         (["--relay-only", "--relay-limits", "reservations=1024"], "cannot hold 1,024", "fewer"),
@@ -82,7 +85,13 @@ def test_a_taken_port_ends_it_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_the_unit_runs_this_very_command_line(tmp_path: Path) -> None:
-    words = ("--relay-only", "--threads", "1", "--relay-limits", "circuits=64, month=500GB/month")
+    words = (
+        "--relay-only",
+        "--upload-limit",
+        "1MB/s",
+        "--relay-limits",
+        "circuits=64, month=500GB/month",
+    )
     more = ("--listen", "/ip4/0.0.0.0/tcp/443", "--listen", "/ip6/::/tcp/443", "--systemd")
     done = potluck("backbone", *words, *more, home=tmp_path / "my home")
     assert done.returncode == 0
@@ -90,7 +99,7 @@ def test_the_unit_runs_this_very_command_line(tmp_path: Path) -> None:
     (start,) = (line for line in lines if line.startswith("ExecStart="))
     assert start.endswith(
         " backbone --relay-only --plain --http 127.0.0.1:8481 "
-        '--relay-limits "circuits=64, month=500GB/month" --threads 1 '
+        '--relay-limits "circuits=64, month=500GB/month" --upload-limit 1MB/s '
         "--listen /ip4/0.0.0.0/tcp/443 --listen /ip6/::/tcp/443"
     )
     assert f'Environment="POTLUCK_HOME={tmp_path}/my home"' in lines

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from node.core.configuration import Configuration
     from node.core.settings import Value
 
+OF_A_RUN = (  # flags that mean nothing to a node that only relays
+    "--device",
+    "--threads",
+    "--max-device-memory",
+    "--offload",
+    "--quota",
+    "--schedule",
+    "--when-idle",
+)
 DEFAULT_HTTP = "127.0.0.1:8481"  # a first auth server is at 8480
 
 OTHER_DEFAULTS: Final[dict[str, Value]] = {"relay.serve": True, "dht.keep_slots": True}
@@ -120,6 +129,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refuse_a_run(arguments: argparse.Namespace, configuration: Configuration) -> None:
     """WrongUse for what only makes sense with a run."""
+    from node.app.cli.configured import typed_settings
+
     if arguments.folder is not None:
         raise WrongUse(
             f"{arguments.folder} is not needed with --relay-only.",
@@ -139,10 +150,14 @@ def _refuse_a_run(arguments: argparse.Namespace, configuration: Configuration) -
         "--trust-module": bool(arguments.trust_module),
     }
     unfit = [flag for flag, is_given in given.items() if is_given]
+    unfit += [word for word in typed_settings(arguments, configuration) if word in OF_A_RUN]
     if unfit:
         raise WrongUse(
             f"{' and '.join(unfit)} cannot be used with --relay-only.",
             why="It is about a run, and there is none.",
+            advice="`--relay-limits month=500GB/month` limits what it relays."
+            if "--quota" in unfit
+            else "",
         )
 
 
