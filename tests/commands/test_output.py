@@ -26,6 +26,11 @@ def test_printable_text_has_only_printable_characters_and_line_ends(text: str) -
     assert all(len(line) <= LONGEST_LINE for line in shown.split("\n"))
 
 
+def test_a_result_is_never_cut_and_has_no_control_characters() -> None:
+    invite = "potluck-run:" + "a" * LONGEST_LINE
+    assert Output().line({}, f"{invite}\n\x1b") == f"{invite}\n\N{REPLACEMENT CHARACTER}"
+
+
 @given(st.text(alphabet=st.characters(codec="utf-8", categories=["L", "N", "P"]), max_size=100))
 def test_ordinary_text_is_printed_as_it_is(text: str) -> None:
     assert printable(text) == text

@@ -54,8 +54,9 @@ class Output:
         print(self.line(value, text), file=sys.stdout, flush=True)
 
     def line(self, value: Mapping[str, Any], text: str) -> str:
-        """One result as it is printed, without the end of the line."""
-        return as_json(value) if self.json else printable(text)
+        """One result as it is printed, without the end of the line; it is never cut, because it may
+        be an invite or a part of a file."""
+        return as_json(value) if self.json else printable(text, longest=None)
 
     def say(self, text: str) -> None:
         """Text for a person, beside the result. On stderr; a terminal gets whole words."""
@@ -152,18 +153,18 @@ def agreeing(count: int, one: str, many: str) -> str:
     return one if count == 1 else many
 
 
-def printable(text: str) -> str:
-    """The text without characters that control a terminal, each line cut at LONGEST_LINE."""
+def printable(text: str, longest: int | None = LONGEST_LINE) -> str:
+    """The text without characters that control a terminal, each line cut at `longest`."""
     lines = text.split("\n")
-    return "\n".join(_printable_line(line) for line in lines)
+    return "\n".join(_printable_line(line, longest) for line in lines)
 
 
-def _printable_line(line: str) -> str:
+def _printable_line(line: str, longest: int | None) -> str:
     if not line.isprintable():
         line = "".join(
             c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line
         )
-    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
+    return line if longest is None or len(line) <= longest else line[: longest - 1] + "…"
 
 
 def prepare_streams() -> None:
