@@ -155,6 +155,7 @@ class BackboneUnit:
     - `command`: the program's absolute path, and its arguments, with absolute paths.
     - `folder`: the run's; None without a run.
     - `home`: the one that was chosen; None is `STATE_FOLDER`, which systemd makes.
+    - `http_port`: where it answers over HTTP.
     """
 
     command: Sequence[str]
@@ -162,6 +163,7 @@ class BackboneUnit:
     home: Path | None
     config_file: Path | None
     configuration: Configuration
+    http_port: int = 0
 
     def text(self) -> str:
         """WrongUse for a word that cannot be written in a unit."""
@@ -209,7 +211,7 @@ class BackboneUnit:
 
     def _has_low_port(self) -> bool:
         ports = [int(one.split("/")[4]) for one in self.configuration.listen_addresses]
-        return any(0 < port < LOWEST_PORT_OF_ALL for port in ports)
+        return any(0 < port < LOWEST_PORT_OF_ALL for port in (*ports, self.http_port))
 
     def _memory(self) -> str:
         allowed = caps_of(self.configuration).memory_bytes

@@ -109,6 +109,14 @@ def test_the_unit_runs_this_very_command_line(tmp_path: Path) -> None:
     assert not (tmp_path / "my home").exists()
 
 
+@pytest.mark.parametrize(("port", "is_low"), [(80, True), (8481, False), (0, False)])
+def test_the_unit_may_answer_at_a_low_port(port: int, is_low: bool, tmp_path: Path) -> None:
+    words = ("--relay-only", "--http", f"0.0.0.0:{port}", "--systemd")
+    lines = potluck("backbone", *words, home=tmp_path / "home").stdout.splitlines()
+    assert ("AmbientCapabilities=CAP_NET_BIND_SERVICE" in lines) == is_low
+    assert ("CapabilityBoundingSet=CAP_NET_BIND_SERVICE" in lines) == is_low
+
+
 @pytest.mark.parametrize("folder", [None, STATE_FOLDER / "poem", SOMEBODYS / "100 % poem"])
 def test_systemd_reads_the_unit_and_finds_it_hardened(folder: Path | None, tmp_path: Path) -> None:
     program = tmp_path / "potluck"

@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_room(configuration)
     output = Output.of(arguments)
     if arguments.systemd:
-        return _print_unit(arguments, configuration, output)
+        return _print_unit(arguments, configuration, address, output)
     if arguments.relay_only:
         from node.app.relay_only import relay_in_foreground
 
@@ -181,7 +181,12 @@ def _keep_run(arguments: argparse.Namespace, address: ListenAddress) -> int:
     )
 
 
-def _print_unit(arguments: argparse.Namespace, configuration: Configuration, output: Output) -> int:
+def _print_unit(
+    arguments: argparse.Namespace,
+    configuration: Configuration,
+    address: ListenAddress,
+    output: Output,
+) -> int:
     import os
 
     from node.app.cli.configured import typed_settings
@@ -208,6 +213,7 @@ def _print_unit(arguments: argparse.Namespace, configuration: Configuration, out
         home=None if chosen is None else Path(chosen).expanduser().absolute(),
         config_file=config if configuration.places.config_file_origin != "default" else None,
         configuration=configuration,
+        http_port=address.port,
     )
     output.data({"text": unit.text()}, unit.text().rstrip("\n"))
     return 0
